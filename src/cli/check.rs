@@ -1,0 +1,12 @@
+//! `plimsoll check`.
+
+use std::process::ExitCode;
+
+/// Arguments of `plimsoll check`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs it.
+pub(super) fn run(_args: &Args) -> anyhow::Result<ExitCode> {
+    anyhow::bail!("not built yet")
+}

@@ -1,0 +1,65 @@
+//! One module a subcommand: arguments in, an exit code out.
+
+pub mod check;
+pub mod crds;
+pub mod demo;
+pub mod replay;
+pub mod run;
+pub mod shell;
+pub mod state;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Load a machine high and keep the important work safe when it goes over its line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "plimsoll",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watch policies protect this machine for a minute, then put everything back.
+    Demo(demo::Args),
+    /// Validate policy manifests without a cluster.
+    Check(check::Args),
+    /// Enforce policies on this machine, without Kubernetes.
+    Run(run::Args),
+    /// Ask a running (or stopped) `plimsoll run` what is in force.
+    State(state::Args),
+    /// Run policies over a recorded trace and print what would have happened.
+    Replay(replay::Args),
+    /// Print the custom resource definitions.
+    Crds(crds::Args),
+    /// Print a completion script for a shell.
+    Completions(shell::CompletionsArgs),
+    /// Print the manual page.
+    Man(shell::ManArgs),
+}
+
+impl Cli {
+    /// Runs the subcommand.
+    ///
+    /// # Errors
+    /// Whatever stops the subcommand; `main` prints it and exits with 2.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            Command::Demo(args) => demo::run(&args),
+            Command::Check(args) => check::run(&args),
+            Command::Run(args) => run::run(&args),
+            Command::State(args) => state::run(&args),
+            Command::Replay(args) => replay::run(&args),
+            Command::Crds(args) => crds::run(&args),
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::man(&args),
+        }
+    }
+}

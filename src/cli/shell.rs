@@ -1,0 +1,44 @@
+//! `plimsoll completions` and `plimsoll man`: files for the shell, made from the arguments themselves.
+
+use std::io::stdout;
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use super::Cli;
+
+/// Arguments of `plimsoll completions`.
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// The shell to complete for.
+    shell: Shell,
+}
+
+/// Arguments of `plimsoll man`.
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// The subcommand to print the page of; the whole command where absent.
+    subcommand: Option<String>,
+}
+
+/// Prints the completion script.
+pub(super) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+    clap_complete::generate(args.shell, &mut Cli::command(), "plimsoll", &mut stdout());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the manual page.
+pub(super) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
+    let mut command = Cli::command();
+    command.build();
+    let page = match &args.subcommand {
+        None => command,
+        Some(name) => command
+            .find_subcommand(name)
+            .cloned()
+            .ok_or_else(|| anyhow::anyhow!("`{name}` is no subcommand: see `plimsoll --help`"))?,
+    };
+    clap_mangen::Man::new(page).render(&mut stdout())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,1 @@
+//! `plimsoll demo`: two cgroups, one overload, and what the policies do about it.

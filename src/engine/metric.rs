@@ -1,0 +1,336 @@
+//! The metrics that a rule may name: unit, and what can be done about each.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A resource of the node that acting on pods releases, so that a gap in it can be covered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Resource {
+    /// CPU, in millicores.
+    Cpu,
+    /// Memory, in bytes.
+    Memory,
+}
+
+/// One kind of pressure stall information; the value is its index in [`super::sample::NodeSample::pressure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PressureKind {
+    /// `/proc/pressure/cpu`
+    Cpu = 0,
+    /// `/proc/pressure/memory`
+    Memory = 1,
+    /// `/proc/pressure/io`
+    Io = 2,
+}
+
+/// A rate of one block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DiskRate {
+    /// KiB read a second.
+    ReadKib,
+    /// KiB written a second.
+    WriteKib,
+    /// Reads a second.
+    Reads,
+    /// Writes a second.
+    Writes,
+    /// Percent of time with a request in flight.
+    Utilization,
+}
+
+/// A rate of one network interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InterfaceRate {
+    /// KiB received a second.
+    ReceiveKib,
+    /// KiB sent a second.
+    SendKib,
+    /// Packets received a second.
+    ReceivePackets,
+    /// Packets sent a second.
+    SendPackets,
+    /// Incoming packets dropped a second.
+    ReceiveDrops,
+    /// Outgoing packets dropped a second.
+    SendDrops,
+}
+
+/// A metric that a rule names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Metric {
+    /// `cpu_total_usage`, millicores.
+    CpuUsage,
+    /// `cpu_total_utilization`, percent of the online CPUs.
+    CpuUtilization,
+    /// `memory_total_usage`, bytes.
+    MemoryUsage,
+    /// `memory_total_utilization`, percent.
+    MemoryUtilization,
+    /// `cpu_load_{1,5,15}_min`; the index in [`super::sample::NodeSample::load`].
+    Load(usize),
+    /// `{cpu,memory,io}_pressure_{some,full}_avg{10,60,300}`, percent.
+    Pressure {
+        /// Which file.
+        kind: PressureKind,
+        /// The `full` line rather than `some`.
+        full: bool,
+        /// 0, 1, 2 for 10, 60, 300 s.
+        window: usize,
+    },
+    /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent: known, but Unknown until windows are kept.
+    Window(Resource, &'static str),
+    /// `disk_*`, a series a device with label `device`.
+    Disk(DiskRate),
+    /// `network_*`, a series an interface with label `interface`.
+    Interface(InterfaceRate),
+    /// `container_sched_run_queue_time`: microseconds a second that runnable threads of a container waited;
+    /// labels `namespace`, `pod`, `container`.
+    RunQueueTime,
+    /// `container_cpu_throttled_ratio`: percent of a container's enforcement periods that were throttled;
+    /// labels `namespace`, `pod`, `container`.
+    ThrottledRatio,
+    /// `ext_cpu_total_distribute`: percent of the node's `gocrane.io/cpu` that is requested.
+    ElasticCpuRequested,
+    /// A series of the `NodeQOS`'s HTTP probe.
+    Probe(Arc<str>),
+}
+
+/// What an action of some kind can do about a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leverage {
+    /// Releases are measured in the metric's resource: victims are taken until the gap is covered.
+    Measured(Resource),
+    /// The metric has no unit of release: one victim a round.
+    OneVictim,
+    /// Acting on pods in this way does not lower the metric.
+    None,
+}
+
+/// The kinds of action that are taken on pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ActionKind {
+    /// The CPU quota is lowered.
+    CpuThrottle,
+    /// Page cache is reclaimed.
+    ForceGc,
+    /// The pod is evicted.
+    Eviction,
+}
+
+const PRESSURE_KINDS: [(&str, PressureKind); 3] = [
+    ("cpu", PressureKind::Cpu),
+    ("memory", PressureKind::Memory),
+    ("io", PressureKind::Io),
+];
+const PRESSURE_WINDOWS: [&str; 3] = ["avg10", "avg60", "avg300"];
+const WINDOWS: [&str; 3] = ["usage_avg_5m", "usage_max_avg_1h", "usage_max_avg_1d"];
+
+/// The metrics with a fixed name; pressure and windows are put together from their parts.
+const NAMED: [(&str, Metric); 21] = [
+    ("cpu_total_usage", Metric::CpuUsage),
+    ("cpu_total_utilization", Metric::CpuUtilization),
+    ("memory_total_usage", Metric::MemoryUsage),
+    ("memory_total_utilization", Metric::MemoryUtilization),
+    ("cpu_load_1_min", Metric::Load(0)),
+    ("cpu_load_5_min", Metric::Load(1)),
+    ("cpu_load_15_min", Metric::Load(2)),
+    ("disk_read_kibps", Metric::Disk(DiskRate::ReadKib)),
+    ("disk_write_kibps", Metric::Disk(DiskRate::WriteKib)),
+    ("disk_read_iops", Metric::Disk(DiskRate::Reads)),
+    ("disk_write_iops", Metric::Disk(DiskRate::Writes)),
+    ("disk_utilization", Metric::Disk(DiskRate::Utilization)),
+    (
+        "network_receive_kibps",
+        Metric::Interface(InterfaceRate::ReceiveKib),
+    ),
+    (
+        "network_sent_kibps",
+        Metric::Interface(InterfaceRate::SendKib),
+    ),
+    (
+        "network_receive_pckps",
+        Metric::Interface(InterfaceRate::ReceivePackets),
+    ),
+    (
+        "network_sent_pckps",
+        Metric::Interface(InterfaceRate::SendPackets),
+    ),
+    (
+        "network_drop_in",
+        Metric::Interface(InterfaceRate::ReceiveDrops),
+    ),
+    (
+        "network_drop_out",
+        Metric::Interface(InterfaceRate::SendDrops),
+    ),
+    ("container_sched_run_queue_time", Metric::RunQueueTime),
+    ("container_cpu_throttled_ratio", Metric::ThrottledRatio),
+    ("ext_cpu_total_distribute", Metric::ElasticCpuRequested),
+];
+
+impl Metric {
+    /// The metric of that name among those that this machine measures itself; `None` for any other name, which
+    /// only an HTTP probe can answer.
+    pub fn parse(name: &str) -> Option<Self> {
+        NAMED
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, metric)| metric.clone())
+            .or_else(|| Self::parse_pressure(name))
+            .or_else(|| Self::parse_window(name))
+    }
+
+    fn parse_pressure(name: &str) -> Option<Self> {
+        let (kind, rest) = name.split_once("_pressure_")?;
+        let (line, window) = rest.split_once('_')?;
+        let (_, kind) = PRESSURE_KINDS.iter().find(|(known, _)| *known == kind)?;
+        let full = match line {
+            "some" => false,
+            "full" => true,
+            _ => return None,
+        };
+        let window = PRESSURE_WINDOWS.iter().position(|known| *known == window)?;
+        Some(Self::Pressure {
+            kind: *kind,
+            full,
+            window,
+        })
+    }
+
+    fn parse_window(name: &str) -> Option<Self> {
+        let (resource, window) = name.split_once('_')?;
+        let resource = match resource {
+            "cpu" => Resource::Cpu,
+            "mem" => Resource::Memory,
+            _ => return None,
+        };
+        let window = WINDOWS.iter().find(|known| **known == window)?;
+        Some(Self::Window(resource, window))
+    }
+
+    /// Every name that [`Self::parse`] knows, for messages and completions.
+    pub fn names() -> Vec<String> {
+        let pressure = PRESSURE_KINDS.iter().flat_map(|(kind, _)| {
+            ["some", "full"].into_iter().flat_map(move |line| {
+                PRESSURE_WINDOWS
+                    .iter()
+                    .map(move |window| format!("{kind}_pressure_{line}_{window}"))
+            })
+        });
+        let windows = ["cpu", "mem"].into_iter().flat_map(|resource| {
+            WINDOWS
+                .iter()
+                .map(move |window| format!("{resource}_{window}"))
+        });
+        let named = NAMED.iter().map(|(name, _)| (*name).to_owned());
+        named.chain(pressure).chain(windows).collect()
+    }
+
+    /// The unit, in words: what `value` in a `metricRule` counts.
+    pub const fn unit(&self) -> &'static str {
+        match self {
+            Self::CpuUsage => "millicores",
+            Self::MemoryUsage => "bytes",
+            Self::CpuUtilization
+            | Self::MemoryUtilization
+            | Self::Pressure { .. }
+            | Self::Window(..)
+            | Self::Disk(DiskRate::Utilization)
+            | Self::ThrottledRatio
+            | Self::ElasticCpuRequested => "percent",
+            Self::Load(_) => "load",
+            Self::Disk(DiskRate::ReadKib | DiskRate::WriteKib)
+            | Self::Interface(InterfaceRate::ReceiveKib | InterfaceRate::SendKib) => "KiB/s",
+            Self::Disk(DiskRate::Reads | DiskRate::Writes) => "operations/s",
+            Self::Interface(_) => "packets/s",
+            Self::RunQueueTime => "µs/s",
+            Self::Probe(_) => "as the probe has it",
+        }
+    }
+
+    /// The resource whose release is measured in this metric's terms.
+    pub const fn resource(&self) -> Option<Resource> {
+        match self {
+            Self::CpuUsage | Self::CpuUtilization => Some(Resource::Cpu),
+            Self::MemoryUsage | Self::MemoryUtilization => Some(Resource::Memory),
+            Self::Window(resource, _) => Some(*resource),
+            _ => None,
+        }
+    }
+
+    /// What actions of `kind` can do about this metric.
+    ///
+    /// Throttling CPU frees no memory and reclaiming memory frees no CPU; how much elastic CPU is requested
+    /// is changed by evictions alone.
+    pub const fn leverage(&self, kind: ActionKind) -> Leverage {
+        match (self.resource(), kind) {
+            (Some(resource), ActionKind::Eviction) => Leverage::Measured(resource),
+            (Some(Resource::Cpu), ActionKind::CpuThrottle) => Leverage::Measured(Resource::Cpu),
+            (Some(Resource::Memory), ActionKind::ForceGc) => Leverage::Measured(Resource::Memory),
+            (Some(_), ActionKind::CpuThrottle | ActionKind::ForceGc) => Leverage::None,
+            (None, ActionKind::CpuThrottle) => match self {
+                Self::ElasticCpuRequested => Leverage::None,
+                _ => Leverage::OneVictim,
+            },
+            (None, ActionKind::ForceGc) => match self {
+                Self::Pressure {
+                    kind: PressureKind::Memory | PressureKind::Io,
+                    ..
+                }
+                | Self::Disk(_)
+                | Self::Probe(_) => Leverage::OneVictim,
+                _ => Leverage::None,
+            },
+            (None, ActionKind::Eviction) => Leverage::OneVictim,
+        }
+    }
+}
+
+impl fmt::Display for Metric {
+    /// The name as a manifest has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Probe(name) => f.write_str(name),
+            Self::Pressure { kind, full, window } => {
+                let (kind, _) = PRESSURE_KINDS[*kind as usize];
+                let line = if *full { "full" } else { "some" };
+                write!(f, "{kind}_pressure_{line}_{}", PRESSURE_WINDOWS[*window])
+            }
+            Self::Window(Resource::Cpu, window) => write!(f, "cpu_{window}"),
+            Self::Window(Resource::Memory, window) => write!(f, "mem_{window}"),
+            named => {
+                let known = NAMED.iter().find(|(_, metric)| metric == named);
+                f.write_str(known.map_or("unnamed", |(name, _)| name))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_parses_to_a_metric_that_prints_it() {
+        for name in Metric::names() {
+            assert_eq!(Metric::parse(&name).map(|m| m.to_string()), Some(name));
+        }
+    }
+
+    #[test]
+    fn names_that_nobody_measures_are_not_metrics() {
+        for name in [
+            "",
+            "cpu",
+            "cpu_pressure_some",
+            "net_pressure_some_avg10",
+            "gpu_usage_avg_5m",
+        ] {
+            assert_eq!(Metric::parse(name), None, "{name}");
+        }
+    }
+}

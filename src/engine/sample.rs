@@ -1,0 +1,201 @@
+//! What one look at a node yields: raw counters and gauges, before any decision.
+//!
+//! A value that could not be read is `None`, never 0. Counters only grow while the thing that they
+//! count lives; the engine takes differences over the measured time between two samples.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::pod::PodUid;
+use super::time::BootTime;
+use super::units::{Bytes, Quota};
+
+/// Everything that was read at one moment. Its buffers are kept and refilled by the sampler.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sample {
+    /// When the node's files were read.
+    pub at: BootTime,
+    /// Figures of the whole node.
+    pub node: NodeSample,
+    /// One entry a pod that could be read, in any order. Empty between evaluations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<PodSample>,
+    /// The answers of HTTP probes, one for each probe of the policies, by [`super::policy::Probe`] URL.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<ProbeSample>,
+}
+
+/// Figures of the whole node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSample {
+    /// CPU time, from `/proc/stat`.
+    pub cpu: Option<CpuTimes>,
+    /// Memory, from `/proc/meminfo`.
+    pub memory: Option<NodeMemory>,
+    /// Load averages over 1, 5 and 15 minutes, from `/proc/loadavg`.
+    pub load: Option<[f64; 3]>,
+    /// Pressure stall information of `[cpu, memory, io]`, from `/proc/pressure`.
+    pub pressure: [Option<Pressure>; 3],
+    /// Block devices, from `/proc/diskstats`.
+    pub disks: Vec<DiskSample>,
+    /// Network interfaces of the host, from `/proc/1/net/dev`.
+    pub interfaces: Vec<InterfaceSample>,
+}
+
+/// CPU time of the node, summed over all its CPUs since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuTimes {
+    /// Busy time in nanoseconds: user, nice, system, irq, softirq and steal. Waiting for I/O is not busy;
+    /// guest time is already in user.
+    pub busy: u64,
+    /// Idle and I/O wait time in nanoseconds.
+    pub idle: u64,
+    /// CPUs online.
+    pub online: u32,
+}
+
+/// Memory of the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemory {
+    /// `MemTotal`.
+    pub total: Bytes,
+    /// `MemAvailable`.
+    pub available: Bytes,
+}
+
+/// One pressure file: percent of time stalled, averaged over 10, 60 and 300 s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pressure {
+    /// Some task was stalled.
+    pub some: [f64; 3],
+    /// All tasks were stalled at once. `None` where the kernel has no such line.
+    pub full: Option<[f64; 3]>,
+}
+
+/// Counters of one block device since boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskSample {
+    /// Device name, such as `vda`.
+    pub device: Arc<str>,
+    /// Reads completed.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Milliseconds in which at least one request was in flight.
+    pub io_ms: u64,
+}
+
+/// Counters of one network interface since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InterfaceSample {
+    /// Interface name, such as `eth0`.
+    pub interface: Arc<str>,
+    /// Bytes received.
+    pub receive_bytes: u64,
+    /// Packets received.
+    pub receive_packets: u64,
+    /// Incoming packets dropped.
+    pub receive_drops: u64,
+    /// Bytes sent.
+    pub send_bytes: u64,
+    /// Packets sent.
+    pub send_packets: u64,
+    /// Outgoing packets dropped.
+    pub send_drops: u64,
+}
+
+/// Figures of one pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSample {
+    /// Which pod.
+    pub uid: PodUid,
+    /// When its files were read.
+    pub at: BootTime,
+    /// CPU time used since the cgroup was made, in nanoseconds.
+    pub cpu_nanos: Option<u64>,
+    /// Memory charged to the cgroup (`memory.current`, `memory.usage_in_bytes`), page cache included.
+    pub memory: Option<Bytes>,
+    /// Parts of the memory; read only where [`super::Demand::pod_memory`] asks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_parts: Option<MemoryParts>,
+    /// The cgroups whose CPU quota is changed when this pod is throttled: the pod's own, or on cgroup v1
+    /// its containers' where any of these has a quota. Read only where [`super::Demand::pod_quota`] asks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levers: Vec<LeverSample>,
+    /// Its containers; read only where [`super::Demand::containers`] asks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<ContainerSample>,
+}
+
+/// The parts of a pod's memory that decide about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryParts {
+    /// Anonymous, shared and unreclaimable slab memory: what only the pod's end gives back.
+    pub held: Bytes,
+    /// Page cache of files (shared memory excluded): what reclaim gives back.
+    pub cache: Bytes,
+}
+
+/// One cgroup that carries a CPU quota.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeverSample {
+    /// The cgroup below the pod's: empty for the pod's own, else the container's folder name.
+    pub cgroup: Arc<str>,
+    /// CPU time used since the cgroup was made, in nanoseconds.
+    pub cpu_nanos: Option<u64>,
+    /// What the quota file holds now. `None` where it could not be read.
+    pub quota: Option<Quota>,
+}
+
+/// Counters of one container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerSample {
+    /// The container's name, or its cgroup's folder name where no name is known.
+    pub container: Arc<str>,
+    /// Time that its threads were runnable but did not run, in nanoseconds, as a counter.
+    pub run_delay_nanos: Option<u64>,
+    /// Enforcement periods that passed (`nr_periods`).
+    pub periods: Option<u64>,
+    /// Enforcement periods in which it was throttled (`nr_throttled`).
+    pub throttled_periods: Option<u64>,
+}
+
+/// What one HTTP probe answered last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProbeSample {
+    /// The probe's URL, as [`super::policy::Probe::url`] has it.
+    pub url: Arc<str>,
+    /// When the answer arrived.
+    pub at: BootTime,
+    /// The series of the answer that some rule names, shared with the prober: a sample copies no series.
+    pub series: Arc<[Series]>,
+}
+
+/// One line of a Prometheus text answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Series {
+    /// Metric name.
+    pub name: Arc<str>,
+    /// Labels, sorted by name.
+    pub labels: Vec<(Arc<str>, Arc<str>)>,
+    /// Value; may be NaN or infinite, which the engine takes as Unknown.
+    pub value: f64,
+}

@@ -1,0 +1,13 @@
+//! The `plimsoll` command.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = plimsoll::cli::Cli::parse();
+    cli.run().unwrap_or_else(|error| {
+        eprintln!("plimsoll: {error:#}");
+        ExitCode::from(2)
+    })
+}

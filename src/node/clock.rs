@@ -1,0 +1,29 @@
+//! The one place where clocks are read.
+
+use jiff::Timestamp;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::engine::time::BootTime;
+
+/// The time since boot, suspend included.
+///
+/// # Panics
+/// Never on Linux 2.6.39 and later, which have `CLOCK_BOOTTIME`.
+#[expect(
+    clippy::expect_used,
+    reason = "CLOCK_BOOTTIME exists on every kernel that Rust supports"
+)]
+pub fn boot_time() -> BootTime {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME");
+    let nanos = now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs();
+    BootTime::from_nanos(nanos)
+}
+
+/// The wall clock, for what people read; never for an interval.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the wall clock is read"
+)]
+pub fn wall_time() -> Timestamp {
+    Timestamp::now()
+}

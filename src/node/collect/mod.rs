@@ -1,0 +1,1 @@
+//! Reading the node: files in, an engine sample out.

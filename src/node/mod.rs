@@ -1,0 +1,6 @@
+//! The node side: reading the kernel, and writing to it with a way back.
+
+pub mod actuate;
+pub mod cgroup;
+pub mod clock;
+pub mod collect;

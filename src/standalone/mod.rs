@@ -1,0 +1,1 @@
+//! `plimsoll run`: the engine on one machine without Kubernetes.

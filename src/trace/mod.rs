@@ -1,0 +1,1 @@
+//! Recorded samples and transitions, and their replay.
