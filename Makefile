@@ -1,0 +1,50 @@
+# Everything a developer types. `make help` lists it.
+TARGET := x86_64-unknown-linux-musl
+CARGO_TEST := cargo test --target $(TARGET)
+BINARY := target/$(TARGET)/release/plimsoll
+PHASE := scripts/phase
+
+.PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
+
+help: ## Lists these targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: build ## Watches the policies protect this machine for a minute (needs root), then puts everything back
+	$(BINARY) demo
+
+test: tools ## Runs every check, as CI does (needs root; installs what it lacks; about 10 minutes cold)
+	@rm -f target/phases
+	@$(PHASE) fmt cargo fmt --check
+	@$(PHASE) clippy $(MAKE) -s clippy
+	@$(PHASE) deny $(MAKE) -s deny
+	@$(PHASE) tests $(MAKE) -s unit
+	@$(PHASE) binary $(MAKE) -s binary
+	@$(PHASE) kernel-v2 $(MAKE) -s guest
+	@echo; echo "phase  seconds"; cat target/phases
+
+bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
+	cargo bench --target $(TARGET)
+
+generate: ## Writes the generated files anew: crds/*.yaml
+	cargo run -q --target $(TARGET) -- crds --output-dir crds
+
+build: tools ## Builds the static release binary
+	cargo build --release --target $(TARGET)
+
+tools: ## Installs what a fresh Debian machine lacks
+	@scripts/tools
+
+clippy: ## Lints with warnings as errors
+	cargo clippy -q --all-targets --target $(TARGET) -- -D warnings
+
+deny: ## Checks licences, sources and duplicates of the dependencies
+	cargo deny --log-level error check bans licenses sources
+
+unit: ## Runs the tests on this machine's kernel
+	$(CARGO_TEST)
+
+guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
+	tests/guest/run.sh
+
+binary: build ## Builds the release binary and checks that it is static and small
+	scripts/check-binary $(BINARY)
