@@ -58,7 +58,7 @@ impl Cli {
             Command::State(args) => state::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
-            Command::Completions(args) => shell::completions(&args),
+            Command::Completions(args) => Ok(shell::completions(&args)),
             Command::Man(args) => shell::man(&args),
         }
     }

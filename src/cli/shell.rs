@@ -23,9 +23,9 @@ pub struct ManArgs {
 }
 
 /// Prints the completion script.
-pub(super) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn completions(args: &CompletionsArgs) -> ExitCode {
     clap_complete::generate(args.shell, &mut Cli::command(), "plimsoll", &mut stdout());
-    Ok(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }
 
 /// Prints the manual page.
