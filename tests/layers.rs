@@ -1,4 +1,5 @@
 //! Imports go one way, and files stay readable.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
