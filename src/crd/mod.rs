@@ -1,1 +1,31 @@
-//! The policy kinds of `ensurance.crane.io/v1alpha1`: schema, validation, compilation.
+//! The policy kinds of `ensurance.crane.io/v1alpha1`: their types, their definitions (schema, CEL rules, defaults,
+//! printer columns), and [`compile()`], which turns a set of objects into what one node has to keep.
+//!
+//! The definitions are the only place where a rule about one object is written: an API server, [`Objects`] and
+//! `plimsoll check` all judge by them. What needs two objects, or the node, is judged by [`compile()`].
+
+pub mod avoidance_action;
+mod common;
+pub mod compile;
+mod finding;
+pub mod node_qos;
+mod objects;
+pub mod pod_qos;
+mod schema;
+mod unenforced;
+
+pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
+pub use common::{LabelRequirement, LabelSelector, PolicyStatus};
+pub use compile::{Compiled, compile};
+pub use finding::{Finding, ObjectRef, Reason, Severity};
+pub use node_qos::{NodeQos, NodeQosSpec};
+pub use objects::Objects;
+pub use pod_qos::{PodQos, PodQosSpec};
+pub use schema::definitions;
+
+/// The API group of the policy kinds.
+pub const GROUP: &str = "ensurance.crane.io";
+/// Its only version.
+pub const VERSION: &str = "v1alpha1";
+/// `apiVersion` of the policy kinds.
+pub const API_VERSION: &str = "ensurance.crane.io/v1alpha1";

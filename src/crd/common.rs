@@ -1,0 +1,94 @@
+//! What the kinds share: label selectors and the status.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::selector::{Requirement, Selector};
+
+/// Selects by labels. All requirements must hold; `{}` selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSelector {
+    /// Labels that must be there with exactly these values. Example: `{app: batch}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::schema::match_labels")]
+    pub match_labels: Option<BTreeMap<String, String>>,
+    /// Requirements on single labels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub match_expressions: Vec<LabelRequirement>,
+}
+
+/// One requirement on one label.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!(self.operator in ['In', 'NotIn']) || (has(self.values) && self.values.size() > 0)")
+        .message("values is missing: operators In and NotIn need at least one value; write values: [\"...\"], or operator: Exists")
+        .field_path(".values"),
+    validation = Rule::new("!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || self.values.size() == 0")
+        .message("values is not used by operators Exists and DoesNotExist; remove it, or write operator: In or NotIn")
+        .field_path(".values"),
+)]
+pub struct LabelRequirement {
+    /// The label's key.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// `In` or `NotIn` (of `values`), `Exists` or `DoesNotExist` (without `values`). `NotIn` holds also where the
+    /// label is absent.
+    #[schemars(extend("enum" = ["In", "NotIn", "Exists", "DoesNotExist"]))]
+    pub operator: String,
+    /// The values to compare with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub values: Vec<String>,
+}
+
+/// What the controller found about an object.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyStatus {
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// What holds for the object. `Ready` is True when all of it is in force; a condition `FieldsNotEnforced` lists
+    /// fields that are accepted and have no effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
+}
+
+impl LabelSelector {
+    /// The selector as the engine evaluates it, its requirements sorted.
+    pub fn compile(&self) -> Selector {
+        let labels = self.match_labels.iter().flatten();
+        let mut requirements: Vec<Requirement> = labels
+            .map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()]))
+            .chain(self.match_expressions.iter().map(LabelRequirement::compile))
+            .collect();
+        requirements.sort();
+        requirements.dedup();
+        Selector { requirements }
+    }
+}
+
+impl LabelRequirement {
+    fn compile(&self) -> Requirement {
+        let key = self.key.clone();
+        let mut values = self.values.clone();
+        values.sort();
+        values.dedup();
+        match self.operator.as_str() {
+            "In" => Requirement::In(key, values),
+            "NotIn" => Requirement::NotIn(key, values),
+            "Exists" => Requirement::Exists(key),
+            _ => Requirement::DoesNotExist(key),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! From policy objects to what one node has to keep. Pure: equal sets of objects compile to equal policies.
+
+mod action;
+mod pods;
+mod rule;
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::finding::{Finding, ObjectRef, Reason, Severity};
+use super::objects::{Kind, NodeRules, Objects};
+use crate::engine::policy::{Action, NodeFacts, PodPolicy, PolicySet};
+
+/// What one node has to keep, and what was found on the way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Compiled {
+    /// What the node has to keep.
+    pub policy: PolicySet,
+    /// What is wrong or worth knowing, sorted; what is wrong with single objects included.
+    pub findings: Vec<Finding>,
+}
+
+/// Compiles the objects for a node. Every default is resolved; a rule that can't do what it says is left out, with a
+/// finding that says why, and nothing else is.
+pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
+    let mut findings = Findings(objects.findings().to_vec());
+    let actions = action::compile_all(objects, &mut findings);
+    let pods = pods::compile_all(objects, &actions, &mut findings);
+    let scope = Scope {
+        actions: &actions,
+        pods: &pods,
+        node,
+    };
+    let mut rules = Vec::new();
+    for (name, object) in &objects.nodes {
+        let mut findings = findings.about(Kind::NodeQos, name);
+        findings.not_enforced(&unenforced_fields(object));
+        if applies(object, node) {
+            rules.extend(rule::compile_all(name, object, &scope, &mut findings));
+        }
+    }
+    rules.sort_by(|a, b| a.id.cmp(&b.id));
+    findings.0.sort();
+    findings.0.dedup();
+    Compiled {
+        policy: PolicySet { rules, pods },
+        findings: findings.0,
+    }
+}
+
+/// What a rule is compiled against.
+struct Scope<'a> {
+    actions: &'a BTreeMap<&'a str, Arc<Action>>,
+    pods: &'a [PodPolicy],
+    node: &'a NodeFacts,
+}
+
+fn applies(object: &NodeRules, node: &NodeFacts) -> bool {
+    object
+        .spec
+        .selector
+        .as_ref()
+        .is_none_or(|selector| selector.compile().matches(&node.labels))
+}
+
+fn unenforced_fields(object: &NodeRules) -> Vec<&'static str> {
+    let spec = &object.spec;
+    let fields = [
+        ("elasticCpuLimit", &spec.elastic_cpu_limit),
+        ("memLimit", &spec.mem_limit),
+        ("netLimits", &spec.net_limits),
+        ("memoryCompression", &spec.memory_compression),
+    ];
+    let given = fields.into_iter().filter(|(_, value)| value.is_some());
+    given.map(|(name, _)| name).collect()
+}
+
+/// Collects findings.
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn about(&mut self, kind: Kind, name: &str) -> About<'_> {
+        About {
+            object: ObjectRef {
+                kind: kind.name().to_owned(),
+                name: name.to_owned(),
+            },
+            findings: &mut self.0,
+        }
+    }
+}
+
+/// Collects findings about one object.
+struct About<'a> {
+    object: ObjectRef,
+    findings: &'a mut Vec<Finding>,
+}
+
+impl About<'_> {
+    fn error(&mut self, reason: Reason, path: impl Into<String>, message: impl Into<String>) {
+        self.push(Severity::Error, reason, path.into(), message.into());
+    }
+
+    fn warning(&mut self, reason: Reason, path: impl Into<String>, message: impl Into<String>) {
+        self.push(Severity::Warning, reason, path.into(), message.into());
+    }
+
+    fn push(&mut self, severity: Severity, reason: Reason, path: String, message: String) {
+        self.findings.push(Finding {
+            object: self.object.clone(),
+            path,
+            severity,
+            reason,
+            message,
+        });
+    }
+
+    fn not_enforced(&mut self, fields: &[&str]) {
+        for field in fields {
+            self.warning(
+                Reason::FieldsNotEnforced,
+                format!("spec.{field}"),
+                format!("{field} is accepted and has no effect; remove it if you rely on it"),
+            );
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! `PodQOS`: which pods, and what may be done to them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::finding::Reason;
+use super::super::objects::{Kind, Objects};
+use super::super::pod_qos::{PodQosSpec, ScopeExpression};
+use super::{About, Findings};
+use crate::engine::metric::ActionKind;
+use crate::engine::pod::QosClass;
+use crate::engine::policy::{Action, Membership, PodPolicy, Scope};
+
+/// Every `PodQOS`, in order of name.
+pub(super) fn compile_all(
+    objects: &Objects,
+    actions: &BTreeMap<&str, Arc<Action>>,
+    findings: &mut Findings,
+) -> Vec<PodPolicy> {
+    let compile = |(name, spec): (&String, &PodQosSpec)| {
+        let policy = compile(name, spec);
+        let mut findings = findings.about(Kind::PodQos, name);
+        report(spec, &policy, &mut findings);
+        report_allowed(spec, actions, &mut findings);
+        policy
+    };
+    objects.pods.iter().map(compile).collect()
+}
+
+fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
+    let scopes = spec.scope_selector.as_ref();
+    let mut allowed: Vec<String> = spec
+        .allowed_actions
+        .iter()
+        .map(|entry| entry.to_lowercase())
+        .collect();
+    allowed.sort();
+    allowed.dedup();
+    PodPolicy {
+        name: name.to_owned(),
+        labels: spec
+            .label_selector
+            .as_ref()
+            .map(super::super::LabelSelector::compile),
+        scopes: scopes.map_or_else(Vec::new, |scopes| {
+            scopes.match_expressions.iter().map(scope).collect()
+        }),
+        allowed,
+    }
+}
+
+fn scope(expression: &ScopeExpression) -> Scope {
+    let ScopeExpression {
+        scope_name,
+        operator,
+        values,
+    } = expression;
+    match scope_name.as_str() {
+        "QOSClass" => Scope::Qos(membership(operator, values, class)),
+        "Priority" => Scope::Priority(membership(operator, values, range)),
+        _ => Scope::Namespace(membership(operator, values, |value| Some(value.to_owned()))),
+    }
+}
+
+/// A value that can't be read selects nothing under `In`; validation has refused it before.
+fn membership<T>(
+    operator: &str,
+    values: &[String],
+    parse: impl Fn(&str) -> Option<T>,
+) -> Membership<T> {
+    let parsed = || values.iter().filter_map(|value| parse(value)).collect();
+    match operator {
+        "In" => Membership::In(parsed()),
+        "NotIn" => Membership::NotIn(parsed()),
+        "Exists" => Membership::Exists,
+        _ => Membership::DoesNotExist,
+    }
+}
+
+fn class(value: &str) -> Option<QosClass> {
+    match value {
+        "BestEffort" => Some(QosClass::BestEffort),
+        "Burstable" => Some(QosClass::Burstable),
+        "Guaranteed" => Some(QosClass::Guaranteed),
+        _ => None,
+    }
+}
+
+/// `N` or `A-B`; either may be negative. Numbers beyond 32 bits are as good as the nearest within: no priority is
+/// outside.
+fn range(value: &str) -> Option<(i32, i32)> {
+    let sign = usize::from(value.starts_with('-'));
+    let digits = value[sign..].find('-').map(|dash| dash + sign);
+    let (low, high) = digits.map_or((value, value), |dash| (&value[..dash], &value[dash + 1..]));
+    Some((bound(low)?, bound(high)?))
+}
+
+fn bound(value: &str) -> Option<i32> {
+    let number: i64 = value.parse().ok()?;
+    let clamped = number.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+    i32::try_from(clamped).ok()
+}
+
+/// Whether an entry of `allowedActions` (in lower case) lets `action` do things of this kind. A word for a kind allows
+/// that kind alone, also where an action bears the word as its name.
+pub(super) fn allows(entry: &str, action: &str, kind: ActionKind) -> bool {
+    match word(entry) {
+        Some(Word::Throttle) => matches!(kind, ActionKind::CpuThrottle | ActionKind::ForceGc),
+        Some(Word::Eviction) => kind == ActionKind::Eviction,
+        Some(Word::Scheduling) => false,
+        None => entry == action.to_lowercase(),
+    }
+}
+
+/// The words that `allowedActions` may use for a kind of action.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Throttle,
+    Eviction,
+    Scheduling,
+}
+
+fn word(entry: &str) -> Option<Word> {
+    match entry {
+        "throttle" => Some(Word::Throttle),
+        "eviction" | "evict" => Some(Word::Eviction),
+        "disablescheduling" => Some(Word::Scheduling),
+        _ => None,
+    }
+}
+
+fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut About<'_>) {
+    let given = [
+        ("resourceQOS", spec.resource_qos.is_some()),
+        ("podQualityProbe", spec.pod_quality_probe.is_some()),
+    ];
+    let given = given.iter().filter(|(_, given)| *given);
+    findings.not_enforced(&given.map(|(name, _)| *name).collect::<Vec<_>>());
+    if !selects(policy) {
+        findings.error(
+            Reason::SelectsNothing,
+            "spec",
+            "has neither labelSelector nor an expression in scopeSelector, so that it matches no pod; write for \
+             example labelSelector: {matchLabels: {app: batch}}, or labelSelector: {} for every pod",
+        );
+    }
+    if policy.allowed.is_empty() {
+        findings.error(
+            Reason::AllowsNothing,
+            "spec.allowedActions",
+            "allowedActions is empty, so that nothing may be done to these pods; write for example \
+             allowedActions: [throttle]",
+        );
+    }
+    report_system_pods(spec, findings);
+}
+
+/// Whether the policy can match any pod.
+pub(super) fn selects(policy: &PodPolicy) -> bool {
+    policy.labels.is_some() || !policy.scopes.is_empty()
+}
+
+fn report_system_pods(spec: &PodQosSpec, findings: &mut About<'_>) {
+    let Some(scopes) = &spec.scope_selector else {
+        return;
+    };
+    for (index, scope) in scopes.match_expressions.iter().enumerate() {
+        let named = scope.values.iter().any(|value| value == "kube-system");
+        if scope.scope_name == "Namespace" && scope.operator == "In" && named {
+            findings.warning(
+                Reason::SystemPods,
+                format!("spec.scopeSelector.matchExpressions[{index}].values"),
+                "names kube-system, so that pods which the cluster itself needs may be acted on; remove kube-system \
+                 unless that is what you want",
+            );
+        }
+    }
+}
+
+fn report_allowed(
+    spec: &PodQosSpec,
+    actions: &BTreeMap<&str, Arc<Action>>,
+    findings: &mut About<'_>,
+) {
+    for (index, entry) in spec.allowed_actions.iter().enumerate() {
+        let path = format!("spec.allowedActions[{index}]");
+        let lower = entry.to_lowercase();
+        let action = actions.get(lower.as_str());
+        match (word(&lower), action) {
+            (Some(word), Some(action)) if does_more(action, word) => findings.warning(
+                Reason::KindWord,
+                path,
+                format!(
+                    "\"{entry}\" allows only that kind of action, also of the AvoidanceAction named {lower}, which does \
+                     more; give the AvoidanceAction another name and allow that name too"
+                ),
+            ),
+            (None, None) => findings.warning(
+                Reason::AllowsUnknownAction,
+                path,
+                format!(
+                    "there is no AvoidanceAction named \"{entry}\"; write one of {}, or the word throttle or eviction",
+                    list(actions.keys())
+                ),
+            ),
+            _ => {}
+        }
+    }
+}
+
+fn does_more(action: &Action, word: Word) -> bool {
+    let throttles = action.throttle.is_some() || action.force_gc;
+    match word {
+        Word::Throttle => action.eviction.is_some(),
+        Word::Eviction => throttles,
+        Word::Scheduling => throttles || action.eviction.is_some(),
+    }
+}
+
+/// `a, b, c`, at most ten; or a word for none.
+pub(super) fn list<'a>(names: impl ExactSizeIterator<Item = &'a &'a str>) -> String {
+    if names.len() == 0 {
+        return "those that you create".to_owned();
+    }
+    let names: Vec<&str> = names.take(10).copied().collect();
+    names.join(", ")
+}

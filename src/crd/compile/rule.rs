@@ -1,0 +1,236 @@
+//! One rule of a `NodeQOS`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::finding::Reason;
+use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
+use super::super::objects::NodeRules;
+use super::action::seconds;
+use super::verdict::{self, Verdict};
+use super::{About, Scope};
+use crate::engine::metric::Metric;
+use crate::engine::policy::{Probe, Rule, RuleId, Strategy};
+use crate::engine::quantity::{Quantity, RawQuantity};
+
+const EVALUATION_PERIOD_SECONDS: i64 = 10;
+const LOCAL_CACHE_TTL_SECONDS: i64 = 60;
+const PROBE_TIMEOUT_SECONDS: i64 = 10;
+const THRESHOLD: i64 = 1;
+
+/// The rules of one object that can do what they say.
+pub(super) fn compile_all(
+    object: &str,
+    rules: &NodeRules,
+    scope: &Scope<'_>,
+    findings: &mut About<'_>,
+) -> Vec<Rule> {
+    let probe = probe(&rules.spec);
+    let frame = Frame {
+        object,
+        spec: &rules.spec,
+        probe: probe.as_ref(),
+        scope,
+    };
+    let compile = |(index, rule): &(usize, NodeRule)| {
+        let path = format!("spec.rules[{index}]");
+        frame.compile(rule, &path, findings)
+    };
+    rules.rules.iter().filter_map(compile).collect()
+}
+
+/// What the rules of one object have in common.
+struct Frame<'a> {
+    object: &'a str,
+    spec: &'a NodeQosSpec,
+    probe: Option<&'a Probe>,
+    scope: &'a Scope<'a>,
+}
+
+impl Frame<'_> {
+    fn compile(&self, rule: &NodeRule, path: &str, findings: &mut About<'_>) -> Option<Rule> {
+        let Some(metric_rule) = &rule.metric_rule else {
+            findings.error(
+                Reason::Invalid,
+                format!("{path}.metricRule"),
+                "metricRule is missing",
+            );
+            return None;
+        };
+        let marks = Marks::of(rule, metric_rule, path, findings)?;
+        let metric = self.metric(metric_rule, path, findings);
+        let action = self.action(rule, path, findings);
+        let compiled = Rule {
+            id: RuleId(format!("{}/{}", self.object, rule.name).into()),
+            metric: metric?,
+            series: metric_rule
+                .selector
+                .as_ref()
+                .map(super::super::LabelSelector::compile),
+            watermark: marks.high.as_f64(),
+            restore: marks.low.as_f64(),
+            avoidance_threshold: threshold(rule.avoidance_threshold),
+            restore_threshold: threshold(rule.restore_threshold.or(rule.restored_threshold)),
+            period: self.period(),
+            sample_ttl: self.sample_ttl(),
+            probe: self.probe.cloned(),
+            action: action?,
+            strategy: match rule.strategy.as_deref() {
+                Some("Preview") => Strategy::Preview,
+                _ => Strategy::Enforce,
+            },
+        };
+        match verdict::judge(&compiled, self.scope, path, findings) {
+            Verdict::On => Some(compiled),
+            Verdict::Off => None,
+        }
+    }
+
+    /// A probe's series may have the name of a metric that the node measures itself: then the node's counts.
+    fn metric(&self, rule: &MetricRule, path: &str, findings: &mut About<'_>) -> Option<Metric> {
+        let known = Metric::parse(&rule.name);
+        if known.is_none() && self.probe.is_some() {
+            return Some(Metric::Probe(rule.name.as_str().into()));
+        }
+        if known.is_none() {
+            findings.error(
+                Reason::UnknownMetric,
+                format!("{path}.metricRule.name"),
+                format!(
+                    "\"{}\" is no metric that a node measures; {}, or add nodeQualityProbe.httpGet to read it from an \
+                     exporter",
+                    rule.name,
+                    nearest(&rule.name)
+                ),
+            );
+        }
+        known
+    }
+
+    fn action(
+        &self,
+        rule: &NodeRule,
+        path: &str,
+        findings: &mut About<'_>,
+    ) -> Option<Arc<crate::engine::policy::Action>> {
+        let action = self.scope.actions.get(rule.action_name.as_str());
+        if action.is_none() {
+            findings.error(
+                Reason::UnknownAction,
+                format!("{path}.actionName"),
+                format!(
+                    "there is no AvoidanceAction named \"{}\"; write the name of one of {}",
+                    rule.action_name,
+                    super::pods::list(self.scope.actions.keys())
+                ),
+            );
+        }
+        action.cloned()
+    }
+
+    fn period(&self) -> Duration {
+        let given = self.spec.evaluation_period_seconds;
+        seconds(given.unwrap_or(EVALUATION_PERIOD_SECONDS).max(1))
+    }
+
+    fn sample_ttl(&self) -> Duration {
+        let probe = self.spec.node_quality_probe.as_ref();
+        let local = probe.and_then(|probe| probe.node_local_get.as_ref());
+        let given = local.and_then(|local| local.local_cache_ttl_seconds);
+        seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1))
+    }
+}
+
+/// The high and the low mark.
+struct Marks {
+    high: Quantity,
+    low: Quantity,
+}
+
+impl Marks {
+    fn of(
+        rule: &NodeRule,
+        metric: &MetricRule,
+        path: &str,
+        findings: &mut About<'_>,
+    ) -> Option<Self> {
+        let high = quantity(&metric.value, &format!("{path}.metricRule.value"), findings)?;
+        let low = match &rule.restore_value {
+            None => high,
+            Some(value) => quantity(value, &format!("{path}.restoreValue"), findings)?,
+        };
+        Some(Self { high, low })
+    }
+}
+
+/// Validation has judged quantities before; this one keeps the compiler total.
+fn quantity(value: &RawQuantity, path: &str, findings: &mut About<'_>) -> Option<Quantity> {
+    value
+        .parse()
+        .map_err(|error| findings.error(Reason::Invalid, path, error.to_string()))
+        .ok()
+}
+
+fn threshold(given: Option<i64>) -> u32 {
+    u32::try_from(given.unwrap_or(THRESHOLD).max(1)).unwrap_or(u32::MAX)
+}
+
+fn probe(spec: &NodeQosSpec) -> Option<Probe> {
+    let probe = spec.node_quality_probe.as_ref()?;
+    let get = probe.http_get.as_ref()?;
+    let timeout = match probe.timeout_seconds {
+        None | Some(..=0) => PROBE_TIMEOUT_SECONDS,
+        Some(timeout) => timeout,
+    };
+    Some(Probe {
+        url: url(get)?.into(),
+        headers: get
+            .http_headers
+            .iter()
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect(),
+        timeout: seconds(timeout),
+    })
+}
+
+fn url(get: &HttpGet) -> Option<String> {
+    let port = get.port.parse().ok()?;
+    let host = get.host.as_deref().unwrap_or("127.0.0.1");
+    let path = get.path.as_deref().unwrap_or("/metrics");
+    let scheme = match get.scheme.as_deref() {
+        Some("HTTPS") => "https",
+        _ => "http",
+    };
+    // An IPv6 address stands in brackets in a URL.
+    Some(if host.contains(':') {
+        format!("{scheme}://[{host}]:{port}{path}")
+    } else {
+        format!("{scheme}://{host}:{port}{path}")
+    })
+}
+
+/// `did you mean "cpu_total_usage"?`, or some of the names.
+fn nearest(name: &str) -> String {
+    let names = Metric::names();
+    let best = names.iter().min_by_key(|known| distance(known, name));
+    match best {
+        Some(known) if distance(known, name) <= 4 => format!("did you mean \"{known}\"?"),
+        _ => "write for example cpu_total_usage or memory_total_utilization".to_owned(),
+    }
+}
+
+/// Levenshtein's distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(left != *right);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

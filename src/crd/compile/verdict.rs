@@ -1,0 +1,242 @@
+//! Whether a rule can do what it says: on this node, with this metric, action and set of pods.
+
+use std::collections::BTreeMap;
+
+use super::super::finding::Reason;
+use super::pods::{allows, selects};
+use super::{About, Scope};
+use crate::engine::metric::{ActionKind, DiskRate, Leverage, Metric, Resource};
+use crate::engine::policy::{Action, Rule};
+
+/// Whether the rule is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is.
+    On,
+    /// It can't do what it says: it is left out.
+    Off,
+}
+
+/// Judges a rule, and reports what is found.
+pub(super) fn judge(
+    rule: &Rule,
+    scope: &Scope<'_>,
+    path: &str,
+    findings: &mut About<'_>,
+) -> Verdict {
+    let mut judge = Judge {
+        rule,
+        scope,
+        path,
+        findings,
+    };
+    judge.metric();
+    let off = [judge.leverage(), judge.watermark(), judge.restore()];
+    judge.permission();
+    if off.contains(&Verdict::Off) {
+        Verdict::Off
+    } else {
+        Verdict::On
+    }
+}
+
+struct Judge<'a, 'b> {
+    rule: &'a Rule,
+    scope: &'a Scope<'a>,
+    path: &'a str,
+    findings: &'a mut About<'b>,
+}
+
+impl Judge<'_, '_> {
+    fn error(&mut self, reason: Reason, field: &str, message: String) {
+        let path = format!("{}.{field}", self.path);
+        self.findings.error(reason, path, message);
+    }
+
+    fn warning(&mut self, reason: Reason, field: &str, message: String) {
+        let path = format!("{}.{field}", self.path);
+        self.findings.warning(reason, path, message);
+    }
+
+    fn metric(&mut self) {
+        let metric = &self.rule.metric;
+        if let Metric::Window(..) = metric {
+            let message = format!(
+                "\"{metric}\" is not kept yet, so that the rule is never judged; write for example \
+                 cpu_total_utilization or memory_total_utilization"
+            );
+            self.error(Reason::MetricNotKept, "metricRule.name", message);
+        }
+        let unlabelled = BTreeMap::new();
+        let selector = self.rule.series.as_ref();
+        if has_one_series(metric) && selector.is_some_and(|selector| !selector.matches(&unlabelled))
+        {
+            let message = format!(
+                "\"{metric}\" has one series without labels, which this selector does not match, so that the rule is \
+                 never judged; remove selector"
+            );
+            self.error(Reason::NoSuchSeries, "metricRule.selector", message);
+        }
+    }
+
+    /// A rule nothing of whose action lowers the metric would act for nothing, and never end.
+    fn leverage(&mut self) -> Verdict {
+        let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
+            .into_iter()
+            .partition(|kind| self.rule.metric.leverage(*kind) != Leverage::None);
+        let Some(unable) = unable.first().copied() else {
+            return Verdict::On;
+        };
+        let metric = &self.rule.metric;
+        let cure = if metric.resource() == Some(Resource::Memory) {
+            "name an action with eviction or memoryThrottle"
+        } else {
+            "name an action with eviction"
+        };
+        let what = describe(unable);
+        if able.is_empty() && self.rule.action.scheduling.is_none() {
+            let message = format!("{what} does not lower \"{metric}\"; {cure}");
+            self.error(Reason::NoLeverage, "actionName", message);
+            return Verdict::Off;
+        }
+        let message = format!(
+            "{what} does not lower \"{metric}\", and is left out; the rest of the action is taken"
+        );
+        self.warning(Reason::PartialLeverage, "actionName", message);
+        Verdict::On
+    }
+
+    /// A watermark under 1 % of the node is a mistake in the unit: nearly always `4` for 4 CPUs.
+    fn watermark(&mut self) -> Verdict {
+        let (mark, metric) = (self.rule.watermark, &self.rule.metric);
+        let unit = metric.unit();
+        let Some(capacity) = capacity(metric, self.scope) else {
+            return Verdict::On;
+        };
+        if is_usage(metric) && mark * 100.0 < capacity {
+            let message = format!(
+                "{mark} {unit} is less than 1 % of the {capacity} {unit} of the node, and the rule is off; {}",
+                guess(metric, mark, capacity)
+            );
+            self.error(Reason::WatermarkTooLow, "metricRule.value", message);
+            return Verdict::Off;
+        }
+        if mark >= capacity {
+            let message = format!(
+                "{mark} {unit} can't be passed: the most there is are {capacity} {unit}; write less, for example {}",
+                capacity * 0.8
+            );
+            self.error(Reason::WatermarkTooHigh, "metricRule.value", message);
+        }
+        Verdict::On
+    }
+
+    /// A low mark next to nothing is never reached, and what is in force would stay for ever.
+    fn restore(&mut self) -> Verdict {
+        let (low, metric) = (self.rule.restore, &self.rule.metric);
+        let least = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
+        let given = low < self.rule.watermark;
+        if given && is_usage(metric) && (low == 0.0 || low < least) {
+            let message = format!(
+                "the node never falls to {low} {}, so that the rule would never end, and it is off; write for example \
+                 {}, or leave restoreValue out",
+                metric.unit(),
+                self.rule.watermark * 0.8
+            );
+            self.error(Reason::RestoreNeverReached, "restoreValue", message);
+            return Verdict::Off;
+        }
+        Verdict::On
+    }
+
+    fn permission(&mut self) {
+        let action = &self.rule.action;
+        let kinds = kinds(action);
+        let allowed = |kind: &ActionKind| {
+            let policies = self.scope.pods.iter().filter(|policy| selects(policy));
+            let mut entries = policies.flat_map(|policy| &policy.allowed);
+            entries.any(|entry| allows(entry, &action.name, *kind))
+        };
+        if kinds.is_empty() || kinds.iter().any(allowed) {
+            return;
+        }
+        let message = format!(
+            "no PodQOS allows the action \"{}\" on any pod, so that the rule has nobody to act on; add one with \
+             allowedActions: [{}]",
+            action.name, action.name
+        );
+        self.error(Reason::NobodyToActOn, "actionName", message);
+    }
+}
+
+/// The kinds of action on pods that an action takes.
+fn kinds(action: &Action) -> Vec<ActionKind> {
+    let kinds = [
+        (ActionKind::CpuThrottle, action.throttle.is_some()),
+        (ActionKind::ForceGc, action.force_gc),
+        (ActionKind::Eviction, action.eviction.is_some()),
+    ];
+    let taken = kinds.into_iter().filter(|(_, taken)| *taken);
+    taken.map(|(kind, _)| kind).collect()
+}
+
+const fn describe(kind: ActionKind) -> &'static str {
+    match kind {
+        ActionKind::CpuThrottle => "throttling CPU",
+        ActionKind::ForceGc => "reclaiming page cache",
+        ActionKind::Eviction => "evicting",
+    }
+}
+
+/// How much of the node a metric measures.
+const fn is_usage(metric: &Metric) -> bool {
+    matches!(
+        metric,
+        Metric::CpuUsage
+            | Metric::CpuUtilization
+            | Metric::MemoryUsage
+            | Metric::MemoryUtilization
+            | Metric::Window(..)
+    )
+}
+
+const fn has_one_series(metric: &Metric) -> bool {
+    is_usage(metric)
+        || matches!(
+            metric,
+            Metric::Load(_) | Metric::Pressure { .. } | Metric::ElasticCpuRequested
+        )
+}
+
+/// The most that a metric can be; `None` where there is no such limit, or it is not known.
+fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
+    let known = |amount: f64| (amount > 0.0).then_some(amount);
+    match metric {
+        Metric::CpuUsage => known(f64::from(scope.node.cpus) * 1000.0),
+        Metric::MemoryUsage => known(scope.node.memory.0 as f64),
+        Metric::CpuUtilization
+        | Metric::MemoryUtilization
+        | Metric::Pressure { .. }
+        | Metric::Window(..)
+        | Metric::Disk(DiskRate::Utilization)
+        | Metric::ThrottledRatio => Some(100.0),
+        _ => None,
+    }
+}
+
+/// What was probably meant.
+fn guess(metric: &Metric, mark: f64, capacity: f64) -> String {
+    let factors: &[f64] = match metric {
+        Metric::CpuUsage => &[1000.0],
+        Metric::MemoryUsage => &[1_073_741_824.0, 1_048_576.0],
+        _ => &[100.0],
+    };
+    let meant = factors
+        .iter()
+        .map(|factor| mark * factor)
+        .find(|meant| (capacity / 100.0..capacity).contains(meant));
+    match meant {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => format!("write for example {}", capacity * 0.8),
+    }
+}

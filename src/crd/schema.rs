@@ -1,0 +1,129 @@
+//! The definitions of the kinds, as `crds/*.yaml` holds them.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+
+use super::common::LabelSelector;
+use super::{AvoidanceAction, NodeQos, PodQos};
+
+/// Kubernetes' own limits on labels.
+const LABEL_KEY: &str =
+    "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$";
+const LABEL_VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+
+/// The definitions of the three kinds, each ready to be applied to an API server.
+pub fn definitions() -> [CustomResourceDefinition; 3] {
+    [AvoidanceAction::crd(), NodeQos::crd(), PodQos::crd()].map(finish)
+}
+
+/// Takes out what an API server would warn of or read in another way than we do.
+fn finish(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    for version in &mut definition.spec.versions {
+        let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|schema| schema.open_api_v3_schema.as_mut())
+        else {
+            continue;
+        };
+        if let Ok(mut value) = serde_json::to_value(&*schema) {
+            tidy(&mut value);
+            if let Ok(tidied) = serde_json::from_value(value) {
+                *schema = tidied;
+            }
+        }
+    }
+    definition
+}
+
+/// - `nullable`: without it an API server drops a `null`, as if the field were absent, before it validates.
+/// - `format`: the ranges say it all, and `uint32` is not known there.
+/// - descriptions are one line a paragraph: `kubectl explain` wraps them itself.
+fn tidy(schema: &mut Value) {
+    let Value::Object(fields) = schema else {
+        return;
+    };
+    fields.remove("nullable");
+    fields.remove("format");
+    if let Some(Value::String(text)) = fields.get_mut("description") {
+        *text = one_line(text);
+    }
+    for key in ["properties"] {
+        if let Some(Value::Object(properties)) = fields.get_mut(key) {
+            properties.values_mut().for_each(tidy);
+        }
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(child) = fields.get_mut(key) {
+            tidy(child);
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect::<Vec<_>>()
+        .join("\n\n")
+}
+
+/// A whole number or a text: what Kubernetes calls int-or-string.
+pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": true,
+        "maxLength": 64,
+    })
+}
+
+/// The map of `matchLabels`.
+pub(super) fn match_labels(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "additionalProperties": {"type": "string", "maxLength": 253},
+        "maxProperties": 32,
+    })
+}
+
+/// A selector over the labels of Kubernetes objects: keys and values have to be ones that a label can have.
+pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<LabelSelector>();
+    let rules = [
+        (
+            format!("!has(self.matchLabels) || self.matchLabels.all(k, k.matches('{LABEL_KEY}'))"),
+            "matchLabels has a key that no label can have; write for example app, or example.com/tier",
+            ".matchLabels",
+        ),
+        (
+            format!(
+                "!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].matches('{LABEL_VALUE}'))"
+            ),
+            "matchLabels has a value that no label can have; write at most 63 letters, digits, '-', '_' and '.'",
+            ".matchLabels",
+        ),
+        (
+            format!(
+                "!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.matches('{LABEL_KEY}') && \
+                 (!has(e.values) || e.values.all(v, v.matches('{LABEL_VALUE}'))))"
+            ),
+            "matchExpressions has a key or value that no label can have; write for example key: example.com/tier, \
+             values: [batch]",
+            ".matchExpressions",
+        ),
+    ];
+    let rules = rules
+        .map(|(rule, message, path)| json!({"rule": rule, "message": message, "fieldPath": path}));
+    schema.insert("x-kubernetes-validations".to_owned(), json!(rules));
+    schema
+}
+
+/// An object schema with these properties.
+pub(super) fn object(properties: &[(&str, Value)]) -> Value {
+    let properties: Map<_, _> = properties
+        .iter()
+        .map(|(name, schema)| ((*name).to_owned(), schema.clone()))
+        .collect();
+    json!({"type": "object", "properties": properties})
+}
