@@ -8,26 +8,60 @@
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
+mod act;
+mod eligibility;
+mod evict;
+mod gap;
+mod group;
+mod ledger;
 pub mod metric;
 pub mod plan;
 pub mod pod;
 pub mod policy;
+mod preview;
 pub mod quantity;
+mod rank;
+mod reclaim;
+mod rule;
+mod run;
 pub mod sample;
+mod scheduling;
 pub mod selector;
+mod state;
+mod throttle;
 pub mod time;
+mod track;
 pub mod units;
+mod values;
+mod walk;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use self::plan::{Feedback, Plan, RuleState, Unknown};
+use self::act::{Acting, Buffers, Scene, Under};
+use self::evict::Rounds;
+use self::group::Group;
+use self::ledger::Ledger;
+use self::metric::{ActionKind, Leverage, Metric, Resource};
+use self::plan::{Change, Feedback, Plan, RuleState, Spared, Transition, Unknown};
 use self::pod::{Pod, PodUid};
-use self::policy::{PolicySet, Probe, RuleId, Strategy};
+use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
+use self::preview::Previewing;
+use self::rule::Judgement;
+use self::run::Run;
 use self::sample::Sample;
+pub use self::state::{AdoptedThrottle, EngineState};
+use self::throttle::Raising;
 use self::time::BootTime;
-use self::units::{MilliCpu, Quota};
+use self::track::Pods;
+use self::values::View;
+
+/// A metric Unknown for so long: what is in force for it is undone.
+const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
+/// A throttle that could not be put in force is not tried again before that.
+const FAILED_BACKOFF: Duration = Duration::from_secs(30);
 
 /// What the next samples have to hold: the sampler reads nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,8 +91,50 @@ pub struct Demand {
 }
 
 /// The rule machines, and what is in force for whom.
-#[derive(Debug, Default)]
-pub struct Engine {}
+#[derive(Debug)]
+pub struct Engine {
+    policy: Option<Arc<PolicySet>>,
+    /// Sorted by id.
+    runs: Vec<Run>,
+    /// Sorted by period.
+    groups: Vec<Group>,
+    pods: Pods,
+    /// The throttles in force.
+    ledger: Ledger,
+    /// The evictions that have not settled.
+    rounds: Rounds,
+    /// Rules that kept new work away and are gone: still to be told.
+    reopened: Vec<RuleId>,
+    /// Every rule that can close the node has been judged once.
+    settled: bool,
+    /// The policies changed since the last evaluation.
+    dirty: bool,
+    /// The last evaluation.
+    now: BootTime,
+    unknown_limit: Duration,
+    real: Buffers,
+    shadow: Buffers,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            policy: None,
+            runs: Vec::new(),
+            groups: Vec::new(),
+            pods: Pods::default(),
+            ledger: Ledger::default(),
+            rounds: Rounds::default(),
+            reopened: Vec::new(),
+            settled: false,
+            dirty: false,
+            now: BootTime::default(),
+            unknown_limit: UNKNOWN_LIMIT,
+            real: Buffers::default(),
+            shadow: Buffers::default(),
+        }
+    }
+}
 
 /// What `plimsoll` tells of a rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -86,67 +162,333 @@ pub struct RuleReport {
     pub unknown: Option<Unknown>,
 }
 
-/// What is kept over a restart: serialised beside the journal.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct EngineState {}
-
-/// A throttle found in force at the start, from the journal.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdoptedThrottle {
-    /// Which pod.
-    pub uid: PodUid,
-    /// The rule that it is in force for.
-    pub rule: RuleId,
-    /// Percent of the base.
-    pub ratio: u8,
-    /// Idle class.
-    pub idle: bool,
-    /// Each cgroup with its base and its original.
-    pub levers: Vec<(Arc<str>, MilliCpu, Quota)>,
-}
-
 impl Engine {
     /// An engine with no policy and no pods.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Undoes what is in force for a metric once it has been Unknown for `limit` (15 minutes unless told).
+    #[must_use]
+    pub const fn with_unknown_limit(mut self, limit: Duration) -> Self {
+        self.unknown_limit = limit;
+        self
+    }
+
     /// Takes a new set of policies. What is in force for rules that are gone or no longer enforced is taken back
     /// step by step by the following evaluations.
-    pub fn set_policy(&mut self, _policy: Arc<PolicySet>) {}
+    pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
+        if self.policy.as_ref() == Some(&policy) {
+            return;
+        }
+        let mut rules = policy.rules.clone();
+        rules.sort_by(|a, b| a.id.cmp(&b.id));
+        rules.dedup_by(|a, b| a.id == b.id);
+        let mut old = std::mem::take(&mut self.runs).into_iter().peekable();
+        for rule in rules {
+            while let Some(gone) = old.next_if(|run| run.rule.id < rule.id) {
+                self.end(&gone);
+            }
+            let former = old.next_if(|run| run.rule.id == rule.id);
+            let run = self.go_on(former, rule);
+            self.runs.push(run);
+        }
+        old.for_each(|gone| self.end(&gone));
+        self.regroup();
+        self.policy = Some(policy);
+        self.dirty = true;
+        self.reconcile();
+    }
+
+    /// The rule goes on from its former self; one that begins or ceases to act begins anew.
+    fn go_on(&mut self, former: Option<Run>, rule: Rule) -> Run {
+        let index = self.runs.len();
+        let mut run = match former {
+            Some(mut run) if run.rule.strategy == rule.strategy => {
+                run.edit(rule);
+                run
+            }
+            other => {
+                if let Some(run) = &other {
+                    self.end(run);
+                }
+                Run::new(rule)
+            }
+        };
+        run.index = index;
+        run
+    }
+
+    fn end(&mut self, run: &Run) {
+        if run.closes && !run.would() {
+            self.reopened.push(run.rule.id.clone());
+        }
+    }
+
+    fn regroup(&mut self) {
+        let runs = &self.runs;
+        let used = |period: Duration| runs.iter().any(|run| run.rule.period == period);
+        self.groups.retain(|group| used(group.period));
+        for run in runs {
+            let period = run.rule.period;
+            if let Err(place) = self.groups.binary_search_by_key(&period, |g| g.period) {
+                self.groups.insert(place, Group::new(period));
+            }
+        }
+        self.pods.reset(used);
+    }
 
     /// Takes the pods of the node as they are now.
-    pub fn set_pods(&mut self, _pods: Vec<Arc<Pod>>) {}
+    pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
+        self.pods.set(pods);
+        self.reconcile();
+    }
+
+    /// Brings permits and claims in line with the policies and pods: claims that no rule needs any more are retired.
+    fn reconcile(&mut self) {
+        let policies = self.policy.as_ref().map_or(&[][..], |policy| &policy.pods);
+        self.pods.permit(policies, &self.runs);
+        let (pods, runs, now) = (&self.pods, &self.runs, self.now);
+        let may = |run: &Run, uid: &PodUid| {
+            pods.get(uid)
+                .is_some_and(|t| t.permit(run.index).throttle && !t.pod.protected)
+                && run.leverage(ActionKind::CpuThrottle) != Leverage::None
+        };
+        self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
+        for grip in &mut self.ledger.0 {
+            for claim in &mut grip.claims {
+                let run = runs.iter().find(|run| run.rule.id == claim.rule);
+                match run.filter(|run| !run.would() && may(run, &grip.uid)) {
+                    Some(run) => claim.renew(&run.rule),
+                    None => claim.retire(now),
+                }
+            }
+        }
+        for run in &mut self.runs {
+            let mut shadow = std::mem::take(&mut run.shadow);
+            shadow.follow(|uid| pods.get(uid).is_none(), |uid| may(run, uid));
+            run.shadow = shadow;
+            run.forget_pods(|uid| pods.get(uid).is_none());
+        }
+    }
 
     /// What the next samples have to hold.
     pub fn demand(&self) -> Demand {
-        Demand::default()
+        let mut demand = Demand {
+            pod_quota: !self.ledger.0.is_empty(),
+            ..Demand::default()
+        };
+        self.runs.iter().for_each(|run| demand.add(run));
+        demand
     }
 
-    /// When the next evaluation is due; `None` without rules and with nothing left to take back. A sample at or
-    /// after this time has to hold the pods.
+    /// When the next evaluation is due; `None` without rules and with nothing left to take back (a change of the
+    /// policies is followed by one evaluation in any case). A sample at or after this time has to hold the pods.
     pub fn next_due(&self) -> Option<BootTime> {
-        None
+        if self.dirty {
+            return Some(self.now);
+        }
+        let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
+        let claims = self.ledger.0.iter().flat_map(|grip| &grip.claims);
+        groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
     /// Hears what became of the last plan.
-    pub fn feedback(&mut self, _feedback: &Feedback) {}
+    pub fn feedback(&mut self, feedback: &Feedback) {
+        match feedback {
+            Feedback::ThrottleFailed { uid } => {
+                self.ledger.revert(uid);
+                self.spare(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
+            }
+            Feedback::Contested { uid, until } => self.spare(uid, *until, Spared::Contested),
+            Feedback::Resized {
+                uid,
+                cgroup,
+                original,
+            } => {
+                if let Some(grip) = self.ledger.get_mut(uid) {
+                    grip.resize(cgroup, *original);
+                }
+            }
+            Feedback::EvictionRefused { uid, until } => {
+                self.rounds.drop(uid);
+                if let Some(tracked) = self.pods.get_mut(uid) {
+                    tracked.refused = Some(*until);
+                }
+            }
+            Feedback::Gone { uid } => {
+                self.rounds.drop(uid);
+                self.pods.remove(uid);
+                self.reconcile();
+            }
+        }
+    }
+
+    fn spare(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
+        if let Some(tracked) = self.pods.get_mut(uid) {
+            tracked.spared = Some((until, why));
+        }
+    }
 
     /// Evaluates the rules that are due at `now`.
-    pub fn step(&mut self, _now: BootTime, _sample: &Sample, _plan: &mut Plan) {}
+    pub fn step(&mut self, now: BootTime, sample: &Sample, plan: &mut Plan) {
+        plan.reclaims.clear();
+        plan.evictions.clear();
+        plan.transitions.clear();
+        plan.evaluated = self.next_due().is_some_and(|due| due <= now);
+        if !plan.evaluated {
+            return;
+        }
+        self.now = now;
+        self.dirty = false;
+        self.pods.see(sample);
+        self.groups.iter_mut().for_each(|group| group.begin(now));
+        self.judge(sample, &mut plan.transitions);
+        self.act(sample, plan);
+        self.close(plan);
+        for group in self.groups.iter_mut().filter(|group| group.due) {
+            group.end(now, sample);
+            self.pods.keep(group.period, sample);
+        }
+    }
+
+    /// Judges the rules that are due.
+    fn judge(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
+        for run in &mut self.runs {
+            let group = self.groups.iter().find(|g| g.period == run.rule.period);
+            let Some(group) = group.filter(|group| group.due) else {
+                run.due = false;
+                continue;
+            };
+            let view = View {
+                now: self.now,
+                sample,
+                base: &group.base,
+                period: group.period,
+                pods: self.pods.all(),
+            };
+            let judgement = if group.gap {
+                Judgement::Unknown(Unknown::Rebased)
+            } else {
+                values::judge(&run.rule, &view)
+            };
+            run.observe(self.now, judgement, self.unknown_limit, out);
+            run.gap = gap::gap(&run.rule, run.judgement, 0, &sample.node);
+        }
+    }
+
+    /// Takes throttles back, acts for the rules that are breached, and shows what the Preview rules would do.
+    fn act(&mut self, sample: &Sample, plan: &mut Plan) {
+        let scene = Scene {
+            now: self.now,
+            sample,
+            pods: &self.pods,
+            period: self.period(),
+            unknown_limit: self.unknown_limit,
+        };
+        let out = &mut plan.transitions;
+        self.real.begin(&scene);
+        Raising { scene, out }.run(&self.runs, &mut self.ledger);
+        self.rounds.settle(self.now, &self.pods);
+        let busy = evict::Group::ALL.map(|group| self.rounds.busy(group));
+        let acting = Acting {
+            scene,
+            buffers: &mut self.real,
+            ledger: &mut self.ledger,
+            rounds: &mut self.rounds,
+            removed: &[],
+            under: None,
+            out,
+        };
+        acting.run(&mut self.runs);
+        plan.reclaims.append(&mut self.real.reclaims);
+        plan.evictions.append(&mut self.real.evictions);
+        let mut previewing = Previewing {
+            scene,
+            under: Under {
+                ledger: &self.ledger,
+                rounds: &self.rounds,
+                busy,
+            },
+            real: &self.real,
+            buffers: &mut self.shadow,
+            out,
+        };
+        for run in self.runs.iter_mut().filter(|run| run.would()) {
+            previewing.run(run);
+        }
+    }
+
+    /// Over which period the use of pods is taken: that of the most frequent rules that are due and not at a gap.
+    fn period(&self) -> Duration {
+        let mut groups = self.groups.iter().filter(|group| group.due && !group.gap);
+        groups.next().map_or(Duration::ZERO, |group| group.period)
+    }
+
+    /// Writes the levels that have to be in force.
+    fn close(&mut self, plan: &mut Plan) {
+        let out = &mut plan.transitions;
+        out.extend(self.reopened.drain(..).map(|rule| Transition {
+            at: self.now,
+            rule,
+            would: false,
+            change: Change::SchedulingEnabled,
+        }));
+        scheduling::tell(self.now, &mut self.runs, out);
+        self.settled |= scheduling::judged(&self.runs);
+        scheduling::level(&self.runs, self.settled, &mut plan.scheduling);
+        let mut place = 0;
+        if !self.ledger.0.is_empty() {
+            for index in &self.real.cpu_order {
+                let pod = &self.pods.all()[*index].pod;
+                place += usize::from(self.ledger.write(pod, place, &mut plan.throttles));
+            }
+        }
+        plan.throttles.truncate(place);
+    }
 
     /// The rules as they stand, in order of id.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
-        std::iter::empty()
+        self.runs.iter().map(RuleReport::of)
     }
+}
 
-    /// What has to be kept over a restart.
-    pub fn state(&self) -> EngineState {
-        EngineState::default()
+impl Demand {
+    fn add(&mut self, run: &Run) {
+        match run.rule.metric {
+            Metric::Load(_) => self.load = true,
+            Metric::Pressure { kind, .. } => self.pressure[kind as usize] = true,
+            Metric::Disk(_) => self.disks = true,
+            Metric::Interface(_) => self.interfaces = true,
+            Metric::RunQueueTime => self.run_delay = true,
+            Metric::ThrottledRatio => self.throttled = true,
+            _ => {}
+        }
+        let memory = Leverage::Measured(Resource::Memory);
+        self.pod_memory |= run.leverage(ActionKind::Eviction) == memory
+            || run.leverage(ActionKind::ForceGc) != Leverage::None;
+        self.pod_quota |= run.leverage(ActionKind::CpuThrottle) != Leverage::None;
+        if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
+            && !self.probes.contains(probe)
+        {
+            self.probes.push(probe.clone());
+        }
     }
+}
 
-    /// Goes on from where the last process stopped (same boot): call it after [`Self::set_policy`] and
-    /// [`Self::set_pods`]. Throttles of rules that are gone are taken back.
-    pub fn adopt(&mut self, _state: &EngineState, _throttles: &[AdoptedThrottle]) {}
+impl RuleReport {
+    fn of(run: &Run) -> Self {
+        Self {
+            id: run.rule.id.clone(),
+            strategy: run.rule.strategy,
+            state: run.machine.state,
+            since: run.machine.since,
+            value: run.judgement.and_then(Judgement::value),
+            watermark: run.rule.watermark,
+            restore: run.rule.restore,
+            breaches: run.machine.breaches,
+            quiets: run.machine.quiets,
+            unknown: run.judgement.and_then(Judgement::unknown),
+        }
+    }
 }

@@ -52,6 +52,16 @@ impl Selector {
 }
 
 impl Requirement {
+    /// The label that it is about.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::In(key, _)
+            | Self::NotIn(key, _)
+            | Self::Exists(key)
+            | Self::DoesNotExist(key) => key,
+        }
+    }
+
     fn holds<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         match self {
             Self::In(key, values) => labels

@@ -1,0 +1,103 @@
+//! Which pods an action may be taken on: what the `PodQOS` objects match and allow.
+
+use super::pod::{Pod, Reserved, UNIT_LABEL};
+use super::policy::{Action, Membership, PodPolicy, Scope};
+
+/// What the policies let one action do to one pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Permit {
+    /// Some `PodQOS` matches the pod, whatever it allows.
+    pub(super) matched: bool,
+    /// CPU throttling and reclaim of page cache.
+    pub(super) throttle: bool,
+    /// Eviction.
+    pub(super) evict: bool,
+}
+
+impl Permit {
+    /// The union over all policies that match the pod.
+    pub(super) fn of(policies: &[PodPolicy], pod: &Pod, action: &Action) -> Self {
+        let name = action.name.to_lowercase();
+        let mut permit = Self::default();
+        for policy in policies.iter().filter(|policy| policy.matches(pod)) {
+            permit.matched = true;
+            for entry in &policy.allowed {
+                permit.grant(&entry.to_lowercase(), &name);
+            }
+        }
+        permit
+    }
+
+    /// A word for a kind allows that kind alone, also where an action bears the word as its name.
+    fn grant(&mut self, entry: &str, action: &str) {
+        match entry {
+            "throttle" => self.throttle = true,
+            "eviction" | "evict" => self.evict = true,
+            "disablescheduling" => {}
+            name if name == action => {
+                self.throttle = true;
+                self.evict = true;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl PodPolicy {
+    /// Whether this policy selects the pod: its labels and every scope. A policy with neither selects nothing, and
+    /// reserved pods are selected only where the policy names them.
+    pub fn matches(&self, pod: &Pod) -> bool {
+        let given = self.labels.is_some() || !self.scopes.is_empty();
+        given
+            && self
+                .labels
+                .as_ref()
+                .is_none_or(|labels| labels.matches(&pod.labels))
+            && self.scopes.iter().all(|scope| scope.holds(pod))
+            && self.names(pod)
+    }
+
+    fn names(&self, pod: &Pod) -> bool {
+        match pod.reserved {
+            None => true,
+            Some(Reserved::Namespace) => self.names_namespace(&pod.namespace),
+            Some(Reserved::NamespaceOrUnit) => {
+                self.names_namespace(&pod.namespace) || self.names_unit()
+            }
+        }
+    }
+
+    fn names_namespace(&self, namespace: &str) -> bool {
+        self.scopes.iter().any(|scope| {
+            matches!(scope, Scope::Namespace(Membership::In(names)) if names.iter().any(|n| n == namespace))
+        })
+    }
+
+    fn names_unit(&self) -> bool {
+        let mut requirements = self.labels.iter().flat_map(|labels| &labels.requirements);
+        requirements.any(|requirement| requirement.key() == UNIT_LABEL)
+    }
+}
+
+impl Scope {
+    fn holds(&self, pod: &Pod) -> bool {
+        match self {
+            Self::Qos(classes) => classes.holds(|class| *class == pod.qos),
+            Self::Priority(ranges) => {
+                ranges.holds(|(low, high)| (*low..=*high).contains(&pod.priority))
+            }
+            Self::Namespace(names) => names.holds(|name| *name == pod.namespace),
+        }
+    }
+}
+
+impl<T> Membership<T> {
+    fn holds(&self, is: impl Fn(&T) -> bool) -> bool {
+        match self {
+            Self::In(values) => values.iter().any(is),
+            Self::NotIn(values) => !values.iter().any(is),
+            Self::Exists => true,
+            Self::DoesNotExist => false,
+        }
+    }
+}

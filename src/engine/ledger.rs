@@ -1,0 +1,330 @@
+//! Who is throttled how far, for which rules: the claims, and the quotas that follow from them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::plan::{Lever, Throttle};
+use super::pod::{Pod, PodUid};
+use super::policy::{CpuThrottle, Rule, RuleId};
+use super::sample::LeverSample;
+use super::time::BootTime;
+use super::units::{MilliCpu, Quota};
+
+/// No quota is set below 1 ms of CPU in 100 ms, and a pod that uses less is no victim.
+pub(super) const LEAST: MilliCpu = MilliCpu(10);
+/// The ratio that leaves the original.
+pub(super) const FULL: u8 = 100;
+
+/// How far one pod is taken down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Depth {
+    /// Percent of the base.
+    pub(super) ratio: u8,
+    /// Idle class.
+    pub(super) idle: bool,
+}
+
+impl Depth {
+    pub(super) const NONE: Self = Self {
+        ratio: FULL,
+        idle: false,
+    };
+
+    /// One step down: idle class first where the action wants it, then the quota.
+    pub(super) fn lower(self, spec: CpuThrottle) -> Self {
+        if spec.idle && !self.idle {
+            return Self { idle: true, ..self };
+        }
+        let ratio = self.ratio.saturating_sub(spec.step).max(spec.min_ratio);
+        Self {
+            ratio: ratio.min(self.ratio),
+            ..self
+        }
+    }
+
+    /// One step up: the quota first, then out of the idle class.
+    pub(super) fn raise(self, step: u8) -> Self {
+        if self.ratio < FULL {
+            let ratio = self.ratio.saturating_add(step).min(FULL);
+            return Self { ratio, ..self };
+        }
+        Self::NONE
+    }
+
+    fn union(self, other: Self) -> Self {
+        Self {
+            ratio: self.ratio.min(other.ratio),
+            idle: self.idle || other.idle,
+        }
+    }
+}
+
+/// What one rule holds a pod to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) rule: RuleId,
+    pub(super) depth: Depth,
+    /// As it was before the last evaluation.
+    pub(super) before: Depth,
+    /// How fast it is taken back once its rule is gone.
+    pub(super) step: u8,
+    pub(super) period: Duration,
+    /// Nobody needs it any more: when its next step up is due, whatever the metric says.
+    pub(super) retired: Option<BootTime>,
+}
+
+impl Claim {
+    /// Its rule needs it: as before, or again.
+    pub(super) fn renew(&mut self, rule: &Rule) {
+        self.retired = None;
+        self.period = rule.period;
+        self.step = rule.action.throttle.map_or(self.step, |spec| spec.step);
+    }
+
+    /// Nobody needs it any more: from the next period on it is taken back.
+    pub(super) fn retire(&mut self, now: BootTime) {
+        self.retired.get_or_insert(now + self.period);
+    }
+}
+
+/// One cgroup under a quota.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) cgroup: Arc<str>,
+    /// What 100 % is.
+    pub(super) base: MilliCpu,
+    /// What the kernel's file held.
+    pub(super) original: Quota,
+}
+
+impl Held {
+    /// The quota at that ratio: never below the request nor [`LEAST`]; `None` where that is not below the original.
+    pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
+        if ratio >= FULL {
+            return None;
+        }
+        let wanted = self.base.percent(ratio).max(self.least(pod));
+        match self.original {
+            Quota::Limit(limit) if wanted >= limit => None,
+            _ => Some(wanted),
+        }
+    }
+
+    fn least(&self, pod: &Pod) -> MilliCpu {
+        request(pod, &self.cgroup).max(LEAST)
+    }
+
+    fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
+        self.quota(pod, ratio).map_or(self.original, Quota::Limit)
+    }
+
+    /// An in-place resize gave it a new original. A base that was the old limit becomes the new one.
+    fn resize(&mut self, original: Quota) {
+        let limited = matches!(self.original, Quota::Limit(limit) if self.base >= limit);
+        self.base = match original {
+            Quota::Limit(limit) if limited => limit,
+            other => other.min_usage(self.base),
+        };
+        self.original = original;
+    }
+}
+
+/// The CPU request behind a lever: the pod's, or the container's.
+pub(super) fn request(pod: &Pod, cgroup: &str) -> MilliCpu {
+    if cgroup.is_empty() {
+        return pod.cpu_request;
+    }
+    let found = pod.container_requests.get(cgroup);
+    found.copied().unwrap_or_default()
+}
+
+/// What the levers allow together at that ratio.
+pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
+    let mut sum = MilliCpu::ZERO;
+    for lever in levers {
+        match lever.allowance(pod, ratio) {
+            Quota::Unlimited => return Quota::Unlimited,
+            Quota::Limit(limit) => sum += limit,
+        }
+    }
+    Quota::Limit(sum)
+}
+
+/// The least that the levers can be brought down to: request, 10 m, or the least ratio of the base.
+pub(super) fn floor(levers: &[Held], pod: &Pod, min_ratio: u8) -> Quota {
+    allowance(levers, pod, min_ratio)
+}
+
+/// Whether no step changes any quota any more.
+pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
+    let lowest = min_ratio.min(ratio);
+    levers
+        .iter()
+        .all(|lever| lever.quota(pod, ratio) == lever.quota(pod, lowest))
+}
+
+/// One pod under throttle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Grip {
+    pub(super) uid: PodUid,
+    /// The base of all levers together when it was first throttled.
+    pub(super) base: MilliCpu,
+    pub(super) levers: Vec<Held>,
+    /// Sorted by rule.
+    pub(super) claims: Vec<Claim>,
+}
+
+impl Grip {
+    pub(super) fn new(uid: PodUid, levers: Vec<Held>) -> Self {
+        let base = levers.iter().map(|lever| lever.base).sum();
+        Self {
+            uid,
+            base,
+            levers,
+            claims: Vec::new(),
+        }
+    }
+
+    pub(super) fn claim(&self, rule: &RuleId) -> Option<&Claim> {
+        self.claims.iter().find(|claim| claim.rule == *rule)
+    }
+
+    /// Puts a claim in, or in the place of the rule's former one.
+    pub(super) fn put(&mut self, claim: Claim) {
+        match self.claims.binary_search_by(|c| c.rule.cmp(&claim.rule)) {
+            Ok(index) => self.claims[index] = claim,
+            Err(index) => self.claims.insert(index, claim),
+        }
+    }
+
+    /// The union of all claims.
+    pub(super) fn depth(&self) -> Depth {
+        let depths = self.claims.iter().map(|claim| claim.depth);
+        depths.fold(Depth::NONE, Depth::union)
+    }
+
+    /// The rule in force: the lowest ratio, an idle claim before one that is not, then the first by id.
+    fn ruling(&self) -> Option<&Claim> {
+        let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
+        self.claims.iter().min_by_key(rank)
+    }
+
+    /// Follows the pod's cgroups: those that vanished are dropped, and one that appeared (a restarted container)
+    /// gets a share of what the vanished ones had.
+    pub(super) fn follow(&mut self, pod: &Pod, now: &[LeverSample]) {
+        let known = |held: &Held| now.iter().any(|lever| lever.cgroup == held.cgroup);
+        if now.is_empty() || (self.levers.len() == now.len() && self.levers.iter().all(known)) {
+            return;
+        }
+        self.levers.retain(known);
+        let new =
+            |held: &[Held], lever: &LeverSample| !held.iter().any(|h| h.cgroup == lever.cgroup);
+        let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
+        for lever in now {
+            let Some(original) = lever.quota.filter(|_| new(&self.levers, lever)) else {
+                continue;
+            };
+            let alive: MilliCpu = self.levers.iter().map(|held| held.base).sum();
+            let share = MilliCpu(self.base.saturating_sub(alive).0 / appeared.max(1));
+            let wanted = share.max(request(pod, &lever.cgroup));
+            self.levers.push(Held {
+                cgroup: Arc::clone(&lever.cgroup),
+                base: original.min_usage(wanted),
+                original,
+            });
+            appeared = appeared.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn resize(&mut self, cgroup: &str, original: Quota) {
+        for lever in self.levers.iter_mut().filter(|l| *l.cgroup == *cgroup) {
+            lever.resize(original);
+        }
+        self.base = self.levers.iter().map(|lever| lever.base).sum();
+    }
+
+    /// Writes the throttle that is in force into `to`, whose buffers are kept.
+    fn write(&self, pod: &Pod, to: &mut Throttle) {
+        let Some(ruling) = self.ruling() else { return };
+        let depth = self.depth();
+        to.uid.clone_from(&self.uid);
+        to.rule.clone_from(&ruling.rule);
+        to.ratio = depth.ratio;
+        to.idle = depth.idle;
+        to.levers.clear();
+        to.levers.extend(self.levers.iter().map(|held| Lever {
+            cgroup: Arc::clone(&held.cgroup),
+            base: held.base,
+            quota: held.quota(pod, depth.ratio),
+        }));
+    }
+}
+
+/// All pods under throttle, sorted by UID.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(pub(super) Vec<Grip>);
+
+impl Ledger {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&Grip> {
+        self.find(uid).ok().map(|index| &self.0[index])
+    }
+
+    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Grip> {
+        self.find(uid).ok().map(|index| &mut self.0[index])
+    }
+
+    /// The pod's grip, taken with these levers where there is none yet.
+    pub(super) fn hold(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<Held>) -> &mut Grip {
+        let index = match self.find(uid) {
+            Ok(index) => index,
+            Err(index) => {
+                self.0.insert(index, Grip::new(uid.clone(), levers()));
+                index
+            }
+        };
+        &mut self.0[index]
+    }
+
+    /// The last evaluation's steps down on the pod could not be put in force.
+    pub(super) fn revert(&mut self, uid: &PodUid) {
+        if let Some(grip) = self.get_mut(uid) {
+            for claim in &mut grip.claims {
+                claim.depth = Depth {
+                    ratio: claim.depth.ratio.max(claim.before.ratio),
+                    idle: claim.depth.idle && claim.before.idle,
+                };
+            }
+        }
+        self.prune();
+    }
+
+    /// Lets go of what is not throttled any more.
+    pub(super) fn prune(&mut self) {
+        for grip in &mut self.0 {
+            grip.claims.retain(|claim| claim.depth != Depth::NONE);
+        }
+        self.0.retain(|grip| !grip.claims.is_empty());
+    }
+
+    /// Writes the throttle of the pod into the next place of `throttles`.
+    pub(super) fn write(&self, pod: &Pod, place: usize, throttles: &mut Vec<Throttle>) -> bool {
+        let Some(grip) = self.get(&pod.uid) else {
+            return false;
+        };
+        if place == throttles.len() {
+            throttles.push(Throttle {
+                uid: grip.uid.clone(),
+                rule: grip.claims[0].rule.clone(),
+                ratio: FULL,
+                idle: false,
+                levers: Vec::with_capacity(grip.levers.len()),
+            });
+        }
+        grip.write(pod, &mut throttles[place]);
+        true
+    }
+
+    fn find(&self, uid: &PodUid) -> Result<usize, usize> {
+        self.0.binary_search_by(|grip| grip.uid.cmp(uid))
+    }
+}

@@ -1,0 +1,143 @@
+//! Preview: what a rule would do, were it added to those in force.
+//!
+//! Each Preview rule has a shadow: claims that nobody puts in force and pods that nobody evicts, carried from round
+//! to round. It walks the same victims with the same code; only the figures are capped by what it would have done.
+
+use super::act::{Acting, Buffers, Scene, Under};
+use super::evict::Rounds;
+use super::gap::gap;
+use super::ledger::{Grip, Ledger, allowance};
+use super::metric::{Metric, Resource};
+use super::plan::Transition;
+use super::pod::{Pod, PodUid};
+use super::run::Run;
+use super::throttle::Raising;
+use super::track::{Figures, Pods};
+use super::units::Quota;
+use super::walk::{cpu_used, memory_held};
+
+/// What a Preview rule would have in force.
+#[derive(Debug, Default)]
+pub(super) struct Shadow {
+    pub(super) ledger: Ledger,
+    rounds: Rounds,
+    /// Pods that it would have evicted, sorted.
+    removed: Vec<PodUid>,
+}
+
+impl Shadow {
+    /// Forgets the pods that are gone, and those that it may not throttle any more.
+    pub(super) fn follow(&mut self, gone: impl Fn(&PodUid) -> bool, may: impl Fn(&PodUid) -> bool) {
+        self.ledger.0.retain(|grip| may(&grip.uid));
+        self.removed.retain(|uid| !gone(uid));
+    }
+
+    /// What the rule would have saved of each resource by now; caps the figures accordingly.
+    fn cap(&self, pods: &Pods, real: &Ledger, figures: &mut [Figures]) -> Saved {
+        let mut saved = Saved::default();
+        for uid in &self.removed {
+            if let Some(place) = pods.find(uid) {
+                saved.cpu += cpu_used(&figures[place]);
+                saved.memory += memory_held(&figures[place]);
+                figures[place] = Figures::default();
+            }
+        }
+        for grip in &self.ledger.0 {
+            let Some(place) = pods.find(&grip.uid) else {
+                continue;
+            };
+            let allowed = union_allowance(grip, real.get(&grip.uid), &pods.all()[place].pod);
+            if let Some(cpu) = &mut figures[place].cpu {
+                let capped = allowed.min_usage(*cpu);
+                saved.cpu += cpu.saturating_sub(capped).0;
+                *cpu = capped;
+            }
+        }
+        saved
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Saved {
+    cpu: u64,
+    memory: u64,
+}
+
+impl Saved {
+    const fn of(self, metric: &Metric) -> u64 {
+        match metric.resource() {
+            Some(Resource::Cpu) => self.cpu,
+            Some(Resource::Memory) => self.memory,
+            None => 0,
+        }
+    }
+}
+
+fn union_allowance(shadow: &Grip, real: Option<&Grip>, pod: &Pod) -> Quota {
+    let ratio = shadow.depth().ratio;
+    match real {
+        Some(real) => allowance(&real.levers, pod, ratio.min(real.depth().ratio)),
+        None => allowance(&shadow.levers, pod, ratio),
+    }
+}
+
+/// One evaluation of the Preview rules, after the real one.
+pub(super) struct Previewing<'a> {
+    pub(super) scene: Scene<'a>,
+    pub(super) under: Under<'a>,
+    /// The buffers of the real round, as it left them.
+    pub(super) real: &'a Buffers,
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) out: &'a mut Vec<Transition>,
+}
+
+impl Previewing<'_> {
+    /// Steps the shadow of one Preview rule.
+    pub(super) fn run(&mut self, run: &mut Run) {
+        let mut shadow = std::mem::take(&mut run.shadow);
+        let mut raising = Raising {
+            scene: self.scene,
+            out: self.out,
+        };
+        raising.run(std::slice::from_ref(run), &mut shadow.ledger);
+        shadow.rounds.settle(self.scene.now, self.scene.pods);
+        if !run.machine.in_force() {
+            shadow.removed.clear();
+            shadow.rounds.clear();
+        }
+        if run.acts() {
+            self.act(run, &mut shadow);
+        }
+        run.shadow = shadow;
+    }
+
+    fn act(&mut self, run: &mut Run, shadow: &mut Shadow) {
+        let Scene { pods, sample, .. } = self.scene;
+        let buffers = &mut *self.buffers;
+        buffers.figures.clone_from(&self.real.figures);
+        buffers.released.copy(&self.real.released);
+        let saved = shadow.cap(pods, self.under.ledger, &mut buffers.figures);
+        run.gap = gap(
+            &run.rule,
+            run.judgement,
+            saved.of(&run.rule.metric),
+            &sample.node,
+        );
+        buffers.sort(pods);
+        let acting = Acting {
+            scene: self.scene,
+            buffers: &mut *buffers,
+            ledger: &mut shadow.ledger,
+            rounds: &mut shadow.rounds,
+            removed: &shadow.removed,
+            under: Some(self.under),
+            out: self.out,
+        };
+        acting.run(std::slice::from_mut(run));
+        for evict in buffers.evictions.drain(..) {
+            if let Err(place) = shadow.removed.binary_search(&evict.uid) {
+                shadow.removed.insert(place, evict.uid);
+            }
+        }
+    }
+}

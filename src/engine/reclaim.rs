@@ -1,0 +1,92 @@
+//! Reclaim of page cache: how much from whom.
+
+use super::metric::{ActionKind, Leverage, Resource};
+use super::plan::{Change, Reclaim, Transition};
+use super::run::Run;
+use super::units::Bytes;
+use super::walk::{Skip, Walk};
+
+const KIND: ActionKind = ActionKind::ForceGc;
+
+/// The reclaims of one walk.
+pub(super) struct Reclaiming<'a> {
+    pub(super) walk: Walk<'a>,
+    pub(super) reclaims: &'a mut Vec<Reclaim>,
+    pub(super) out: &'a mut Vec<Transition>,
+}
+
+impl Reclaiming<'_> {
+    /// Takes cache from victims in order until the largest gap of the rules on memory is covered.
+    pub(super) fn cover(&mut self, runs: &mut [Run]) {
+        let walk = self.walk;
+        let mut covered = 0;
+        for place in walk.order {
+            let mut widest: Option<(usize, Bytes)> = None;
+            let mut open = false;
+            for index in 0..runs.len() {
+                let run = &mut runs[index];
+                let measured = run.leverage(KIND) == Leverage::Measured(Resource::Memory);
+                if !measured || !walk.takes(run) || run.gap <= covered {
+                    continue;
+                }
+                open = true;
+                if let Some(cache) = self.cache(run, *place)
+                    && widest.is_none_or(|(other, _)| runs[other].gap < runs[index].gap)
+                {
+                    widest = Some((index, cache));
+                }
+            }
+            if let Some((index, cache)) = widest {
+                let amount = cache.min(Bytes(runs[index].gap - covered));
+                covered += amount.0;
+                self.take(&mut runs[index], *place, amount);
+            }
+            if !open {
+                return;
+            }
+        }
+    }
+
+    /// Takes all the cache of one victim for each rule whose metric has no unit of release.
+    pub(super) fn single(&mut self, runs: &mut [Run]) {
+        let walk = self.walk;
+        let single = |run: &&mut Run| walk.takes(run) && run.leverage(KIND) == Leverage::OneVictim;
+        for run in runs.iter_mut().filter(single) {
+            let mut victims = walk.order.iter();
+            let found =
+                victims.find_map(|place| self.cache(run, *place).map(|cache| (*place, cache)));
+            if let Some((place, cache)) = found {
+                self.take(run, place, cache);
+            }
+        }
+    }
+
+    /// The page cache that the rule may take from the pod; `None` where there is none to take.
+    fn cache(&mut self, run: &mut Run, place: usize) -> Option<Bytes> {
+        match self.candidate(run, place) {
+            Ok(cache) => Some(cache).filter(|cache| *cache > Bytes::ZERO),
+            Err(skip) => {
+                self.walk.spare(run, place, KIND, skip, self.out);
+                None
+            }
+        }
+    }
+
+    fn candidate(&self, run: &Run, place: usize) -> Result<Bytes, Skip> {
+        self.walk.standing(run, place, KIND)?;
+        Ok(self.walk.memory(run, place)?.cache)
+    }
+
+    fn take(&mut self, run: &mut Run, place: usize, amount: Bytes) {
+        let uid = &self.walk.pods[place].pod.uid;
+        self.reclaims.push(Reclaim {
+            uid: uid.clone(),
+            rule: run.rule.id.clone(),
+            amount,
+        });
+        run.act(uid, KIND);
+        let pod = uid.clone();
+        let change = Change::Reclaim { pod, amount };
+        self.out.push(run.transition(self.walk.now, change));
+    }
+}

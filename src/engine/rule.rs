@@ -1,0 +1,190 @@
+//! The state machine of one rule: what its metric's judgements add up to.
+//!
+//! ```text
+//! Normal ──avoidance threshold consecutive breaches──► Breached ──restore threshold consecutive quiet──► Cooling
+//!   ▲                                                    ▲                                                  │
+//!   └──────── cool-down since the last breach ◄──────────┬──────────────────────────────────────────────────┘
+//!                                                        └── a breach while Cooling ┘
+//! ```
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::{RuleState, Unknown};
+use super::policy::Rule;
+use super::time::BootTime;
+
+/// What one evaluation says of a rule's metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Judgement {
+    /// No usable value.
+    Unknown(Unknown),
+    /// A value; of several series the largest.
+    Known {
+        value: f64,
+        /// Above the high mark.
+        breach: bool,
+        /// Every series is known to be at or below the low mark.
+        quiet: bool,
+    },
+}
+
+impl Judgement {
+    pub(super) const fn value(self) -> Option<f64> {
+        match self {
+            Self::Known { value, .. } => Some(value),
+            Self::Unknown(_) => None,
+        }
+    }
+
+    pub(super) const fn unknown(self) -> Option<Unknown> {
+        match self {
+            Self::Unknown(reason) => Some(reason),
+            Self::Known { .. } => None,
+        }
+    }
+
+    pub(super) const fn breach(self) -> bool {
+        matches!(self, Self::Known { breach: true, .. })
+    }
+
+    pub(super) const fn quiet(self) -> bool {
+        matches!(self, Self::Known { quiet: true, .. })
+    }
+}
+
+/// How long and how often before the machine moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) avoidance_threshold: u32,
+    pub(super) restore_threshold: u32,
+    pub(super) cool_down: Duration,
+    /// Unknown for so long: what is in force is undone.
+    pub(super) unknown_limit: Duration,
+}
+
+impl Terms {
+    pub(super) fn of(rule: &Rule, unknown_limit: Duration) -> Self {
+        Self {
+            avoidance_threshold: rule.avoidance_threshold,
+            restore_threshold: rule.restore_threshold,
+            cool_down: rule.action.cool_down,
+            unknown_limit,
+        }
+    }
+}
+
+/// One edge of the diagram that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Move {
+    pub(super) from: RuleState,
+    pub(super) to: RuleState,
+    pub(super) unknown_too_long: bool,
+}
+
+/// State and counters. Kept over a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Machine {
+    pub(super) state: RuleState,
+    pub(super) since: Option<BootTime>,
+    pub(super) breaches: u32,
+    pub(super) quiets: u32,
+    pub(super) last_breach: Option<BootTime>,
+    pub(super) unknown_since: Option<BootTime>,
+}
+
+impl Machine {
+    /// Takes one evaluation in; `tell` hears each edge taken (two at most: an expired cool-down ends Cooling in the
+    /// very evaluation that began it).
+    pub(super) fn observe(
+        &mut self,
+        now: BootTime,
+        judgement: Judgement,
+        terms: &Terms,
+        mut tell: impl FnMut(Move),
+    ) {
+        self.since.get_or_insert(now);
+        let Judgement::Known { breach, quiet, .. } = judgement else {
+            return self.wait(now, terms, tell);
+        };
+        self.unknown_since = None;
+        if breach {
+            return self.breach(now, terms, tell);
+        }
+        if quiet {
+            self.quiet(now, terms, &mut tell);
+        }
+        let rested = |at: BootTime| now.since(at) >= terms.cool_down;
+        if self.state == RuleState::Cooling && self.last_breach.is_none_or(rested) {
+            self.forget();
+            tell(self.go(now, RuleState::Normal));
+        }
+    }
+
+    /// Whether the metric has been Unknown for so long that nothing may be held for it any more.
+    pub(super) fn unknown_too_long(&self, now: BootTime, limit: Duration) -> bool {
+        self.unknown_since
+            .is_some_and(|since| now.since(since) >= limit)
+    }
+
+    /// Whether what the rule asks for is in force: Breached or Cooling.
+    pub(super) fn in_force(&self) -> bool {
+        self.state != RuleState::Normal
+    }
+
+    /// Starts counting anew; the state stays.
+    pub(super) const fn forget(&mut self) {
+        self.breaches = 0;
+        self.quiets = 0;
+    }
+
+    fn wait(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+        self.unknown_since.get_or_insert(now);
+        if self.in_force() && self.unknown_too_long(now, terms.unknown_limit) {
+            self.forget();
+            let mut edge = self.go(now, RuleState::Normal);
+            edge.unknown_too_long = true;
+            tell(edge);
+        }
+    }
+
+    fn breach(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+        self.last_breach = Some(now);
+        self.quiets = 0;
+        self.breaches = self.breaches.saturating_add(1);
+        let starts = match self.state {
+            RuleState::Normal => self.breaches >= terms.avoidance_threshold,
+            RuleState::Cooling => true,
+            RuleState::Breached => false,
+        };
+        if starts {
+            tell(self.go(now, RuleState::Breached));
+        }
+    }
+
+    fn quiet(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+        match self.state {
+            RuleState::Normal => self.breaches = 0,
+            RuleState::Breached => {
+                self.quiets = self.quiets.saturating_add(1);
+                if self.quiets >= terms.restore_threshold {
+                    tell(self.go(now, RuleState::Cooling));
+                }
+            }
+            RuleState::Cooling => {}
+        }
+    }
+
+    const fn go(&mut self, now: BootTime, to: RuleState) -> Move {
+        let from = self.state;
+        self.state = to;
+        self.since = Some(now);
+        Move {
+            from,
+            to,
+            unknown_too_long: false,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A rule as it runs: its machine, its last judgement, and what has been told of it.
+
+use std::time::Duration;
+
+use super::metric::{ActionKind, Leverage};
+use super::plan::{Change, RuleState, Spared, Transition, Unknown};
+use super::pod::PodUid;
+use super::policy::{Rule, Strategy, TaintEffect};
+use super::preview::Shadow;
+use super::rule::{Judgement, Machine, Terms};
+use super::time::BootTime;
+
+/// One rule.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) rule: Rule,
+    /// Its place among the rules, and so in every pod's permits.
+    pub(super) index: usize,
+    pub(super) machine: Machine,
+    /// The last judgement; `None` before the first evaluation.
+    pub(super) judgement: Option<Judgement>,
+    /// It was judged in the evaluation that is going on.
+    pub(super) due: bool,
+    /// It has been judged, not Unknown, since the start.
+    pub(super) known: bool,
+    /// The Unknown that was told and has not ended.
+    told: Option<Unknown>,
+    /// It keeps new work away, and this was told.
+    pub(super) closes: bool,
+    /// What has to be released, in millicores or bytes.
+    pub(super) gap: u64,
+    /// Pods evicted for it in the round that is being put together.
+    pub(super) evicted: u32,
+    /// The pods passed over, as told; sorted.
+    spared: Vec<(PodUid, ActionKind, Spared)>,
+    /// What a Preview rule would have in force.
+    pub(super) shadow: Shadow,
+}
+
+impl Run {
+    pub(super) fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            index: 0,
+            machine: Machine::default(),
+            judgement: None,
+            due: false,
+            known: false,
+            told: None,
+            closes: false,
+            gap: 0,
+            evicted: 0,
+            spared: Vec::new(),
+            shadow: Shadow::default(),
+        }
+    }
+
+    /// Goes on under an edited rule. Counters of another metric or other marks say nothing about this one.
+    pub(super) fn edit(&mut self, rule: Rule) {
+        let same = self.rule.metric == rule.metric
+            && self.rule.series == rule.series
+            && self.rule.watermark.total_cmp(&rule.watermark).is_eq()
+            && self.rule.restore.total_cmp(&rule.restore).is_eq();
+        if !same {
+            self.machine.forget();
+        }
+        self.rule = rule;
+    }
+
+    pub(super) fn would(&self) -> bool {
+        self.rule.strategy == Strategy::Preview
+    }
+
+    pub(super) fn transition(&self, at: BootTime, change: Change) -> Transition {
+        Transition {
+            at,
+            rule: self.rule.id.clone(),
+            would: self.would(),
+            change,
+        }
+    }
+
+    /// Takes a judgement in and tells what it changed.
+    pub(super) fn observe(
+        &mut self,
+        now: BootTime,
+        judgement: Judgement,
+        unknown_limit: Duration,
+        out: &mut Vec<Transition>,
+    ) {
+        self.tell_unknown(now, judgement, out);
+        self.due = true;
+        self.judgement = Some(judgement);
+        let terms = Terms::of(&self.rule, unknown_limit);
+        let mut machine = self.machine;
+        machine.observe(now, judgement, &terms, |edge| {
+            let change = Change::State {
+                from: edge.from,
+                to: edge.to,
+                value: judgement.value(),
+                watermark: self.rule.watermark,
+                unknown_too_long: edge.unknown_too_long,
+            };
+            out.push(self.transition(now, change));
+        });
+        self.machine = machine;
+        self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
+        if !machine.in_force() {
+            self.spared.clear();
+        }
+    }
+
+    /// The first look of all has nothing to compare with, which is nobody's news.
+    fn tell_unknown(&mut self, now: BootTime, judgement: Judgement, out: &mut Vec<Transition>) {
+        let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
+        match judgement {
+            Judgement::Unknown(Unknown::Rebased) if first => {}
+            Judgement::Unknown(reason) if self.told != Some(reason) => {
+                self.told = Some(reason);
+                out.push(self.transition(now, Change::Unknown { reason }));
+            }
+            Judgement::Known { value, .. } if self.told.take().is_some() => {
+                out.push(self.transition(now, Change::Known { value }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether it acts on pods in this evaluation: breached, and above its mark right now.
+    pub(super) fn acts(&self) -> bool {
+        self.due
+            && self.machine.state == RuleState::Breached
+            && self.judgement.is_some_and(Judgement::breach)
+    }
+
+    /// What its action of that kind can do about its metric.
+    pub(super) fn leverage(&self, kind: ActionKind) -> Leverage {
+        let action = &self.rule.action;
+        let has = match kind {
+            ActionKind::CpuThrottle => action.throttle.is_some(),
+            ActionKind::ForceGc => action.force_gc,
+            ActionKind::Eviction => action.eviction.is_some(),
+        };
+        if has {
+            self.rule.metric.leverage(kind)
+        } else {
+            Leverage::None
+        }
+    }
+
+    /// Whether its throttles go a step up in this evaluation.
+    pub(super) fn releases(&self, now: BootTime, unknown_limit: Duration) -> bool {
+        self.due
+            && self.machine.state == RuleState::Normal
+            && (self.judgement.is_some_and(Judgement::quiet)
+                || self.machine.unknown_too_long(now, unknown_limit))
+    }
+
+    /// The effect with which it keeps new work away now.
+    pub(super) fn effect(&self) -> Option<TaintEffect> {
+        let effect = self.rule.action.scheduling;
+        effect.filter(|_| self.machine.in_force())
+    }
+
+    /// Tells that a pod was passed over, unless that was told already.
+    pub(super) fn spare(
+        &mut self,
+        now: BootTime,
+        pod: &PodUid,
+        kind: ActionKind,
+        reason: Spared,
+        out: &mut Vec<Transition>,
+    ) {
+        match self.place(pod, kind) {
+            Ok(index) if self.spared[index].2 == reason => return,
+            Ok(index) => self.spared[index].2 = reason,
+            Err(index) => self.spared.insert(index, (pod.clone(), kind, reason)),
+        }
+        let told =
+            |(p, k, r): &(PodUid, ActionKind, Spared)| p == pod && *k != kind && *r == reason;
+        if !self.spared.iter().any(told) {
+            let pod = pod.clone();
+            out.push(self.transition(now, Change::Spared { pod, reason }));
+        }
+    }
+
+    /// The pod was acted on: should it be passed over again, that is news.
+    pub(super) fn act(&mut self, pod: &PodUid, kind: ActionKind) {
+        if let Ok(index) = self.place(pod, kind) {
+            self.spared.remove(index);
+        }
+    }
+
+    /// Forgets what was told of pods that are gone.
+    pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
+        self.spared.retain(|(pod, _, _)| !gone(pod));
+    }
+
+    fn place(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {
+        self.spared
+            .binary_search_by(|(p, k, _)| p.cmp(pod).then(k.cmp(&kind)))
+    }
+}

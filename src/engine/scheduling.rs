@@ -1,0 +1,63 @@
+//! Whether new work may be placed on the node: the union of what the rules need.
+
+use super::plan::{Change, Scheduling, Transition};
+use super::policy::{RuleId, TaintEffect};
+use super::run::Run;
+use super::time::BootTime;
+
+/// Tells which rules began or ceased to keep new work away.
+pub(super) fn tell(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
+    for run in runs {
+        let effect = run.effect();
+        if effect.is_some() == run.closes {
+            continue;
+        }
+        run.closes = effect.is_some();
+        let change = effect.map_or(Change::SchedulingEnabled, |effect| {
+            Change::SchedulingDisabled { effect }
+        });
+        out.push(run.transition(now, change));
+    }
+}
+
+/// Whether every enforced rule that can close the node has been judged once.
+pub(super) fn judged(runs: &[Run]) -> bool {
+    let mut closing = runs
+        .iter()
+        .filter(|run| !run.would() && run.rule.action.scheduling.is_some());
+    closing.all(|run| run.known)
+}
+
+/// Writes the level to keep; the list of rules keeps its buffer.
+pub(super) fn level(runs: &[Run], settled: bool, scheduling: &mut Scheduling) {
+    let Some(strongest) = closing(runs).map(|(effect, _)| effect).max() else {
+        *scheduling = if settled {
+            Scheduling::Enabled
+        } else {
+            Scheduling::Hold
+        };
+        return;
+    };
+    let ids = || closing(runs).map(|(_, id)| id);
+    match scheduling {
+        Scheduling::Disabled { effect, rules } => {
+            *effect = strongest;
+            if !rules.iter().eq(ids()) {
+                rules.clear();
+                rules.extend(ids().cloned());
+            }
+        }
+        _ => {
+            *scheduling = Scheduling::Disabled {
+                effect: strongest,
+                rules: ids().cloned().collect(),
+            }
+        }
+    }
+}
+
+fn closing(runs: &[Run]) -> impl Iterator<Item = (TaintEffect, &RuleId)> {
+    runs.iter()
+        .filter(|run| !run.would())
+        .filter_map(|run| run.effect().map(|effect| (effect, &run.rule.id)))
+}

@@ -1,0 +1,169 @@
+//! What is kept over a restart, and how the engine goes on from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use super::evict::Rounds;
+use super::ledger::{Claim, Depth, Grip, Held};
+use super::pod::PodUid;
+use super::policy::RuleId;
+use super::rule::Machine;
+use super::run::Run;
+use super::time::BootTime;
+use super::units::{MilliCpu, Quota};
+
+/// A claim that nothing more is known of is taken back by so many percent of the base...
+const STEP: u8 = 10;
+/// ...in every period of that length.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// What is kept over a restart: serialised beside the journal.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EngineState {
+    rules: Vec<RuleMemory>,
+    claims: Vec<ClaimMemory>,
+    rounds: Rounds,
+    /// Pods whose eviction was refused, and when it may be tried again.
+    refused: Vec<(PodUid, BootTime)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RuleMemory {
+    rule: RuleId,
+    preview: bool,
+    #[serde(flatten)]
+    machine: Machine,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClaimMemory {
+    pod: PodUid,
+    rule: RuleId,
+    ratio: u8,
+    idle: bool,
+    step: u8,
+    period: Duration,
+}
+
+/// A throttle found in force at the start, from the journal.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdoptedThrottle {
+    /// Which pod.
+    pub uid: PodUid,
+    /// The rule that it is in force for.
+    pub rule: RuleId,
+    /// Percent of the base.
+    pub ratio: u8,
+    /// Idle class.
+    pub idle: bool,
+    /// Each cgroup with its base and its original.
+    pub levers: Vec<(Arc<str>, MilliCpu, Quota)>,
+}
+
+impl Engine {
+    /// What has to be kept over a restart.
+    pub fn state(&self) -> EngineState {
+        let rule = |run: &Run| RuleMemory {
+            rule: run.rule.id.clone(),
+            preview: run.would(),
+            machine: run.machine,
+        };
+        let refused = self.pods.all().iter();
+        let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.refused?)));
+        EngineState {
+            rules: self.runs.iter().map(rule).collect(),
+            claims: self.ledger.0.iter().flat_map(remember).collect(),
+            rounds: self.rounds.clone(),
+            refused: refused.collect(),
+        }
+    }
+
+    /// Goes on from where the last process stopped (same boot): call it after [`Self::set_policy`] and
+    /// [`Self::set_pods`]. The journal decides about bases and originals; throttles of rules that are gone are
+    /// taken back, those of pods that are gone are left out of the next plan.
+    pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
+        for memory in &state.rules {
+            let same = |run: &&mut Run| run.rule.id == memory.rule && run.would() == memory.preview;
+            if let Some(run) = self.runs.iter_mut().find(same) {
+                run.machine = memory.machine;
+                run.closes = run.effect().is_some();
+            }
+        }
+        self.rounds = state.rounds.clone();
+        for (uid, until) in &state.refused {
+            if let Some(tracked) = self.pods.get_mut(uid) {
+                tracked.refused = Some(*until);
+            }
+        }
+        for throttle in throttles {
+            self.adopt_throttle(state, throttle);
+        }
+        self.settled = false;
+        self.dirty = true;
+        self.reconcile();
+    }
+
+    fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
+        let levers = || throttle.levers.iter().map(held).collect();
+        let grip = self.ledger.hold(&throttle.uid, levers);
+        for memory in state.claims.iter().filter(|c| c.pod == throttle.uid) {
+            grip.put(memory.claim());
+        }
+        let known = grip.claim(&throttle.rule);
+        grip.put(Claim {
+            rule: throttle.rule.clone(),
+            depth: Depth {
+                ratio: throttle.ratio.min(100),
+                idle: throttle.idle,
+            },
+            before: Depth::NONE,
+            step: known.map_or(STEP, |claim| claim.step),
+            period: known.map_or(PERIOD, |claim| claim.period),
+            retired: None,
+        });
+        for claim in &mut grip.claims {
+            claim.before = claim.depth;
+        }
+    }
+}
+
+fn held((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> Held {
+    Held {
+        cgroup: Arc::clone(cgroup),
+        base: *base,
+        original: *original,
+    }
+}
+
+fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
+    grip.claims.iter().map(|claim| ClaimMemory {
+        pod: grip.uid.clone(),
+        rule: claim.rule.clone(),
+        ratio: claim.depth.ratio,
+        idle: claim.depth.idle,
+        step: claim.step,
+        period: claim.period,
+    })
+}
+
+impl ClaimMemory {
+    fn claim(&self) -> Claim {
+        Claim {
+            rule: self.rule.clone(),
+            depth: Depth {
+                ratio: self.ratio.min(100),
+                idle: self.idle,
+            },
+            before: Depth::NONE,
+            step: self.step.max(1),
+            period: self.period.max(Duration::from_millis(100)),
+            retired: None,
+        }
+    }
+}

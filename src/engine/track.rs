@@ -1,0 +1,218 @@
+//! The pods of the node as the engine follows them: facts, permits, and their figures since the last evaluation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::eligibility::Permit;
+use super::plan::Spared;
+use super::pod::{Pod, PodUid};
+use super::policy::PodPolicy;
+use super::run::Run;
+use super::sample::{MemoryParts, PodSample, Sample};
+use super::time::BootTime;
+use super::units::MilliCpu;
+use super::values::{believed, interval};
+
+/// One pod.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    pub(super) pod: Arc<Pod>,
+    /// What each rule's action may do to it, in the order of the rules.
+    permits: Vec<Permit>,
+    /// Its place in the current sample.
+    seen: Option<usize>,
+    /// How it looked at the last evaluation of each period.
+    looks: Vec<(Duration, PodSample)>,
+    /// No new throttle step before that time, and why.
+    pub(super) spared: Option<(BootTime, Spared)>,
+    /// No eviction before that time: the last one was refused.
+    pub(super) refused: Option<BootTime>,
+}
+
+/// What a pod uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// When it was read; `None` without a sample.
+    pub(super) at: Option<BootTime>,
+    /// CPU over the interval.
+    pub(super) cpu: Option<MilliCpu>,
+    /// Memory now.
+    pub(super) memory: Option<MemoryParts>,
+}
+
+impl Tracked {
+    pub(super) const fn new(pod: Arc<Pod>) -> Self {
+        Self {
+            pod,
+            permits: Vec::new(),
+            seen: None,
+            looks: Vec::new(),
+            spared: None,
+            refused: None,
+        }
+    }
+
+    pub(super) fn permit(&self, rule: usize) -> Permit {
+        self.permits.get(rule).copied().unwrap_or_default()
+    }
+
+    pub(super) fn sample<'a>(&self, sample: &'a Sample) -> Option<&'a PodSample> {
+        self.seen.and_then(|index| sample.pods.get(index))
+    }
+
+    pub(super) fn look(&self, period: Duration) -> Option<&PodSample> {
+        let found = self.looks.iter().find(|(of, _)| *of == period);
+        found.map(|(_, look)| look)
+    }
+
+    /// Its figures over the evaluation period; what the node's `cpus` could not do is no figure.
+    pub(super) fn figures(&self, sample: &Sample, period: Duration, cpus: Option<u32>) -> Figures {
+        let Some(now) = self.sample(sample) else {
+            return Figures::default();
+        };
+        let cpu = self
+            .look(period)
+            .and_then(|before| cpu(before, now, period, cpus));
+        Figures {
+            at: Some(now.at),
+            cpu,
+            memory: now.memory_parts,
+        }
+    }
+
+    fn keep(&mut self, period: Duration, sample: &Sample) {
+        let Some(now) = self.sample(sample) else {
+            return;
+        };
+        match self.looks.iter_mut().find(|(of, _)| *of == period) {
+            Some((_, look)) => copy(look, now),
+            None => self.looks.push((period, now.clone())),
+        }
+    }
+}
+
+fn cpu(
+    before: &PodSample,
+    now: &PodSample,
+    period: Duration,
+    cpus: Option<u32>,
+) -> Option<MilliCpu> {
+    let interval = interval(Some(before.at), now.at, period).ok()?;
+    usage(before.cpu_nanos, now.cpu_nanos, interval, cpus)
+}
+
+/// CPU from two readings of a counter of run time; `None` where it went back or ran ahead of the machine.
+pub(super) fn usage(
+    before: Option<u64>,
+    now: Option<u64>,
+    interval: u64,
+    cpus: Option<u32>,
+) -> Option<MilliCpu> {
+    let nanos = now?.checked_sub(before?)?;
+    if let Some(cpus) = cpus {
+        believed(nanos as f64, interval as f64, f64::from(cpus)).ok()?;
+    }
+    MilliCpu::from_usage(nanos, interval)
+}
+
+/// Like `clone_from`, but keeps the buffers of the parts.
+fn copy(to: &mut PodSample, from: &PodSample) {
+    to.uid.clone_from(&from.uid);
+    to.at = from.at;
+    to.cpu_nanos = from.cpu_nanos;
+    to.memory = from.memory;
+    to.memory_parts = from.memory_parts;
+    to.levers.clone_from(&from.levers);
+    to.containers.clone_from(&from.containers);
+}
+
+/// The pods of the node, sorted by UID.
+#[derive(Debug, Default)]
+pub(super) struct Pods(Vec<Tracked>);
+
+impl Pods {
+    pub(super) fn all(&self) -> &[Tracked] {
+        &self.0
+    }
+
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&Tracked> {
+        self.find(uid).map(|index| &self.0[index])
+    }
+
+    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Tracked> {
+        self.find(uid).map(|index| &mut self.0[index])
+    }
+
+    pub(super) fn find(&self, uid: &PodUid) -> Option<usize> {
+        self.0.binary_search_by(|t| t.pod.uid.cmp(uid)).ok()
+    }
+
+    pub(super) fn remove(&mut self, uid: &PodUid) {
+        if let Some(index) = self.find(uid) {
+            self.0.remove(index);
+        }
+    }
+
+    /// Takes the pods as they are now; what is known of those that stay is kept.
+    pub(super) fn set(&mut self, mut pods: Vec<Arc<Pod>>) {
+        pods.sort_by(|a, b| a.uid.cmp(&b.uid));
+        pods.dedup_by(|a, b| a.uid == b.uid);
+        let mut old = std::mem::take(&mut self.0).into_iter().peekable();
+        for pod in pods {
+            while old.next_if(|t| t.pod.uid < pod.uid).is_some() {}
+            let tracked = match old.next_if(|t| t.pod.uid == pod.uid) {
+                Some(mut tracked) => {
+                    if tracked.pod != pod {
+                        tracked.pod = pod;
+                        tracked.permits.clear();
+                    }
+                    tracked
+                }
+                None => Tracked::new(pod),
+            };
+            self.0.push(tracked);
+        }
+    }
+
+    /// Works out the permits of pods that have none yet.
+    pub(super) fn permit(&mut self, policies: &[PodPolicy], runs: &[Run]) {
+        for tracked in self.0.iter_mut().filter(|t| t.permits.len() != runs.len()) {
+            let pod = &tracked.pod;
+            let permits = runs
+                .iter()
+                .map(|run| Permit::of(policies, pod, &run.rule.action));
+            tracked.permits = permits.collect();
+        }
+    }
+
+    /// Forgets the permits, and the looks of periods that no rule has any more.
+    pub(super) fn reset(&mut self, periods: impl Fn(Duration) -> bool) {
+        for tracked in &mut self.0 {
+            tracked.permits.clear();
+            tracked.looks.retain(|(period, _)| periods(*period));
+        }
+    }
+
+    /// Finds every pod's place in the sample. Of two entries for one pod the later one counts.
+    pub(super) fn see(&mut self, sample: &Sample) {
+        for tracked in &mut self.0 {
+            tracked.seen = None;
+        }
+        for (index, now) in sample.pods.iter().enumerate() {
+            let Some(tracked) = self.get_mut(&now.uid) else {
+                continue;
+            };
+            let later = |other: &PodSample| (now.at, now.cpu_nanos) > (other.at, other.cpu_nanos);
+            if tracked.sample(sample).is_none_or(later) {
+                tracked.seen = Some(index);
+            }
+        }
+    }
+
+    /// Makes the sample the base of the next evaluation of that period.
+    pub(super) fn keep(&mut self, period: Duration, sample: &Sample) {
+        for tracked in &mut self.0 {
+            tracked.keep(period, sample);
+        }
+    }
+}

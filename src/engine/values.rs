@@ -1,0 +1,382 @@
+//! The value of a rule's metric, from the current sample and the one of the evaluation before.
+//!
+//! Nothing here ever makes up a number: what cannot be told is [`Unknown`] with its cause.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::metric::{DiskRate, InterfaceRate, Metric};
+use super::plan::Unknown;
+use super::policy::Rule;
+use super::rule::Judgement;
+use super::sample::{
+    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, ProbeSample, Sample,
+};
+use super::selector::{Labels, Selector};
+use super::time::BootTime;
+use super::track::Tracked;
+
+/// More than this part of what the machine can do is not believed.
+const BELIEVED: f64 = 1.05;
+/// The kernel counts node CPU and disk time in ticks: so much of each interval may belong to its neighbour.
+const TICKS: Duration = Duration::from_millis(20);
+/// An interval longer than so many periods is a gap.
+pub(super) const GAP_PERIODS: u32 = 3;
+
+const NANOS_PER_SECOND: f64 = 1e9;
+const KIB: f64 = 1024.0;
+
+type Value = Result<f64, Unknown>;
+
+/// The counters of the node at the evaluation before. Its buffers are kept.
+#[derive(Debug, Default)]
+pub(super) struct Base {
+    at: Option<BootTime>,
+    cpu: Option<CpuTimes>,
+    disks: Vec<DiskSample>,
+    interfaces: Vec<InterfaceSample>,
+}
+
+impl Base {
+    pub(super) fn keep(&mut self, sample: &Sample) {
+        self.at = Some(sample.at);
+        self.cpu = sample.node.cpu;
+        self.disks.clone_from(&sample.node.disks);
+        self.interfaces.clone_from(&sample.node.interfaces);
+    }
+}
+
+/// What a rule is judged by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    pub(super) now: BootTime,
+    pub(super) sample: &'a Sample,
+    pub(super) base: &'a Base,
+    pub(super) period: Duration,
+    pub(super) pods: &'a [Tracked],
+}
+
+/// Judges the metric of `rule`.
+pub(super) fn judge(rule: &Rule, view: &View<'_>) -> Judgement {
+    let mut fold = Fold::default();
+    let judge = Judge { rule, view };
+    match &rule.metric {
+        Metric::Probe(name) => judge.probe(name, &mut fold),
+        Metric::RunQueueTime | Metric::ThrottledRatio => judge.containers(&mut fold),
+        _ if judge.stale(view.sample.at) => fold.add(Err(Unknown::Stale)),
+        Metric::Disk(rate) => judge.disks(*rate, &mut fold),
+        Metric::Interface(rate) => judge.interfaces(*rate, &mut fold),
+        _ if judge.selects::<[(&str, &str)]>(&[]) => fold.add(judge.gauge()),
+        _ => {}
+    }
+    fold.judge(rule)
+}
+
+/// The largest of the series, and what kept others from being known.
+#[derive(Debug, Default)]
+struct Fold {
+    largest: Option<f64>,
+    /// A series that should have a value and has none: it is not known to be quiet.
+    doubt: Option<Unknown>,
+    /// A series seen for the first time.
+    rebased: bool,
+}
+
+impl Fold {
+    fn add(&mut self, value: Value) {
+        match value {
+            Ok(value) => self.largest = Some(self.largest.map_or(value, |l| l.max(value))),
+            Err(Unknown::Rebased) => self.rebased = true,
+            Err(Unknown::Missing) => {}
+            Err(reason) => self.doubt = Some(reason),
+        }
+    }
+
+    fn judge(self, rule: &Rule) -> Judgement {
+        let first_look = self.rebased.then_some(Unknown::Rebased);
+        match self.largest {
+            Some(value) => Judgement::Known {
+                value,
+                breach: value > rule.watermark,
+                quiet: value <= rule.restore && self.doubt.is_none(),
+            },
+            None => Judgement::Unknown(self.doubt.or(first_look).unwrap_or(Unknown::Missing)),
+        }
+    }
+}
+
+struct Judge<'a> {
+    rule: &'a Rule,
+    view: &'a View<'a>,
+}
+
+impl Judge<'_> {
+    fn stale(&self, at: BootTime) -> bool {
+        self.view.now.since(at) > self.rule.sample_ttl
+    }
+
+    fn selects<L: Labels + ?Sized>(&self, labels: &L) -> bool {
+        selects(self.rule.series.as_ref(), labels)
+    }
+
+    /// Metrics with one value for the node.
+    fn gauge(&self) -> Value {
+        let node = &self.view.sample.node;
+        match &self.rule.metric {
+            Metric::CpuUsage => self.cpu().map(|(busy, _)| busy * 1000.0),
+            Metric::CpuUtilization => self.cpu().map(|(busy, online)| busy / online * 100.0),
+            Metric::MemoryUsage => memory(node).map(|(used, _)| used),
+            Metric::MemoryUtilization => memory(node).map(|(used, total)| used / total * 100.0),
+            Metric::Load(index) => node
+                .load
+                .and_then(|load| load.get(*index).copied())
+                .map_or(Err(Unknown::Missing), possible),
+            Metric::Pressure { kind, full, window } => {
+                let lines = node.pressure[*kind as usize];
+                let line = lines.and_then(|p| if *full { p.full } else { Some(p.some) });
+                line.and_then(|averages| averages.get(*window).copied())
+                    .map_or(Err(Unknown::Missing), percent)
+            }
+            _ => Err(Unknown::Missing),
+        }
+    }
+
+    /// Busy CPUs over the interval, and CPUs online.
+    fn cpu(&self) -> Result<(f64, f64), Unknown> {
+        let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
+        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
+        let before = self.view.base.cpu.ok_or(Unknown::Rebased)?;
+        if now.online == 0 {
+            return Err(Unknown::Impossible);
+        }
+        let busy = grown(before.busy, now.busy)?;
+        let capacity = f64::from(now.online.max(before.online));
+        believed(busy, interval, capacity)?;
+        Ok((busy / interval, f64::from(now.online)))
+    }
+
+    fn disks(&self, rate: DiskRate, fold: &mut Fold) {
+        for (index, disk) in self.view.sample.node.disks.iter().enumerate() {
+            if self.selects(&[("device", &*disk.device)][..]) {
+                let before = at_or_near(&self.view.base.disks, index, |b| b.device == disk.device);
+                fold.add(self.disk(rate, before, disk));
+            }
+        }
+    }
+
+    fn disk(&self, rate: DiskRate, before: Option<&DiskSample>, disk: &DiskSample) -> Value {
+        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
+        let before = before.ok_or(Unknown::Rebased)?;
+        let seconds = interval / NANOS_PER_SECOND;
+        let per_second = |from: u64, to: u64| grown(from, to).map(|n| n / seconds);
+        match rate {
+            DiskRate::ReadKib => per_second(before.read_bytes, disk.read_bytes).map(|n| n / KIB),
+            DiskRate::WriteKib => per_second(before.write_bytes, disk.write_bytes).map(|n| n / KIB),
+            DiskRate::Reads => per_second(before.reads, disk.reads),
+            DiskRate::Writes => per_second(before.writes, disk.writes),
+            DiskRate::Utilization => {
+                let busy = grown(before.io_ms, disk.io_ms)? * 1e6;
+                believed(busy, interval, 1.0)?;
+                Ok(busy / interval * 100.0)
+            }
+        }
+    }
+
+    fn interfaces(&self, rate: InterfaceRate, fold: &mut Fold) {
+        for (index, link) in self.view.sample.node.interfaces.iter().enumerate() {
+            if self.selects(&[("interface", &*link.interface)][..]) {
+                let same = |b: &InterfaceSample| b.interface == link.interface;
+                let before = at_or_near(&self.view.base.interfaces, index, same);
+                fold.add(self.interface(rate, before, link));
+            }
+        }
+    }
+
+    fn interface(
+        &self,
+        rate: InterfaceRate,
+        before: Option<&InterfaceSample>,
+        link: &InterfaceSample,
+    ) -> Value {
+        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
+        let before = before.ok_or(Unknown::Rebased)?;
+        let count = |of: fn(&InterfaceSample) -> u64| {
+            grown(of(before), of(link)).map(|n| n / (interval / NANOS_PER_SECOND))
+        };
+        match rate {
+            InterfaceRate::ReceiveKib => count(|l| l.receive_bytes).map(|n| n / KIB),
+            InterfaceRate::SendKib => count(|l| l.send_bytes).map(|n| n / KIB),
+            InterfaceRate::ReceivePackets => count(|l| l.receive_packets),
+            InterfaceRate::SendPackets => count(|l| l.send_packets),
+            InterfaceRate::ReceiveDrops => count(|l| l.receive_drops),
+            InterfaceRate::SendDrops => count(|l| l.send_drops),
+        }
+    }
+
+    fn containers(&self, fold: &mut Fold) {
+        for tracked in self.view.pods {
+            let Some(sample) = tracked.sample(self.view.sample) else {
+                continue;
+            };
+            let look = tracked.look(self.view.period);
+            for (index, container) in sample.containers.iter().enumerate() {
+                let labels = [
+                    ("namespace", tracked.pod.namespace.as_str()),
+                    ("pod", tracked.pod.name.as_str()),
+                    ("container", &*container.container),
+                ];
+                if self.selects(&labels[..]) {
+                    let same = |b: &ContainerSample| b.container == container.container;
+                    let before = look.and_then(|l| at_or_near(&l.containers, index, same));
+                    let times = (look.map(|l| l.at), sample.at);
+                    fold.add(self.container(times, before, container));
+                }
+            }
+        }
+    }
+
+    fn container(
+        &self,
+        (from, to): (Option<BootTime>, BootTime),
+        before: Option<&ContainerSample>,
+        container: &ContainerSample,
+    ) -> Value {
+        if self.stale(to) {
+            return Err(Unknown::Stale);
+        }
+        let interval = self.interval(from, to)?;
+        let before = before.ok_or(Unknown::Rebased)?;
+        match self.rule.metric {
+            Metric::RunQueueTime => {
+                let waited = difference(before.run_delay_nanos, container.run_delay_nanos)?;
+                Ok(waited / 1000.0 / (interval / NANOS_PER_SECOND))
+            }
+            _ => throttled_ratio(before, container),
+        }
+    }
+
+    fn probe(&self, name: &Arc<str>, fold: &mut Fold) {
+        let Some(answer) = self.answer() else { return };
+        for series in answer.series.iter().filter(|series| series.name == *name) {
+            if self.selects(&SeriesLabels(&series.labels)) {
+                fold.add(if self.stale(answer.at) {
+                    Err(Unknown::Stale)
+                } else {
+                    finite(series.value)
+                });
+            }
+        }
+    }
+
+    fn answer(&self) -> Option<&ProbeSample> {
+        let probe = self.rule.probe.as_ref()?;
+        let answers = self.view.sample.probes.iter();
+        answers
+            .filter(|answer| answer.url == probe.url)
+            .max_by_key(|answer| answer.at)
+    }
+
+    /// Nanoseconds from one look to the next.
+    fn interval(&self, from: Option<BootTime>, to: BootTime) -> Value {
+        interval(from, to, self.view.period).map(|nanos| nanos as f64)
+    }
+}
+
+/// Nanoseconds from one look to the next; a look that is missing, later or more than three periods ago is no base.
+pub(super) fn interval(
+    from: Option<BootTime>,
+    to: BootTime,
+    period: Duration,
+) -> Result<u64, Unknown> {
+    let from = from.ok_or(Unknown::Rebased)?;
+    if to < from || to.since(from) > period.saturating_mul(GAP_PERIODS) {
+        return Err(Unknown::Rebased);
+    }
+    if to == from {
+        return Err(Unknown::Impossible);
+    }
+    Ok(to.as_nanos() - from.as_nanos())
+}
+
+/// Whether `nanos` of run time over `interval` is what `capacity` CPUs (or disks) can do.
+pub(super) fn believed(nanos: f64, interval: f64, capacity: f64) -> Result<(), Unknown> {
+    let most = capacity * (interval * BELIEVED + TICKS.as_nanos() as f64);
+    if nanos > most {
+        return Err(Unknown::Impossible);
+    }
+    Ok(())
+}
+
+fn selects<L: Labels + ?Sized>(selector: Option<&Selector>, labels: &L) -> bool {
+    selector.is_none_or(|selector| selector.matches(labels))
+}
+
+struct SeriesLabels<'a>(&'a [(Arc<str>, Arc<str>)]);
+
+impl Labels for SeriesLabels<'_> {
+    fn label(&self, key: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(name, _)| **name == *key);
+        found.map(|(_, value)| &**value)
+    }
+}
+
+/// The entry that `same` takes, looked for at `index` first: lists seldom change from one look to the next.
+fn at_or_near<T>(list: &[T], index: usize, same: impl Fn(&T) -> bool) -> Option<&T> {
+    match list.get(index) {
+        Some(entry) if same(entry) => Some(entry),
+        _ => list.iter().find(|entry| same(entry)),
+    }
+}
+
+fn grown(from: u64, to: u64) -> Value {
+    to.checked_sub(from)
+        .map(|n| n as f64)
+        .ok_or(Unknown::Impossible)
+}
+
+fn difference(from: Option<u64>, to: Option<u64>) -> Value {
+    let to = to.ok_or(Unknown::Missing)?;
+    grown(from.ok_or(Unknown::Rebased)?, to)
+}
+
+/// Percent of the enforcement periods; a container in which none passed has no ratio.
+fn throttled_ratio(before: &ContainerSample, container: &ContainerSample) -> Value {
+    let periods = difference(before.periods, container.periods)?;
+    let throttled = difference(before.throttled_periods, container.throttled_periods)?;
+    if periods == 0.0 {
+        return Err(Unknown::Missing);
+    }
+    percent(throttled / periods * 100.0)
+}
+
+/// Bytes used, and bytes there are.
+fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
+    let memory = node.memory.ok_or(Unknown::Missing)?;
+    let used = memory.total.0.checked_sub(memory.available.0);
+    match used {
+        Some(used) if memory.total.0 > 0 => Ok((used as f64, memory.total.0 as f64)),
+        _ => Err(Unknown::Impossible),
+    }
+}
+
+fn finite(value: f64) -> Value {
+    if value.is_finite() {
+        Ok(value)
+    } else {
+        Err(Unknown::Impossible)
+    }
+}
+
+fn possible(value: f64) -> Value {
+    if value < 0.0 {
+        return Err(Unknown::Impossible);
+    }
+    finite(value)
+}
+
+fn percent(value: f64) -> Value {
+    if value > 100.0 * BELIEVED {
+        return Err(Unknown::Impossible);
+    }
+    possible(value)
+}
