@@ -4,3 +4,4 @@ pub mod actuate;
 pub mod cgroup;
 pub mod clock;
 pub mod collect;
+pub mod pod_facts;

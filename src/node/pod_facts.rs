@@ -1,0 +1,159 @@
+//! A `v1` Pod as Kubernetes has it, boiled down to the facts that decisions rest on.
+//!
+//! The class of service follows `ComputePodQOS` of Kubernetes 1.34 (`pkg/apis/core/v1/helper/qos`), the requests
+//! follow `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that never passed an API server gets
+//! the defaults that one would have given it: a limit without a request is a request as well.
+
+mod resources;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use crate::engine::pod::{Kept, Pod, PodUid, Reserved};
+
+pub use self::resources::ResourceError;
+
+/// `"true"`: the pod is never acted on.
+pub const PROTECTED_ANNOTATION: &str = "plimsoll.dev/protected";
+/// Prefix of the resources that elastic pods request.
+const ELASTIC_PREFIX: &str = "gocrane.io/";
+/// The lowest priority that counts as system-critical.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+/// What Kubernetes fills in where a pod gives no grace period.
+const DEFAULT_GRACE: i64 = 30;
+
+/// Why a Pod object cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PodFactsError {
+    /// It has no `metadata.name`.
+    #[error("the pod has no metadata.name")]
+    Unnamed,
+    /// It has no `spec`.
+    #[error("the pod has no spec")]
+    NoSpec,
+    /// A request or limit cannot be read.
+    #[error(transparent)]
+    Resources(#[from] ResourceError),
+}
+
+/// The facts of `pod`.
+///
+/// A pod without a UID (a manifest) is known as `namespace/name`, one without a namespace is in `default`, one
+/// without a start time started at 0. `running` is the phase alone: without a status it is false.
+///
+/// # Errors
+/// Where the object lacks a name or a spec, or one of its quantities is not one.
+pub fn pod_facts(pod: &k8s::Pod) -> Result<Pod, PodFactsError> {
+    let meta = &pod.metadata;
+    let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
+    let name = meta.name.clone().ok_or(PodFactsError::Unnamed)?;
+    let namespace = meta
+        .namespace
+        .clone()
+        .unwrap_or_else(|| "default".to_owned());
+    let priority = priority(spec);
+    Ok(Pod {
+        uid: uid(meta, &namespace, &name),
+        labels: meta.labels.clone().unwrap_or_default(),
+        priority,
+        qos: resources::qos_class(spec)?,
+        started: started(pod),
+        running: phase(pod) == Some("Running"),
+        terminating: meta.deletion_timestamp.is_some(),
+        elastic: is_elastic(spec),
+        cpu_request: resources::cpu_request(spec)?,
+        container_requests: resources::container_requests(spec)?,
+        grace: grace(spec),
+        protected: annotation(meta, PROTECTED_ANNOTATION) == Some("true"),
+        reserved: (namespace == "kube-system").then_some(Reserved::Namespace),
+        kept: kept(meta, priority),
+        owned: controller(meta).is_some_and(|owner| owner.kind != "Node"),
+        namespace,
+        name,
+    })
+}
+
+/// `status.phase`, where the object has one.
+pub fn phase(pod: &k8s::Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
+}
+
+/// The value of an annotation.
+pub fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn uid(meta: &ObjectMeta, namespace: &str, name: &str) -> PodUid {
+    match &meta.uid {
+        Some(uid) => PodUid::from(uid.as_str()),
+        None => PodUid::from(format!("{namespace}/{name}").as_str()),
+    }
+}
+
+/// `spec.priority`, which admission fills in from the class; the two built-in classes are known without it.
+fn priority(spec: &k8s::PodSpec) -> i32 {
+    match (spec.priority, spec.priority_class_name.as_deref()) {
+        (Some(priority), _) => priority,
+        (None, Some("system-cluster-critical")) => SYSTEM_CRITICAL,
+        (None, Some("system-node-critical")) => SYSTEM_CRITICAL + 1000,
+        (None, _) => 0,
+    }
+}
+
+fn started(pod: &k8s::Pod) -> i64 {
+    let start = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
+    start
+        .or(pod.metadata.creation_timestamp.as_ref())
+        .map_or(0, |time| time.0.as_second())
+}
+
+/// A negative period is sent as 1 s by Kubernetes.
+fn grace(spec: &k8s::PodSpec) -> Duration {
+    let seconds = spec.termination_grace_period_seconds;
+    let seconds = u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(1);
+    Duration::from_secs(seconds)
+}
+
+fn is_elastic(spec: &k8s::PodSpec) -> bool {
+    let pod = spec.resources.iter();
+    resources::all_containers(spec)
+        .filter_map(|container| container.resources.as_ref())
+        .chain(pod)
+        .flat_map(|resources| [&resources.requests, &resources.limits])
+        .flatten()
+        .flat_map(BTreeMap::keys)
+        .any(|resource| resource.starts_with(ELASTIC_PREFIX))
+}
+
+fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    let owners = meta.owner_references.as_ref()?;
+    owners.iter().find(|owner| owner.controller == Some(true))
+}
+
+/// The most fundamental reason first: it is the one that is shown.
+fn kept(meta: &ObjectMeta, priority: i32) -> Option<Kept> {
+    let is = |key, value| annotation(meta, key) == Some(value);
+    let owner = controller(meta).map(|owner| owner.kind.as_str());
+    let source = annotation(meta, "kubernetes.io/config.source");
+    if annotation(meta, "kubernetes.io/config.mirror").is_some()
+        || source.is_some_and(|source| source != "api")
+        || owner == Some("Node")
+    {
+        Some(Kept::Static)
+    } else if owner == Some("DaemonSet") {
+        Some(Kept::DaemonSet)
+    } else if priority >= SYSTEM_CRITICAL {
+        Some(Kept::SystemCritical)
+    } else if is("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
+        || is("karpenter.sh/do-not-disrupt", "true")
+    {
+        Some(Kept::DoNotDisrupt)
+    } else {
+        None
+    }
+}
