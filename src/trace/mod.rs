@@ -1,1 +1,130 @@
-//! Recorded samples and transitions, and their replay.
+//! Recorded samples and transitions, and their replay. `docs/trace-format.md` describes the file.
+
+pub mod read;
+pub mod record;
+pub mod replay;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::plan::Transition;
+use crate::engine::pod::Pod;
+use crate::engine::policy::NodeFacts;
+use crate::engine::sample::Sample;
+use crate::engine::time::BootTime;
+use crate::engine::units::Bytes;
+
+/// The version of the format that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+
+/// One line of a trace.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Line {
+    /// The first line.
+    Header(Header),
+    /// The pods from now on.
+    Pods(Vec<Arc<Pod>>),
+    /// What was sampled.
+    Tick(Box<Tick>),
+    /// What the engine decided then.
+    Transition(Transition),
+}
+
+/// As [`Line`], borrowed.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum LineRef<'a> {
+    Header(&'a Header),
+    Pods(&'a [Arc<Pod>]),
+    Tick(TickRef<'a>),
+    Transition(&'a Transition),
+}
+
+/// What a trace is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Header {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The version of the program that recorded it.
+    pub plimsoll: String,
+    /// The boot that all its times are counted from.
+    pub boot_id: String,
+    /// When it was begun.
+    pub at: BootTime,
+    /// The wall clock at that moment.
+    pub time: Timestamp,
+    /// The node, as policies are compiled for it.
+    pub node: Node,
+    /// The evaluation period that replaced those of the policies, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub period_nanos: Option<u64>,
+}
+
+/// The facts of a node that policies are compiled for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    /// Its labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Online CPUs; 0 where not known.
+    pub cpus: u32,
+    /// `MemTotal`; 0 where not known.
+    pub memory: Bytes,
+}
+
+impl From<&NodeFacts> for Node {
+    fn from(facts: &NodeFacts) -> Self {
+        Self {
+            labels: facts.labels.clone(),
+            cpus: facts.cpus,
+            memory: facts.memory,
+        }
+    }
+}
+
+impl From<&Node> for NodeFacts {
+    fn from(node: &Node) -> Self {
+        Self {
+            labels: node.labels.clone(),
+            cpus: node.cpus,
+            memory: node.memory,
+        }
+    }
+}
+
+/// One step of the engine.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tick {
+    /// The time that the engine was given.
+    pub now: BootTime,
+    /// The sample that it was given.
+    pub sample: Sample,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TickRef<'a> {
+    now: BootTime,
+    sample: &'a Sample,
+}
+
+impl Header {
+    /// The period that replaced those of the policies.
+    pub fn period(&self) -> Option<Duration> {
+        self.period_nanos.map(Duration::from_nanos)
+    }
+
+    /// The wall clock at `at`, as far as nobody set it meanwhile.
+    pub fn wall_time(&self, at: BootTime) -> Timestamp {
+        let after = at.since(self.at);
+        self.time.checked_add(after).unwrap_or(self.time)
+    }
+}

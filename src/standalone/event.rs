@@ -1,0 +1,171 @@
+//! What a user is told: the engine's decisions, and what became of them.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::pods::Refusal;
+use crate::engine::plan::Transition;
+use crate::engine::pod::PodUid;
+use crate::engine::time::BootTime;
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Event {
+    /// The engine decided something.
+    Decision(Decision),
+    /// Something else happened.
+    Notice(Notice),
+}
+
+/// A decision of the engine, with the names that a user knows things by.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Decision {
+    /// What was decided.
+    #[serde(flatten)]
+    pub transition: Transition,
+    /// The rule's metric, as the manifest has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
+    /// `namespace/name` of the pod that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+}
+
+/// What happened besides the engine's decisions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Notice {
+    /// When.
+    pub at: BootTime,
+    /// What.
+    #[serde(flatten)]
+    pub news: News,
+}
+
+/// The kinds of notice.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(
+    tag = "change",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
+pub enum News {
+    /// The first complete sample was taken: policies are being enforced.
+    Started {
+        /// Rules that are judged.
+        rules: usize,
+        /// Pods that are looked after.
+        pods: usize,
+        /// Throttles of an earlier process that were found in force and taken over.
+        adopted: usize,
+    },
+    /// A set of policies was taken over.
+    PoliciesTaken {
+        /// Rules that are judged from now on.
+        rules: usize,
+    },
+    /// An edit of the policies was refused: the last good set stays in force.
+    PoliciesKept {
+        /// What is wrong with it.
+        findings: Vec<PolicyProblem>,
+    },
+    /// A policy that is left out, or is in force but perhaps not as its author thinks.
+    PolicyProblem(PolicyProblem),
+    /// A pod that cannot be looked after.
+    PodRefused(Refusal),
+    /// Pods came or went.
+    PodsTaken {
+        /// Pods that are looked after from now on.
+        pods: usize,
+    },
+    /// A throttle was not put in force: nothing was changed.
+    ThrottleFailed {
+        /// `namespace/name`.
+        pod_name: String,
+        /// Why.
+        reason: String,
+    },
+    /// Something was written, found or given up in the pods' cgroups besides the engine's steps.
+    Cgroup {
+        /// `namespace/name`, where the pod is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod_name: Option<String>,
+        /// What, in words.
+        what: String,
+    },
+    /// An eviction went on: signalled, gone, killed, refused.
+    Eviction {
+        /// Which pod.
+        pod: PodUid,
+        /// `namespace/name`, where the pod is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod_name: Option<String>,
+        /// What, in words.
+        what: String,
+    },
+    /// A file of the state directory could not be written.
+    StateNotWritten {
+        /// Why.
+        reason: String,
+    },
+    /// Everything was put back.
+    Restored {
+        /// How many cgroup files.
+        files: usize,
+    },
+    /// The process ends.
+    Stopped {
+        /// Why, in words.
+        why: String,
+        /// Pods whose throttle stays in force.
+        left_throttled: usize,
+    },
+}
+
+/// What is wrong with a policy, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyProblem {
+    /// The file; empty where it is not known.
+    pub file: String,
+    /// The line, from 1; 0 where it is not known.
+    pub line: usize,
+    /// `error`: the policy, or the rule, is left out. `warning`: it is in force.
+    pub severity: String,
+    /// Object and field, what is wrong and what to write instead.
+    pub message: String,
+}
+
+impl PolicyProblem {
+    /// Whether the policy, or the rule, is left out.
+    pub fn is_error(&self) -> bool {
+        self.severity == "error"
+    }
+}
+
+impl Event {
+    /// When it happened.
+    pub const fn at(&self) -> BootTime {
+        match self {
+            Self::Decision(decision) => decision.transition.at,
+            Self::Notice(notice) => notice.at,
+        }
+    }
+
+    /// A notice.
+    pub const fn notice(at: BootTime, news: News) -> Self {
+        Self::Notice(Notice { at, news })
+    }
+}
+
+/// An event with the wall time: one line of `--output json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// The wall clock when it happened.
+    pub time: Timestamp,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}

@@ -1,0 +1,72 @@
+//! Whether files have changed, without reading them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What is compared: another inode, size or time is another file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// The files below some paths, as they were at one look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fingerprint(Vec<(PathBuf, Option<Stamp>)>);
+
+impl Fingerprint {
+    /// Looks at `paths`, and at what lies directly in those that are folders.
+    pub fn take(paths: &[PathBuf]) -> Self {
+        let mut stamps = Vec::new();
+        for path in paths {
+            stamps.push((path.clone(), stamp(path)));
+            let Ok(entries) = fs::read_dir(path) else {
+                continue;
+            };
+            let within = entries.filter_map(Result::ok).map(|entry| entry.path());
+            stamps.extend(within.map(|file| {
+                let stamp = stamp(&file);
+                (file, stamp)
+            }));
+        }
+        stamps.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Self(stamps)
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = fs::metadata(path).ok()?;
+    Some(Stamp {
+        inode: meta.ino(),
+        size: meta.size(),
+        modified: (meta.mtime(), meta.mtime_nsec()),
+        changed: (meta.ctime(), meta.ctime_nsec()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_replacements_and_new_files_are_seen() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let paths = [dir.path().to_owned(), dir.path().join("later/absent.yaml")];
+        let file = dir.path().join("a.yaml");
+        fs::write(&file, "1").expect("a file");
+        let first = Fingerprint::take(&paths);
+        assert_eq!(first, Fingerprint::take(&paths));
+        fs::write(&file, "22").expect("an edit");
+        let edited = Fingerprint::take(&paths);
+        assert_ne!(first, edited);
+        fs::write(dir.path().join("new"), "33").expect("a file");
+        fs::rename(dir.path().join("new"), &file).expect("a replacement");
+        let replaced = Fingerprint::take(&paths);
+        assert_ne!(edited, replaced);
+        fs::write(dir.path().join("b.yaml"), "").expect("a file");
+        assert_ne!(replaced, Fingerprint::take(&paths));
+    }
+}

@@ -1,0 +1,228 @@
+use std::fs;
+
+use super::super::find;
+use super::super::own::OwnCgroups;
+use super::*;
+
+/// A folder that plays the cgroup root, and one for manifests.
+struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn with_cgroups(cgroups: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        for cgroup in cgroups {
+            fs::create_dir_all(dir.path().join("cgroup").join(cgroup)).expect("a cgroup");
+        }
+        fs::create_dir(dir.path().join("pods")).expect("a folder");
+        Self { dir }
+    }
+
+    fn find(&self, parents: &[&str]) -> Found {
+        let manifests = Manifests::read(&[self.dir.path().join("pods")]);
+        self.resolve(&manifests, parents)
+    }
+
+    fn resolve(&self, manifests: &Manifests, parents: &[&str]) -> Found {
+        let parents: Vec<CgroupPath> = parents
+            .iter()
+            .map(|parent| CgroupPath::new(parent).expect("a path"))
+            .collect();
+        let root = self.dir.path().join("cgroup");
+        let own = OwnCgroups::parse("0::/ours/me");
+        find(manifests, &parents, &Hierarchy::V2 { root }, &own)
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.dir.path().join("pods").join(file), text).expect("a manifest");
+    }
+}
+
+fn pod(name: &str, cgroup: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  annotations:\n    plimsoll.dev/cgroup: {cgroup}\n\
+         spec:\n  containers:\n  - name: c\n    resources:\n      requests:\n        cpu: 1\n"
+    )
+}
+
+fn names(found: &Found) -> Vec<String> {
+    let name = |workload: &Workload| workload.pod.full_name().to_string();
+    found.workloads.iter().map(name).collect()
+}
+
+#[test]
+fn pods_of_many_documents_and_files_are_found_with_their_cgroups() {
+    let machine = Machine::with_cgroups(&["batch/a", "batch/b", "web"]);
+    machine.write(
+        "1.yaml",
+        &format!(
+            "# jobs\n---\n{}---\n{}",
+            pod("a", "batch/a"),
+            pod("b", "batch/b")
+        ),
+    );
+    machine.write(
+        "2.json",
+        r#"{"kind": "List", "apiVersion": "v1", "items": [{"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "annotations": {"plimsoll.dev/cgroup": "web"}},
+            "spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}}]}"#,
+    );
+    machine.write("notes.txt", "not a manifest");
+    let found = machine.find(&[]);
+    assert_eq!(found.refused, []);
+    assert_eq!(names(&found), ["default/a", "default/b", "shop/web"]);
+    assert!(found.workloads.iter().all(|workload| workload.pod.running));
+    assert!(found.workloads[0].pod.uid.0.starts_with("default/a@"));
+    assert_eq!(found.workloads[2].pod.uid.0.as_ref(), "u-1");
+}
+
+#[test]
+fn a_bad_pod_is_named_with_its_line_and_harms_no_other() {
+    let machine = Machine::with_cgroups(&["good", "ours/me", "a", "a/b"]);
+    std::os::unix::fs::symlink("good", machine.dir.path().join("cgroup/link")).expect("a link");
+    let bad = [
+        (
+            pod("none", "x").replace("plimsoll.dev/cgroup", "other"),
+            "no annotation `plimsoll.dev/cgroup`",
+        ),
+        (pod("absolute", "/good"), "must stay below the cgroup root"),
+        (pod("dots", "good/../.."), "must stay below the cgroup root"),
+        (pod("empty", "''"), "the cgroup path is empty"),
+        (
+            pod("link", "link"),
+            "`link` in the cgroup path `link` is a symbolic link",
+        ),
+        (
+            pod("absent", "nowhere"),
+            "the cgroup `nowhere` does not exist (yet)",
+        ),
+        (
+            pod("cpu", "a").replace("cpu: 1", "cpu: many"),
+            "failed to read cpu `many`",
+        ),
+        (
+            pod("kind", "a").replace("kind: Pod", "kind: Job"),
+            "a `Job` of `v1`",
+        ),
+        (
+            pod("spec", "a").replace("  containers:", "  container:"),
+            "not a Pod",
+        ),
+        ("a: [1".to_owned(), "not a YAML object"),
+        ("a:\n\tb: 1".to_owned(), "not a YAML object"),
+        ("just text".to_owned(), "not a YAML object"),
+        (
+            pod("good", "a"),
+            "its UID or name is already that of pod default/good",
+        ),
+        (pod("double", "good"), "overlaps `good` of pod default/good"),
+    ];
+    let with_uid = |document: &str| document.replace("  name: good", "  name: good\n  uid: same");
+    let mut text = with_uid(&pod("good", "good"));
+    for (document, _) in &bad {
+        text = format!("{text}---\n{}\n", with_uid(document));
+    }
+    text = format!("{text}---\n{}", pod("last", "a/b"));
+    machine.write("all.yaml", &text);
+    let found = machine.find(&[]);
+    assert_eq!(names(&found), ["default/good", "default/last"]);
+    assert_eq!(found.refused.len(), bad.len(), "{:#?}", found.refused);
+    for ((document, reason), refusal) in bad.iter().zip(&found.refused) {
+        assert!(refusal.reason.contains(reason), "{document}\n{refusal}");
+        let start = text.lines().nth(refusal.line - 1);
+        assert_eq!(start, Some("---"), "{refusal}");
+    }
+}
+
+#[test]
+fn a_manifest_of_five_megabytes_is_read_and_a_larger_heap_of_bytes_refused() {
+    let machine = Machine::with_cgroups(&["a"]);
+    let long = "x".repeat(5 << 20);
+    let text = pod("a", "a").replace(
+        "  annotations:",
+        &format!("  annotations:\n    long: {long}"),
+    );
+    machine.write("long.yaml", &text);
+    machine.write("huge.yaml", &"#".repeat(17 << 20));
+    let found = machine.find(&[]);
+    assert_eq!(names(&found), ["default/a"]);
+    assert_eq!(found.refused[0].reason, "larger than 16 MiB: split it");
+}
+
+#[test]
+fn a_missing_file_and_a_missing_parent_are_told_and_waited_for() {
+    let machine = Machine::with_cgroups(&["batch/a"]);
+    machine.write("a.yaml", &pod("a", "batch/a"));
+    let paths = ["/no/such/file.yaml".into(), machine.dir.path().join("pods")];
+    let found = machine.resolve(&Manifests::read(&paths), &["nowhere"]);
+    assert_eq!(names(&found), ["default/a"]);
+    let refused: Vec<String> = found.refused.iter().map(Refusal::to_string).collect();
+    assert!(
+        refused[0].starts_with("/no/such/file.yaml: failed to read: No such file"),
+        "{refused:?}"
+    );
+    assert!(
+        refused[1].starts_with("nowhere: the cgroup `nowhere` does not exist (yet)"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn every_child_of_a_parent_is_a_pod_but_those_that_a_manifest_speaks_for() {
+    let machine = Machine::with_cgroups(&[
+        "system.slice/batch.service/deeper",
+        "system.slice/ssh.service",
+        "system.slice/web.service",
+        "system.slice/twice.service/inner",
+    ]);
+    machine.write(
+        "pods.yaml",
+        &format!(
+            "{}---\n{}",
+            pod("web", "system.slice/web.service"),
+            pod("inner", "system.slice/twice.service/inner")
+        ),
+    );
+    let found = machine.find(&["system.slice"]);
+    assert_eq!(found.refused, []);
+    assert_eq!(
+        names(&found),
+        [
+            "default/web",
+            "default/inner",
+            "system.slice/batch.service",
+            "system.slice/ssh.service"
+        ]
+    );
+    let protected = |found: &Found| -> Vec<bool> {
+        found
+            .workloads
+            .iter()
+            .map(|workload| workload.pod.protected)
+            .collect()
+    };
+    assert_eq!(protected(&found), [false, false, false, true]);
+}
+
+#[test]
+fn whatever_holds_our_own_process_is_protected() {
+    let machine = Machine::with_cgroups(&["ours/me", "ours/other"]);
+    machine.write("pods.yaml", &pod("me", "ours/me"));
+    let found = machine.find(&["ours"]);
+    assert_eq!(names(&found), ["default/me", "ours/other"]);
+    assert!(found.workloads[0].pod.protected);
+    assert!(!found.workloads[1].pod.protected);
+}
+
+#[test]
+fn policies_in_the_same_folder_are_passed_over() {
+    let machine = Machine::with_cgroups(&["a"]);
+    machine.write("a.yaml", &pod("a", "a"));
+    machine.write(
+        "policy.yaml",
+        "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: n}\n",
+    );
+    let found = machine.find(&[]);
+    assert_eq!((names(&found).len(), found.refused), (1, vec![]));
+}

@@ -1,0 +1,160 @@
+//! `--pods-under PARENT`: every child cgroup of `PARENT` counts as a pod.
+//!
+//! | fact | value |
+//! |---|---|
+//! | namespace | the parent, as it was given |
+//! | name, and label `plimsoll.dev/unit` | the child's folder |
+//! | UID | `<cgroup>@<inode>`: a unit that was started anew is another pod |
+//! | class of service | `BestEffort`, since a unit declares no requests and no limits that Kubernetes knows |
+//! | priority, CPU request, start | 0 |
+//! | controller | none: nothing is known to start a stopped unit again, so it is evicted only with `evictUnowned` |
+//! | matched by | a `PodQOS` that names the namespace or the label `plimsoll.dev/unit` only |
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirEntry};
+use std::os::unix::fs::DirEntryExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Found, Refusal, Workload, inode, overlap};
+use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, UNIT_LABEL};
+use crate::engine::units::MilliCpu;
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+
+/// From SIGTERM to SIGKILL where the action does not say.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Adds the children of `parent`, except those that a manifest speaks for.
+pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found) {
+    let entries = match children(parent, hierarchy) {
+        Ok(entries) => entries,
+        Err(reason) => return found.refused.push(refusal(parent, reason)),
+    };
+    let mut children: Vec<(String, u64)> = entries
+        .iter()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.ino())))
+        .collect();
+    children.sort();
+    for (folder, inode) in children {
+        let Ok(cgroup) = parent.join(&folder) else {
+            continue;
+        };
+        let taken = |known: &Workload| overlap(&known.cgroup, &cgroup);
+        if !found.workloads.iter().any(taken) {
+            let pod = Arc::new(unit(parent, &folder, inode));
+            found.workloads.push(Workload { pod, cgroup });
+        }
+    }
+}
+
+fn children(parent: &CgroupPath, hierarchy: &Hierarchy) -> Result<Vec<DirEntry>, String> {
+    inode(hierarchy, parent).map_err(|error| error.to_string())?;
+    let dir = hierarchy.dir(Controller::Cpu, parent);
+    let dir = dir.ok_or("the cpu controller is not mounted")?;
+    fs::read_dir(&dir)
+        .and_then(Iterator::collect)
+        .map_err(|error| format!("failed to list its children: {error}"))
+}
+
+fn refusal(parent: &CgroupPath, reason: String) -> Refusal {
+    Refusal {
+        place: parent.to_string(),
+        line: 0,
+        pod: None,
+        reason,
+    }
+}
+
+fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
+    let uid = format!("{parent}/{folder}@{inode}");
+    Pod {
+        uid: PodUid::from(uid.as_str()),
+        namespace: parent.to_string(),
+        name: folder.to_owned(),
+        labels: BTreeMap::from([(UNIT_LABEL.to_owned(), folder.to_owned())]),
+        priority: 0,
+        qos: QosClass::BestEffort,
+        started: 0,
+        running: true,
+        terminating: false,
+        elastic: false,
+        cpu_request: MilliCpu::ZERO,
+        container_requests: BTreeMap::new(),
+        grace: GRACE,
+        protected: is_needed_by_the_machine(folder),
+        reserved: Some(Reserved::NamespaceOrUnit),
+        kept: None,
+        owned: false,
+    }
+}
+
+/// Units without which nobody could log in any more, or the machine would not run.
+fn is_needed_by_the_machine(folder: &str) -> bool {
+    const STARTS: [&str; 13] = [
+        "systemd-",
+        "dbus",
+        "ssh",
+        "init.scope",
+        "session-",
+        "user@",
+        "user-",
+        "user.slice",
+        "getty",
+        "serial-getty",
+        "console-getty",
+        "polkit",
+        "plimsoll",
+    ];
+    // `\x2d` is how systemd writes a dash within a name.
+    let name = folder.replace("\\x2d", "-").to_lowercase();
+    name.contains("login") || STARTS.iter().any(|start| name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_the_machine_needs_are_never_acted_on() {
+        for folder in [
+            "systemd-journald.service",
+            "systemd-logind.service",
+            "dbus.service",
+            "dbus-broker.service",
+            "ssh.service",
+            "sshd@1.service",
+            "session-4.scope",
+            "user@1000.service",
+            "user-1000.slice",
+            "user.slice",
+            "init.scope",
+            "getty@tty1.service",
+            "system-serial\\x2dgetty.slice",
+            "elogind.service",
+            "plimsoll.service",
+        ] {
+            let folder = folder.strip_prefix("system-").unwrap_or(folder);
+            assert!(is_needed_by_the_machine(folder), "{folder}");
+        }
+        for folder in [
+            "batch.service",
+            "nginx.service",
+            "backup-systemd.service",
+            "db",
+        ] {
+            assert!(!is_needed_by_the_machine(folder), "{folder}");
+        }
+    }
+
+    #[test]
+    fn a_unit_is_a_pod_of_its_parent() {
+        let parent = CgroupPath::new("system.slice").expect("a path");
+        let pod = unit(&parent, "batch.service", 7);
+        assert_eq!(pod.full_name().to_string(), "system.slice/batch.service");
+        assert_eq!(pod.uid.0.as_ref(), "system.slice/batch.service@7");
+        assert_eq!(pod.labels[UNIT_LABEL], "batch.service");
+        assert_eq!(pod.reserved, Some(Reserved::NamespaceOrUnit));
+        assert!(!pod.owned && !pod.protected && pod.running);
+    }
+}

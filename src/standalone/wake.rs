@@ -1,0 +1,126 @@
+//! What ends the loop's wait: the time, a signal, or news from the discovery thread.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use crate::engine::time::BootTime;
+
+/// Waits on a timer of `CLOCK_BOOTTIME` (which goes on through a suspend), on signals, and on a bell.
+#[derive(Debug)]
+pub struct Wake {
+    epoll: Epoll,
+    timer: TimerFd,
+    signals: SignalFd,
+    bell: Arc<EventFd>,
+}
+
+/// Rings the loop awake from another thread.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<EventFd>);
+
+impl Bell {
+    /// Ends the loop's wait.
+    pub fn ring(&self) {
+        // It can fail only where 2^64 - 2 rings have not been heard.
+        let _heard = self.0.write(1);
+    }
+}
+
+impl Wake {
+    /// Blocks `signals` for this thread and all that it starts from now on: they arrive here instead.
+    ///
+    /// # Errors
+    /// Where the kernel refuses a descriptor.
+    pub fn new(signals: &[Signal]) -> io::Result<Self> {
+        let signals: SigSet = signals.iter().copied().collect();
+        signals.thread_block()?;
+        let wake = Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            timer: TimerFd::new(
+                ClockId::CLOCK_BOOTTIME,
+                TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
+            )?,
+            signals: SignalFd::with_flags(
+                &signals,
+                SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
+            )?,
+            bell: Arc::new(EventFd::from_flags(
+                EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
+            )?),
+        };
+        wake.watch(wake.timer.as_fd())?;
+        wake.watch(wake.signals.as_fd())?;
+        wake.watch(wake.bell.as_fd())?;
+        Ok(wake)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+        Ok(self.epoll.add(fd, event)?)
+    }
+
+    /// What other threads ring.
+    pub fn bell(&self) -> Bell {
+        Bell(Arc::clone(&self.bell))
+    }
+
+    /// Waits until `deadline`, a signal or the bell, whichever comes first; the signal, where it was one.
+    ///
+    /// # Errors
+    /// Where the kernel refuses to wait.
+    pub fn wait_until(&self, deadline: BootTime) -> io::Result<Option<Signal>> {
+        // A time of zero would stop the timer instead of firing it.
+        let at = Duration::from_nanos(deadline.as_nanos().max(1));
+        self.timer.set(
+            Expiration::OneShot(TimeSpec::from_duration(at)),
+            TimerSetTimeFlags::TFD_TIMER_ABSTIME,
+        )?;
+        let mut events = [EpollEvent::empty(); 3];
+        match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        // Nothing to be read is the normal case for whichever of them did not ring.
+        let _rung = self.bell.read();
+        let signal = self.signals.read_signal()?;
+        Ok(signal.and_then(|info| Signal::try_from(info.ssi_signo.cast_signed()).ok()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::clock::boot_time;
+
+    #[test]
+    fn it_wakes_at_the_deadline_and_not_before() {
+        let wake = Wake::new(&[]).expect("descriptors");
+        let deadline = boot_time() + Duration::from_millis(30);
+        assert_eq!(wake.wait_until(deadline).expect("a wait"), None);
+        assert!(boot_time() >= deadline);
+        assert_eq!(wake.wait_until(BootTime::default()).expect("no wait"), None);
+    }
+
+    #[test]
+    fn the_bell_and_signals_wake_it_early() {
+        let wake = Wake::new(&[Signal::SIGUSR2]).expect("descriptors");
+        let never = boot_time() + Duration::from_hours(1);
+        wake.bell().ring();
+        assert_eq!(wake.wait_until(never).expect("a wait"), None);
+        nix::sys::signal::raise(Signal::SIGUSR2).expect("a signal");
+        assert_eq!(
+            wake.wait_until(never).expect("a wait"),
+            Some(Signal::SIGUSR2)
+        );
+    }
+}

@@ -1,0 +1,324 @@
+//! The events in words, for `--output text`.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::event::{Decision, Event, News, PolicyProblem};
+use crate::engine::metric::Metric;
+use crate::engine::plan::{Change, RuleState, Spared, Unknown};
+use crate::engine::pod::PodUid;
+use crate::engine::units::Bytes;
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decision(decision) => decision.fmt(f),
+            Self::Notice(notice) => notice.news.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transition = &self.transition;
+        let observed = matches!(
+            transition.change,
+            Change::State { .. } | Change::Unknown { .. } | Change::Known { .. }
+        );
+        write!(f, "{}", transition.rule)?;
+        f.write_str(match (transition.would, observed) {
+            (false, _) => ": ",
+            (true, true) => " (preview): ",
+            (true, false) => " (preview, not done): ",
+        })?;
+        self.fmt_change(&transition.change, f)
+    }
+}
+
+impl Decision {
+    fn metric(&self) -> &str {
+        self.metric.as_deref().unwrap_or("its metric")
+    }
+
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> &'a str {
+        self.pod_name.as_deref().unwrap_or(&uid.0)
+    }
+
+    fn value(&self, value: f64) -> String {
+        format_value(self.metric.as_deref(), value)
+    }
+
+    fn fmt_change(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match change {
+            Change::State { .. } => self.fmt_state(change, f),
+            Change::Unknown { reason } => {
+                let reason = unknown_reason(*reason);
+                write!(
+                    f,
+                    "{} cannot be judged: {reason}; what is in force is held",
+                    self.metric()
+                )
+            }
+            Change::Known { value } => {
+                write!(
+                    f,
+                    "{} is known again: {}",
+                    self.metric(),
+                    self.value(*value)
+                )
+            }
+            Change::SchedulingDisabled { effect } => {
+                write!(f, "new work is kept away ({effect:?})")
+            }
+            Change::SchedulingEnabled => f.write_str("new work is welcome again"),
+            about_pod => self.fmt_pod_change(about_pod, f),
+        }
+    }
+
+    fn fmt_state(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Change::State {
+            from,
+            to,
+            value,
+            watermark,
+            unknown_too_long,
+        } = change
+        else {
+            return Ok(());
+        };
+        write!(f, "{from:?} -> {to:?}")?;
+        if *unknown_too_long {
+            return write!(f, ": {} has been unknown for too long", self.metric());
+        }
+        let mark = self.value(*watermark);
+        match (value, to) {
+            (None, _) => Ok(()),
+            (Some(value), RuleState::Breached) => {
+                write!(
+                    f,
+                    ": {} {} is above the mark {mark}",
+                    self.metric(),
+                    self.value(*value)
+                )
+            }
+            (Some(value), _) => {
+                write!(f, ": {} {}, mark {mark}", self.metric(), self.value(*value))
+            }
+        }
+    }
+
+    fn fmt_pod_change(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match change {
+            Change::Throttle {
+                pod,
+                to: 100,
+                idle: false,
+                from,
+                ..
+            } => write!(f, "throttle {}: {from} % -> original", self.pod(pod)),
+            Change::Throttle {
+                pod,
+                from,
+                to,
+                idle,
+                quota,
+                release,
+            } => {
+                let idle = if *idle { ", idle class" } else { "" };
+                write!(
+                    f,
+                    "throttle {}: {from} % -> {to} % ({quota}{idle})",
+                    self.pod(pod)
+                )?;
+                if to < from {
+                    write!(f, ", to release {release}")?;
+                }
+                Ok(())
+            }
+            Change::Reclaim { pod, amount } => {
+                write!(
+                    f,
+                    "reclaim up to {amount} of page cache from {}",
+                    self.pod(pod)
+                )
+            }
+            Change::Evict {
+                pod,
+                grace,
+                release,
+            } => {
+                write!(f, "evict {} (grace {})", self.pod(pod), short(*grace))?;
+                match release {
+                    Some(release) => write!(f, ", to release {}", self.value(*release as f64)),
+                    None => Ok(()),
+                }
+            }
+            Change::Spared { pod, reason } => {
+                write!(
+                    f,
+                    "{} is passed over: {}",
+                    self.pod(pod),
+                    spared_reason(*reason)
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started {
+                rules,
+                pods,
+                adopted,
+            } => {
+                write!(
+                    f,
+                    "enforcing {} over {}",
+                    count(*rules, "rule"),
+                    count(*pods, "pod")
+                )?;
+                match adopted {
+                    0 => Ok(()),
+                    adopted => write!(f, ", {} taken over", count(*adopted, "throttle")),
+                }
+            }
+            Self::Cgroup { pod_name, what } => named(f, pod_name.as_deref(), what),
+            Self::Eviction {
+                pod,
+                pod_name,
+                what,
+            } => write!(
+                f,
+                "eviction of {}: {what}",
+                pod_name.as_deref().unwrap_or(&pod.0)
+            ),
+            Self::Restored { files } => {
+                write!(
+                    f,
+                    "restored {} to the original",
+                    count(*files, "cgroup file")
+                )
+            }
+            Self::Stopped {
+                why,
+                left_throttled,
+            } => match left_throttled {
+                0 => write!(f, "stopped: {why}"),
+                pods => write!(f, "stopped: {why}; {} left throttled", count(*pods, "pod")),
+            },
+            about_input => about_input.fmt_input(f),
+        }
+    }
+}
+
+impl News {
+    /// What came of the policies and pods that were given.
+    fn fmt_input(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoliciesTaken { rules } => {
+                write!(f, "policies taken over: {}", count(*rules, "rule"))
+            }
+            Self::PoliciesKept { findings } => {
+                f.write_str("the edited policies are refused, the last good ones stay in force:")?;
+                findings
+                    .iter()
+                    .try_for_each(|finding| write!(f, " {finding};"))
+            }
+            Self::PolicyProblem(problem) => write!(f, "policy {problem}"),
+            Self::PodRefused(refusal) => write!(f, "not looked after: {refusal}"),
+            Self::PodsTaken { pods } => write!(f, "looking after {}", count(*pods, "pod")),
+            Self::ThrottleFailed { pod_name, reason } => {
+                write!(
+                    f,
+                    "throttle of {pod_name} failed, nothing was changed: {reason}"
+                )
+            }
+            Self::StateNotWritten { reason } => f.write_str(reason),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn named(f: &mut fmt::Formatter<'_>, name: Option<&str>, what: &str) -> fmt::Result {
+    match name {
+        Some(name) => write!(f, "{name}: {what}"),
+        None => f.write_str(what),
+    }
+}
+
+impl fmt::Display for PolicyProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.severity)?;
+        match (self.file.as_str(), self.line) {
+            ("", _) => f.write_str(": ")?,
+            (file, 0) => write!(f, ": {file}: ")?,
+            (file, line) => write!(f, ": {file}:{line}: ")?,
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// `1 rule`, `2 rules`.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// A duration without needless digits: `30s`, `1m 30s`, `200ms`.
+pub(crate) fn short(duration: Duration) -> String {
+    match jiff::SignedDuration::try_from(duration) {
+        Ok(duration) => format!("{duration:#}"),
+        Err(_) => format!("{}s", duration.as_secs()),
+    }
+}
+
+/// A value of a metric with its unit, as short as it can be read.
+pub(crate) fn format_value(metric: Option<&str>, value: f64) -> String {
+    let plain = || {
+        let text = format!("{value:.1}");
+        text.strip_suffix(".0")
+            .map_or_else(|| text.clone(), str::to_owned)
+    };
+    match metric.and_then(Metric::parse).map(|metric| metric.unit()) {
+        Some("millicores") => format!("{value:.0}m"),
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "saturating, and only shown"
+        )]
+        Some("bytes") => Bytes(value as u64).to_string(),
+        Some("percent") => format!("{} %", plain()),
+        Some("load") => format!("{value:.2}"),
+        Some(unit @ ("KiB/s" | "operations/s" | "packets/s" | "µs/s")) => {
+            format!("{} {unit}", plain())
+        }
+        _ => plain(),
+    }
+}
+
+pub(crate) const fn unknown_reason(reason: Unknown) -> &'static str {
+    match reason {
+        Unknown::Missing => "no sample of it",
+        Unknown::Stale => "its last sample is too old",
+        Unknown::Impossible => "its value is impossible",
+        Unknown::Rebased => "there is nothing to compare with yet",
+    }
+}
+
+const fn spared_reason(reason: Spared) -> &'static str {
+    match reason {
+        Spared::NotAllowed => "no PodQOS allows this action on it",
+        Spared::Protected => "it is protected",
+        Spared::NotRunning => "it is not running",
+        Spared::NoSample => "there is no fresh sample of it",
+        Spared::UsesLittle => "it uses less than 10m of CPU",
+        Spared::AtFloor => "it is at its floor already",
+        Spared::Unowned => "it has no controller, and the action has no evictUnowned",
+        Spared::Kept => "it is static, a DaemonSet's, system-critical or annotated to stay",
+        Spared::BackingOff => "the last attempt was refused, waiting before the next",
+        Spared::Contested => "somebody else keeps writing its cgroup files",
+    }
+}

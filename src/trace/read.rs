@@ -1,0 +1,144 @@
+//! Reading a trace, line by line.
+
+use std::io::{self, BufRead, Read};
+
+use super::{Header, Line, VERSION};
+use crate::engine::time::BootTime;
+
+/// No line of a trace is longer: whatever is, is no trace.
+const MAX_LINE: u64 = 64 << 20;
+
+/// Why a trace cannot be read (further). Lines count from 1.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// There is nothing in it.
+    #[error("the trace is empty")]
+    Empty,
+    /// It does not begin as a trace does.
+    #[error(
+        "line 1 is no header of a trace: a trace is what `plimsoll run --record FILE` writes ({reason})"
+    )]
+    NoHeader {
+        /// What the parser says.
+        reason: String,
+    },
+    /// It was written by a version that this one does not know.
+    #[error("the trace has format version {found}, this program reads version {VERSION}")]
+    Version {
+        /// What it says.
+        found: u32,
+    },
+    /// A line is not one of a trace.
+    #[error("line {line} is no line of a trace: {reason}")]
+    Garbage {
+        /// Which.
+        line: u64,
+        /// What the parser says.
+        reason: String,
+    },
+    /// It breaks off within the last line.
+    #[error(
+        "line {line} is cut off: the recording was interrupted there; remove that line to replay the others"
+    )]
+    Truncated {
+        /// Which.
+        line: u64,
+    },
+    /// Time goes back.
+    #[error("line {line} is earlier than the line before: the trace is not of one recording")]
+    Backwards {
+        /// Which.
+        line: u64,
+    },
+    /// It cannot be read.
+    #[error("failed to read line {line}: {source}")]
+    Io {
+        /// Which.
+        line: u64,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// The lines of a trace after its header.
+#[derive(Debug)]
+pub struct Reader<R> {
+    input: R,
+    line: u64,
+    buffer: Vec<u8>,
+    last: BootTime,
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// Where `input` does not begin with one of this version.
+    pub fn open(input: R) -> Result<(Header, Self), TraceError> {
+        let mut reader = Self {
+            input,
+            line: 0,
+            buffer: Vec::new(),
+            last: BootTime::default(),
+        };
+        let header = match reader.parse() {
+            Ok(Some(Line::Header(header))) => header,
+            Ok(None) => return Err(TraceError::Empty),
+            Ok(Some(_)) => {
+                return Err(TraceError::NoHeader {
+                    reason: "it is another line of one".to_owned(),
+                });
+            }
+            Err(TraceError::Garbage { reason, .. }) => return Err(TraceError::NoHeader { reason }),
+            Err(error) => return Err(error),
+        };
+        match header.version {
+            VERSION => Ok((header, reader)),
+            found => Err(TraceError::Version { found }),
+        }
+    }
+
+    /// The next line; `None` at the end.
+    ///
+    /// # Errors
+    /// Where there is one that cannot be used. Nothing after it is to be read.
+    pub fn read(&mut self) -> Result<Option<Line>, TraceError> {
+        let line = self.parse()?;
+        match &line {
+            Some(Line::Header(_)) => Err(TraceError::Garbage {
+                line: self.line,
+                reason: "a second header".to_owned(),
+            }),
+            Some(Line::Tick(tick)) if tick.now < self.last => {
+                Err(TraceError::Backwards { line: self.line })
+            }
+            Some(Line::Tick(tick)) => {
+                self.last = tick.now;
+                Ok(line)
+            }
+            _ => Ok(line),
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Line>, TraceError> {
+        self.buffer.clear();
+        self.line += 1;
+        let line = self.line;
+        let read = (&mut self.input)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut self.buffer)
+            .map_err(|source| TraceError::Io { line, source })?;
+        if read == 0 {
+            return Ok(None);
+        }
+        let whole = self.buffer.last() == Some(&b'\n');
+        match serde_json::from_slice(&self.buffer) {
+            Ok(parsed) => Ok(Some(parsed)),
+            Err(error) if !whole && error.is_eof() => Err(TraceError::Truncated { line }),
+            Err(error) => Err(TraceError::Garbage {
+                line,
+                reason: error.to_string(),
+            }),
+        }
+    }
+}

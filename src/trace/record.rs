@@ -1,0 +1,147 @@
+//! `--record FILE`: writes a trace while it happens.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Header, LineRef, TickRef};
+use crate::engine::plan::Transition;
+use crate::engine::pod::Pod;
+use crate::engine::sample::Sample;
+use crate::engine::time::BootTime;
+
+/// The file is put aside as `FILE.1` when it has grown to this size, so that both take at most twice as much.
+pub const LIMIT: u64 = 64 << 20;
+
+/// A trace could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to write the trace {}: {source}", path.display())]
+pub struct RecordError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A trace that is being written. Each file begins with the header and the pods, so that each can be replayed alone.
+#[derive(Debug)]
+pub struct Recorder {
+    path: PathBuf,
+    header: Header,
+    pods: Vec<Arc<Pod>>,
+    file: BufWriter<File>,
+    written: u64,
+    limit: u64,
+}
+
+impl Recorder {
+    /// Begins a trace. A file that is already there is put aside as `FILE.1`.
+    ///
+    /// # Errors
+    /// Where the file cannot be made.
+    pub fn create(path: &Path, header: Header) -> Result<Self, RecordError> {
+        Self::with_limit(path, header, LIMIT)
+    }
+
+    fn with_limit(path: &Path, header: Header, limit: u64) -> Result<Self, RecordError> {
+        let file = begin(path).map_err(|source| RecordError {
+            path: path.to_owned(),
+            source,
+        })?;
+        let mut recorder = Self {
+            path: path.to_owned(),
+            header,
+            pods: Vec::new(),
+            file: BufWriter::new(file),
+            written: 0,
+            limit,
+        };
+        recorder.write_head()?;
+        Ok(recorder)
+    }
+
+    /// Writes the pods from now on, where they differ from those before.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn pods(&mut self, pods: &[Arc<Pod>]) -> Result<(), RecordError> {
+        if self.pods != pods {
+            self.pods = pods.to_vec();
+            self.write(&LineRef::Pods(pods))?;
+        }
+        Ok(())
+    }
+
+    /// Writes one step of the engine and what it decided.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn tick<'a>(
+        &mut self,
+        now: BootTime,
+        sample: &Sample,
+        transitions: impl Iterator<Item = &'a Transition>,
+    ) -> Result<(), RecordError> {
+        self.write(&LineRef::Tick(TickRef { now, sample }))?;
+        for transition in transitions {
+            self.write(&LineRef::Transition(transition))?;
+        }
+        self.flush()?;
+        if self.written >= self.limit {
+            self.rotate(now)?;
+        }
+        Ok(())
+    }
+
+    fn rotate(&mut self, now: BootTime) -> Result<(), RecordError> {
+        self.header.time = self.header.wall_time(now);
+        self.header.at = now;
+        self.file = BufWriter::new(begin(&self.path).map_err(|source| self.failed(source))?);
+        self.written = 0;
+        self.write_head()
+    }
+
+    fn write_head(&mut self) -> Result<(), RecordError> {
+        let header = self.header.clone();
+        self.write(&LineRef::Header(&header))?;
+        let pods = std::mem::take(&mut self.pods);
+        self.write(&LineRef::Pods(&pods))?;
+        self.pods = pods;
+        self.flush()
+    }
+
+    fn write(&mut self, line: &LineRef<'_>) -> Result<(), RecordError> {
+        let mut text = serde_json::to_vec(line)
+            .map_err(io::Error::from)
+            .map_err(|source| self.failed(source))?;
+        text.push(b'\n');
+        self.written += text.len() as u64;
+        let wrote = self.file.write_all(&text);
+        wrote.map_err(|source| self.failed(source))
+    }
+
+    fn flush(&mut self) -> Result<(), RecordError> {
+        let flushed = self.file.flush();
+        flushed.map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> RecordError {
+        RecordError {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+/// A new file at `path`; what was there is put aside. Anything but a plain file (a pipe, `/dev/stdout`) is written
+/// as it is.
+fn begin(path: &Path) -> io::Result<File> {
+    if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+        return OpenOptions::new().write(true).open(path);
+    }
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".1");
+    match fs::rename(path, aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::create_new(path),
+    }
+}
