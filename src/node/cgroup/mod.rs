@@ -1,5 +1,10 @@
 //! cgroups: where they are, on v1, v2 and hybrid machines.
 
+pub mod gauge;
+pub mod kubepods;
+pub mod layout;
+pub mod parse;
+
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 

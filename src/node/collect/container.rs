@@ -1,0 +1,220 @@
+//! The figures of one container, from its cgroup and its threads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pod::{CpuUsage, QuotaFiles, folder};
+use super::sampler::Reading;
+use crate::engine::Demand;
+use crate::engine::sample::ContainerSample;
+use crate::engine::time::BootTime;
+use crate::engine::units::Quota;
+use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
+use crate::node::cgroup::{CgroupPath, Controller};
+
+/// The kept files of one container.
+#[derive(Debug)]
+pub struct ContainerReader {
+    name: Arc<str>,
+    /// It is a cgroup below the pod's, not the pod's own.
+    below: bool,
+    cpu: CpuUsage,
+    quota_files: QuotaFiles,
+    quota: Option<Quota>,
+    stat: Gauge,
+    threads: Threads,
+    gone: bool,
+}
+
+impl ContainerReader {
+    /// The container whose cgroup is `folder` below the pod's; `None` where that name is no path.
+    pub fn below(pod: &CgroupPath, folder: &str, reading: &Reading) -> Option<Self> {
+        let cgroup = pod.join(folder).ok()?;
+        Some(Self::new(folder.into(), true, &cgroup, reading))
+    }
+
+    /// A pod that has no cgroup below its own.
+    pub fn itself(pod: &CgroupPath, reading: &Reading) -> Self {
+        let name = pod.as_str().rsplit('/').next().unwrap_or_default();
+        Self::new(name.into(), false, pod, reading)
+    }
+
+    fn new(name: Arc<str>, below: bool, cgroup: &CgroupPath, reading: &Reading) -> Self {
+        let hierarchy = &reading.hierarchy;
+        let folder = folder(hierarchy, Controller::Cpu, cgroup);
+        let tasks = if hierarchy.is_v2() {
+            "cgroup.threads"
+        } else {
+            "tasks"
+        };
+        Self {
+            name,
+            below,
+            cpu: CpuUsage::new(hierarchy, cgroup),
+            quota_files: QuotaFiles::new(hierarchy, cgroup),
+            quota: None,
+            stat: Gauge::new(folder.join("cpu.stat")),
+            threads: Threads::new(Gauge::new(folder.join(tasks))),
+            gone: false,
+        }
+    }
+
+    /// Its cgroup's folder name.
+    pub const fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Its cgroup's folder below the pod's; `None`: it is the pod's own cgroup.
+    pub fn folder(&self) -> Option<&str> {
+        self.below.then_some(&*self.name)
+    }
+
+    /// Whether the last reading found its cgroup removed.
+    pub const fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// The quota as [`Self::read_quota`] found it.
+    pub const fn quota(&self) -> Option<Quota> {
+        self.quota
+    }
+
+    /// Reads the quota.
+    pub fn read_quota(&mut self, reading: &mut Reading) {
+        let result = self.quota_files.read(reading);
+        self.quota = self.seen(reading, result);
+    }
+
+    /// CPU time used, in nanoseconds.
+    pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Option<u64> {
+        let result = self.cpu.read(reading);
+        self.seen(reading, result)
+    }
+
+    /// Reads what is asked for.
+    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
+        [out.periods, out.throttled_periods] = if demand.throttled {
+            let keys: [&[u8]; 2] = [b"nr_periods", b"nr_throttled"];
+            let result = reading.try_text(&mut self.stat, |text| Some(keyed(text, keys)));
+            self.seen(reading, result).unwrap_or_default()
+        } else {
+            [None; 2]
+        };
+        out.run_delay_nanos = if demand.run_delay {
+            let result = self.threads.run_delay(reading);
+            self.seen(reading, result)
+        } else {
+            None
+        };
+    }
+
+    fn seen<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
+        if matches!(result, Err(ReadError::Gone(_))) {
+            self.gone = true;
+        }
+        reading.noted(result)
+    }
+}
+
+/// The threads of a container, and how long they have waited for a CPU.
+#[derive(Debug)]
+struct Threads {
+    tasks: Gauge,
+    known: HashMap<u32, Thread>,
+    /// Nanoseconds, all threads that were ever seen together: a thread that ends takes nothing away.
+    waited: u64,
+    /// When the threads were read last.
+    last: Option<BootTime>,
+    ids: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    schedstat: Gauge,
+    waited: u64,
+    seen: BootTime,
+}
+
+impl Threads {
+    fn new(tasks: Gauge) -> Self {
+        Self {
+            tasks,
+            known: HashMap::new(),
+            waited: 0,
+            last: None,
+            ids: Vec::new(),
+        }
+    }
+
+    /// Time that the threads were runnable and did not run, in nanoseconds since the container was first looked at.
+    fn run_delay(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
+        self.list(reading)?;
+        let now = reading.now;
+        // No thread can have waited for longer than has passed: one that was moved in brings no past along.
+        let most = self.last.map_or(0, |last| nanos(now.since(last)));
+        for id in &self.ids {
+            let thread = self
+                .known
+                .entry(*id)
+                .or_insert_with(|| Thread::new(*id, reading));
+            match thread.growth(reading) {
+                Ok(growth) => self.waited = self.waited.saturating_add(growth.min(most)),
+                Err(ReadError::Gone(_)) => continue,
+                Err(fault) => return Err(fault),
+            }
+            thread.seen = now;
+        }
+        self.known.retain(|_, thread| thread.seen == now);
+        self.last = Some(now);
+        Ok(self.waited)
+    }
+
+    fn list(&mut self, reading: &mut Reading) -> Result<(), ReadError> {
+        let text = reading.try_records(&mut self.tasks)?;
+        self.ids.clear();
+        let ids = lines(text)
+            .filter_map(unsigned)
+            .filter_map(|id| u32::try_from(id).ok());
+        // 0 stands for a task that this process's namespace cannot see.
+        self.ids.extend(ids.filter(|id| *id > 0));
+        Ok(())
+    }
+}
+
+impl Thread {
+    fn new(id: u32, reading: &Reading) -> Self {
+        let path = reading.proc_root.join(id.to_string()).join("schedstat");
+        Self {
+            schedstat: Gauge::new(path),
+            waited: 0,
+            seen: reading.now,
+        }
+    }
+
+    /// By how much the wait has grown. An ended thread's number may have been given to another, which starts at 0.
+    fn growth(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
+        let mut result = reading.try_text(&mut self.schedstat, run_delay);
+        if matches!(result, Err(ReadError::Gone(_))) {
+            self.schedstat.forget();
+            self.waited = 0;
+            result = reading.try_text(&mut self.schedstat, run_delay);
+        }
+        let waited = result?;
+        let before = if waited < self.waited { 0 } else { self.waited };
+        self.waited = waited;
+        Ok(waited - before)
+    }
+}
+
+/// `/proc/<id>/schedstat`: nanoseconds on a CPU, nanoseconds of waiting for one, time slices.
+fn run_delay(text: &[u8]) -> Option<u64> {
+    let mut fields = fields(lines(text).next()?);
+    let (_on_cpu, waited, _slices) = (fields.next()?, fields.next()?, fields.next()?);
+    unsigned(waited)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,125 @@
+//! The figures of the whole node, from `/proc`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::proc;
+use super::refill::Refill;
+use super::sampler::Reading;
+use crate::engine::Demand;
+use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
+use crate::node::cgroup::gauge::Gauge;
+use crate::node::cgroup::parse::lines;
+
+/// The kept files of the node.
+#[derive(Debug)]
+pub struct NodeReader {
+    /// Length of a clock tick in nanoseconds.
+    tick: u64,
+    stat: Gauge,
+    meminfo: Gauge,
+    loadavg: Gauge,
+    pressure: [Gauge; 3],
+    diskstats: Gauge,
+    net_dev: Gauge,
+}
+
+impl NodeReader {
+    /// A reader of the files below `proc_root`; nothing is opened yet.
+    pub fn new(proc_root: &Path) -> Self {
+        let gauge = |name: &str| Gauge::new(proc_root.join(name));
+        Self {
+            tick: 1_000_000_000 / ticks_per_second(),
+            stat: gauge("stat"),
+            meminfo: gauge("meminfo"),
+            loadavg: gauge("loadavg"),
+            pressure: ["pressure/cpu", "pressure/memory", "pressure/io"].map(gauge),
+            diskstats: gauge("diskstats"),
+            // Process 1 is in the host's network namespace, wherever this process is.
+            net_dev: gauge("1/net/dev"),
+        }
+    }
+
+    /// Reads what is asked for; CPU and memory always.
+    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, node: &mut NodeSample) {
+        let tick = self.tick;
+        node.cpu = reading.text(&mut self.stat, |text| proc::cpu_times(text, tick));
+        node.memory = reading.text(&mut self.meminfo, proc::memory);
+        node.load = reading.text_if(demand.load, &mut self.loadavg, proc::load);
+        for ((value, gauge), wanted) in node
+            .pressure
+            .iter_mut()
+            .zip(&mut self.pressure)
+            .zip(demand.pressure)
+        {
+            *value = reading.text_if(wanted, gauge, proc::pressure);
+        }
+        self.disks(reading, demand.disks, &mut node.disks);
+        self.interfaces(reading, demand.interfaces, &mut node.interfaces);
+    }
+
+    fn disks(&mut self, reading: &mut Reading, wanted: bool, disks: &mut Vec<DiskSample>) {
+        let mut refill = Refill::new(disks);
+        if !wanted {
+            return;
+        }
+        let text = reading.records(&mut self.diskstats);
+        for (name, counts) in lines(text).filter_map(proc::disk) {
+            let disk = refill.next(
+                |disk| *disk.device == *name,
+                || DiskSample {
+                    device: Arc::from(name),
+                    ..DiskSample::default()
+                },
+            );
+            [
+                disk.reads,
+                disk.read_bytes,
+                disk.writes,
+                disk.write_bytes,
+                disk.io_ms,
+            ] = counts;
+        }
+    }
+
+    fn interfaces(
+        &mut self,
+        reading: &mut Reading,
+        wanted: bool,
+        interfaces: &mut Vec<InterfaceSample>,
+    ) {
+        let mut refill = Refill::new(interfaces);
+        if !wanted {
+            return;
+        }
+        let text = reading.records(&mut self.net_dev);
+        for (name, counts) in lines(text).filter_map(proc::interface) {
+            let interface = refill.next(
+                |interface| *interface.interface == *name,
+                || InterfaceSample {
+                    interface: Arc::from(name),
+                    ..InterfaceSample::default()
+                },
+            );
+            [
+                interface.receive_bytes,
+                interface.receive_packets,
+                interface.receive_drops,
+                interface.send_bytes,
+                interface.send_packets,
+                interface.send_drops,
+            ] = counts;
+        }
+    }
+}
+
+/// `USER_HZ`: the unit of `/proc/stat`.
+fn ticks_per_second() -> u64 {
+    let answer = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+    answer
+        .and_then(|ticks| u64::try_from(ticks).ok())
+        .filter(|ticks| *ticks > 0)
+        .unwrap_or(100)
+}

@@ -1,0 +1,413 @@
+//! The figures of one pod, from its cgroups.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::container::ContainerReader;
+use super::refill::Refill;
+use super::sampler::Reading;
+use crate::engine::Demand;
+use crate::engine::pod::PodUid;
+use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample};
+use crate::engine::units::{Bytes, Quota};
+use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::kubepods::child_folders;
+use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+
+/// A pod's cgroup does not exist.
+#[derive(Debug)]
+pub struct Absence;
+
+/// The kept files of one pod.
+#[derive(Debug)]
+pub struct PodReader {
+    uid: PodUid,
+    cgroup: CgroupPath,
+    files: PodFiles,
+    containers: Containers,
+    /// By container or not, while a throttle is in force.
+    pin: Option<bool>,
+}
+
+#[derive(Debug)]
+struct PodFiles {
+    /// Folder in the tree of the CPU controller, whose inode tells one cgroup from the next of that name.
+    folder: PathBuf,
+    inode: Option<u64>,
+    cpu: CpuUsage,
+    memory: Option<Gauge>,
+    memory_stat: Option<Gauge>,
+    /// Kernel memory, which v1's `memory.stat` does not list.
+    kernel_memory: Option<Gauge>,
+    quota: QuotaFiles,
+}
+
+/// The containers as the last look at the pod's folder found them.
+#[derive(Debug, Default)]
+struct Containers {
+    list: Vec<ContainerReader>,
+    /// Link count of the pod's folder then: two, and one for each child.
+    links: u64,
+}
+
+impl Containers {
+    fn below(&mut self) -> impl Iterator<Item = &mut ContainerReader> {
+        self.list.iter_mut().filter(|one| one.folder().is_some())
+    }
+
+    /// Whether the folder, with that link count, still has these children: as many as then, and none has vanished.
+    fn is_complete(&self, links: u64) -> bool {
+        // File systems that do not count (a test's folder on overlayfs) say 1.
+        links >= 2 && links == self.links && !self.list.iter().any(ContainerReader::is_gone)
+    }
+}
+
+impl PodReader {
+    /// A reader of the pod's files; nothing is opened yet.
+    pub fn new(uid: PodUid, cgroup: CgroupPath, hierarchy: &Hierarchy) -> Self {
+        let files = PodFiles::new(hierarchy, &cgroup);
+        Self {
+            uid,
+            cgroup,
+            files,
+            containers: Containers::default(),
+            pin: None,
+        }
+    }
+
+    /// Which pod.
+    pub const fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// Its cgroup.
+    pub const fn cgroup(&self) -> &CgroupPath {
+        &self.cgroup
+    }
+
+    /// Keeps the kind of its levers (by container or not), or lets it follow the quotas.
+    pub const fn pin(&mut self, by_container: Option<bool>) {
+        self.pin = by_container;
+    }
+
+    /// Looks for files again that were not there.
+    pub fn look_again(&mut self) {
+        self.files.each(Gauge::look_again);
+    }
+
+    /// Reads the CPU time, in nanoseconds, from the cgroup that has the name now: a removed one's files answer that
+    /// they are gone, and then another may have taken its name (a restarted unit, a static pod).
+    pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Result<Option<u64>, Absence> {
+        let known = self.files.inode.is_some();
+        if known && !self.files.cpu.gauge.is_kept() && self.is_another() {
+            self.start_anew();
+        }
+        let mut result = self.files.cpu.read(reading);
+        if known && matches!(result, Err(ReadError::Gone(_))) {
+            self.start_anew();
+            result = self.files.cpu.read(reading);
+        }
+        if matches!(result, Err(ReadError::Gone(_))) && !self.files.folder.exists() {
+            return Err(Absence);
+        }
+        if self.files.inode.is_none() {
+            self.files.inode = self.files.inode_now();
+        }
+        Ok(reading.noted(result))
+    }
+
+    /// Reads the rest: memory use always, and what is demanded.
+    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+        let files = &mut self.files;
+        out.memory = number(reading, files.memory.as_mut()).map(Bytes);
+        out.memory_parts = demand
+            .pod_memory
+            .then(|| files.memory_parts(reading))
+            .flatten();
+        let by_container = demand.pod_quota && !reading.hierarchy.is_v2();
+        if by_container || demand.run_delay || demand.throttled {
+            self.find_containers(reading);
+        }
+        self.levers(reading, demand, out);
+        self.container_samples(reading, demand, &mut out.containers);
+    }
+
+    fn is_another(&self) -> bool {
+        self.files.inode_now() != self.files.inode
+    }
+
+    fn start_anew(&mut self) {
+        self.files.each(Gauge::forget);
+        self.files.inode = None;
+        self.containers = Containers::default();
+    }
+
+    /// Looks for containers where some came or went. The link count of a folder counts its children, and a
+    /// container that was replaced by another is noticed by its files: so the list is made anew only on a change.
+    fn find_containers(&mut self, reading: &mut Reading) {
+        let links = std::fs::metadata(&self.files.folder).map_or(0, |found| found.nlink());
+        let known = &mut self.containers;
+        if known.is_complete(links) {
+            return;
+        }
+        let names = match child_folders(&self.files.folder) {
+            Ok(names) => names,
+            Err(source) => {
+                let path = Arc::from(self.files.folder.as_path());
+                reading.noted::<()>(Err(ReadError::Io { path, source }));
+                return;
+            }
+        };
+        known.links = links;
+        let mut before = std::mem::take(&mut known.list);
+        let mut keep = |name: Option<&str>| {
+            let same = |one: &ContainerReader| one.folder() == name && !one.is_gone();
+            let place = before.iter().position(same)?;
+            Some(before.swap_remove(place))
+        };
+        for name in &names {
+            let new = || ContainerReader::below(&self.cgroup, name, reading);
+            known.list.extend(keep(Some(name)).or_else(new));
+        }
+        if known.list.is_empty() {
+            // A unit without cgroups below it holds its processes itself: it is its own container.
+            let new = || ContainerReader::itself(&self.cgroup, reading);
+            known.list.push(keep(None).unwrap_or_else(new));
+        }
+    }
+
+    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one.
+    fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+        let mut levers = Refill::new(&mut out.levers);
+        if !demand.pod_quota {
+            return;
+        }
+        if self.is_by_container(reading) {
+            for container in self.containers.below() {
+                let cpu_nanos = container.cpu_nanos(reading);
+                if !container.is_gone() {
+                    fill_lever(&mut levers, container.name(), cpu_nanos, container.quota());
+                }
+            }
+        } else {
+            let result = self.files.quota.read(reading);
+            let quota = reading.noted(result);
+            fill_lever(&mut levers, &reading.own, out.cpu_nanos, quota);
+        }
+    }
+
+    fn is_by_container(&mut self, reading: &mut Reading) -> bool {
+        if reading.hierarchy.is_v2() {
+            return false;
+        }
+        let mut any_limit = false;
+        for container in self.containers.below() {
+            container.read_quota(reading);
+            any_limit |= matches!(container.quota(), Some(Quota::Limit(_)));
+        }
+        self.pin.unwrap_or(any_limit)
+    }
+
+    fn container_samples(
+        &mut self,
+        reading: &mut Reading,
+        demand: &Demand,
+        out: &mut Vec<ContainerSample>,
+    ) {
+        let mut samples = Refill::new(out);
+        if !demand.run_delay && !demand.throttled {
+            return;
+        }
+        for container in &mut self.containers.list {
+            let sample = samples.next(
+                |sample| sample.container == *container.name(),
+                || blank(container.name()),
+            );
+            container.sample(reading, demand, sample);
+            if container.is_gone() {
+                samples.take_back();
+            }
+        }
+    }
+}
+
+fn blank(container: &Arc<str>) -> ContainerSample {
+    ContainerSample {
+        container: Arc::clone(container),
+        run_delay_nanos: None,
+        periods: None,
+        throttled_periods: None,
+    }
+}
+
+fn fill_lever(
+    levers: &mut Refill<'_, LeverSample>,
+    cgroup: &Arc<str>,
+    cpu_nanos: Option<u64>,
+    quota: Option<Quota>,
+) {
+    let new = LeverSample {
+        cgroup: Arc::clone(cgroup),
+        cpu_nanos,
+        quota,
+    };
+    // Nothing in it is allocated: the name is shared.
+    *levers.next(|_| true, || new.clone()) = new.clone();
+}
+
+fn number(reading: &mut Reading, gauge: Option<&mut Gauge>) -> Option<u64> {
+    reading.number(gauge?)
+}
+
+impl PodFiles {
+    fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
+        let memory = |v1: &str, v2: &str| {
+            let name = if hierarchy.is_v2() { v2 } else { v1 };
+            let folder = hierarchy.dir(Controller::Memory, cgroup)?;
+            (!name.is_empty()).then(|| Gauge::new(folder.join(name)))
+        };
+        Self {
+            folder: folder(hierarchy, Controller::Cpu, cgroup),
+            inode: None,
+            cpu: CpuUsage::new(hierarchy, cgroup),
+            memory: memory("memory.usage_in_bytes", "memory.current"),
+            memory_stat: memory("memory.stat", "memory.stat"),
+            kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
+            quota: QuotaFiles::new(hierarchy, cgroup),
+        }
+    }
+
+    fn inode_now(&self) -> Option<u64> {
+        std::fs::metadata(&self.folder)
+            .ok()
+            .map(|found| found.ino())
+    }
+
+    fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
+        change(&mut self.cpu.gauge);
+        self.memory.iter_mut().for_each(&mut change);
+        self.memory_stat.iter_mut().for_each(&mut change);
+        self.kernel_memory.iter_mut().for_each(&mut change);
+        self.quota.each(change);
+    }
+
+    /// Memory that only the pod's end gives back, and page cache. Shared memory is among the cache in the kernel's
+    /// figures. On v1 `memory.stat` has the sums over the pod's containers as `total_*`, and kernel memory, which
+    /// there cannot be told apart, counts as held.
+    fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
+        let gauge = self.memory_stat.as_mut()?;
+        let (held, shared, cache) = if reading.hierarchy.is_v2() {
+            let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
+            let [anon, shared, slab, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            (anon.checked_add(slab)?, shared, cache)
+        } else {
+            let keys: [&[u8]; 3] = [b"total_rss", b"total_shmem", b"total_cache"];
+            let [anon, shared, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
+            (anon.checked_add(kernel)?, shared, cache)
+        };
+        Some(MemoryParts {
+            held: Bytes(held.checked_add(shared)?),
+            // The two are counted apart, so that for a moment one may be ahead.
+            cache: Bytes(cache.saturating_sub(shared)),
+        })
+    }
+}
+
+fn all<const N: usize>(values: [Option<u64>; N]) -> Option<[u64; N]> {
+    let complete = values.iter().all(Option::is_some);
+    complete.then(|| values.map(Option::unwrap_or_default))
+}
+
+/// The folder of a cgroup in a tree that every hierarchy has.
+pub fn folder(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath) -> PathBuf {
+    hierarchy.dir(controller, cgroup).unwrap_or_default()
+}
+
+/// The file that counts a cgroup's CPU time.
+#[derive(Debug)]
+pub struct CpuUsage {
+    /// `cpuacct.usage`, or on v2 `cpu.stat`.
+    pub gauge: Gauge,
+}
+
+impl CpuUsage {
+    /// Of this cgroup.
+    pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
+        let name = if hierarchy.is_v2() {
+            "cpu.stat"
+        } else {
+            "cpuacct.usage"
+        };
+        Self {
+            gauge: Gauge::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
+        }
+    }
+
+    /// CPU time used since the cgroup was made, in nanoseconds.
+    pub fn read(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
+        if reading.hierarchy.is_v2() {
+            reading.try_text(&mut self.gauge, usage_nanos)
+        } else {
+            self.gauge.read_number(&reading.fds)
+        }
+    }
+}
+
+fn usage_nanos(text: &[u8]) -> Option<u64> {
+    let [micros] = keyed(text, [b"usage_usec"]);
+    micros?.checked_mul(1000)
+}
+
+/// The files that limit a cgroup's CPU time.
+#[derive(Debug)]
+pub enum QuotaFiles {
+    /// `cpu.cfs_quota_us` and `cpu.cfs_period_us`
+    V1(Gauge, Gauge),
+    /// `cpu.max`
+    V2(Gauge),
+}
+
+impl QuotaFiles {
+    /// Of this cgroup.
+    pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
+        let folder = folder(hierarchy, Controller::Cpu, cgroup);
+        if hierarchy.is_v2() {
+            Self::V2(Gauge::new(folder.join("cpu.max")))
+        } else {
+            Self::V1(
+                Gauge::new(folder.join("cpu.cfs_quota_us")),
+                Gauge::new(folder.join("cpu.cfs_period_us")),
+            )
+        }
+    }
+
+    /// What the files hold now.
+    pub fn read(&mut self, reading: &mut Reading) -> Result<Quota, ReadError> {
+        match self {
+            Self::V2(max) => reading.try_text(max, cpu_max).map(Bandwidth::limit),
+            Self::V1(quota, period) => {
+                let Some(limit) = reading.try_text(quota, cfs_quota)? else {
+                    return Ok(Quota::Unlimited);
+                };
+                let length = period.read_number(&reading.fds)?;
+                let period = period.understood((length > 0).then_some(length))?;
+                let quota = Some(limit);
+                Ok(Bandwidth { quota, period }.limit())
+            }
+        }
+    }
+
+    /// Applies `change` to each file.
+    pub fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
+        match self {
+            Self::V1(quota, period) => {
+                change(quota);
+                change(period);
+            }
+            Self::V2(max) => change(max),
+        }
+    }
+}

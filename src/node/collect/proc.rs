@@ -1,0 +1,138 @@
+//! The files of `/proc` that tell of the whole node, taken apart without allocating.
+//!
+//! As everywhere: a text that is empty, cut off or overflowing is `None`, never 0. Fields that later kernels
+//! append are ignored.
+
+use crate::engine::sample::{CpuTimes, NodeMemory, Pressure};
+use crate::engine::units::Bytes;
+use crate::node::cgroup::parse::{fields, fraction, lines, unsigned};
+
+/// The kernel counts a disk's sectors in 512 bytes, whatever the device has.
+const SECTOR: u64 = 512;
+
+/// `/proc/stat`: the first line sums all CPUs, then there is a line for each CPU that is online.
+///
+/// `tick` is the length of a clock tick in nanoseconds, `10^9 / sysconf(_SC_CLK_TCK)`.
+pub fn cpu_times(text: &[u8], tick: u64) -> Option<CpuTimes> {
+    let mut lines = lines(text);
+    let mut fields = fields(lines.next()?);
+    if fields.next()? != b"cpu" {
+        return None;
+    }
+    let mut next = || unsigned(fields.next()?);
+    let [user, nice, system] = [next()?, next()?, next()?];
+    let [idle, io_wait] = [next()?, next()?];
+    let [irq, soft_irq, steal] = [next()?, next()?, next()?];
+    let busy = sum([user, nice, system, irq, soft_irq, steal])?;
+    let online = lines.take_while(|line| line.starts_with(b"cpu")).count();
+    Some(CpuTimes {
+        busy: busy.checked_mul(tick)?,
+        idle: idle.checked_add(io_wait)?.checked_mul(tick)?,
+        online: u32::try_from(online).ok().filter(|online| *online > 0)?,
+    })
+}
+
+fn sum<const N: usize>(terms: [u64; N]) -> Option<u64> {
+    terms.into_iter().try_fold(0, u64::checked_add)
+}
+
+/// `/proc/meminfo`
+pub fn memory(text: &[u8]) -> Option<NodeMemory> {
+    let mut total = None;
+    let mut available = None;
+    for line in lines(text) {
+        let mut fields = fields(line);
+        let wanted = match fields.next() {
+            Some(b"MemTotal:") => &mut total,
+            Some(b"MemAvailable:") => &mut available,
+            _ => continue,
+        };
+        let kib = fields.next().and_then(unsigned);
+        let in_kib = fields.next() == Some(b"kB");
+        *wanted = kib.filter(|_| in_kib)?.checked_mul(1024);
+        if total.is_some() && available.is_some() {
+            break;
+        }
+    }
+    Some(NodeMemory {
+        total: Bytes(total.filter(|total| *total > 0)?),
+        available: Bytes(available?),
+    })
+}
+
+/// `/proc/loadavg`: the averages over 1, 5 and 15 minutes.
+pub fn load(text: &[u8]) -> Option<[f64; 3]> {
+    let mut fields = fields(lines(text).next()?);
+    let mut next = || fraction(fields.next()?);
+    Some([next()?, next()?, next()?])
+}
+
+/// `/proc/pressure/*` and `*.pressure`. There is no `full` line for CPU before Linux 5.13.
+pub fn pressure(text: &[u8]) -> Option<Pressure> {
+    let line = |kind: &[u8]| {
+        lines(text).find_map(|line| {
+            let mut fields = fields(line);
+            (fields.next()? == kind).then(|| averages(fields))
+        })
+    };
+    let full = match line(b"full") {
+        Some(averages) => Some(averages?),
+        None => None,
+    };
+    Some(Pressure {
+        some: line(b"some")??,
+        full,
+    })
+}
+
+/// `avg10=0.00 avg60=0.00 avg300=0.00`
+fn averages<'a>(mut fields: impl Iterator<Item = &'a [u8]>) -> Option<[f64; 3]> {
+    let mut next = |key: &[u8]| fraction(fields.next()?.strip_prefix(key)?);
+    Some([next(b"avg10=")?, next(b"avg60=")?, next(b"avg300=")?])
+}
+
+/// One line of `/proc/diskstats`: the device's name, and `[reads, bytes read, writes, bytes written, milliseconds
+/// busy]`.
+///
+/// Partitions are devices of their own, as the kernel lists them. Loop devices, RAM disks and compressed swap in
+/// memory are none: nobody's disk gets busy through them.
+pub fn disk(line: &[u8]) -> Option<(&str, [u64; 5])> {
+    let mut fields = fields(line).skip(2);
+    let name = std::str::from_utf8(fields.next()?).ok()?;
+    let mut next = || unsigned(fields.next()?);
+    let [reads, _merged, read_sectors, _read_ms] = [next()?, next()?, next()?, next()?];
+    let [writes, _merged, write_sectors, _write_ms] = [next()?, next()?, next()?, next()?];
+    let [_in_flight, busy_ms, _weighted_ms] = [next()?, next()?, next()?];
+    let read_bytes = read_sectors.checked_mul(SECTOR)?;
+    let written_bytes = write_sectors.checked_mul(SECTOR)?;
+    let is_disk = !["loop", "ram", "zram"]
+        .iter()
+        .any(|kind| is_numbered(name, kind));
+    is_disk.then_some((name, [reads, read_bytes, writes, written_bytes, busy_ms]))
+}
+
+fn is_numbered(name: &str, kind: &str) -> bool {
+    name.strip_prefix(kind)
+        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// One line of `/proc/net/dev`: the interface's name, and `[bytes, packets, drops]` received and then sent. `None` for
+/// the two head lines and the loopback interface.
+pub fn interface(line: &[u8]) -> Option<(&str, [u64; 6])> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    let name = std::str::from_utf8(line[..colon].trim_ascii()).ok()?;
+    if name.is_empty() || name == "lo" {
+        return None;
+    }
+    let mut counts = [0; 16];
+    let mut fields = fields(&line[colon + 1..]);
+    for count in &mut counts {
+        *count = unsigned(fields.next()?)?;
+    }
+    let [bytes, packets, _, drops, ..] = counts;
+    let [sent_bytes, sent_packets, _, sent_drops] = [counts[8], counts[9], counts[10], counts[11]];
+    Some((
+        name,
+        [bytes, packets, drops, sent_bytes, sent_packets, sent_drops],
+    ))
+}

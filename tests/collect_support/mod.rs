@@ -1,0 +1,185 @@
+//! What the tests of the node side stand on: real cgroups below one parent of their own, and folders that play a
+//! kernel which this machine has not.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::sample::{PodSample, Sample};
+use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
+
+/// A parent for this test's cgroups in every tree of the machine, removed on drop with all below it.
+pub struct Ground {
+    pub hierarchy: Hierarchy,
+    pub parent: CgroupPath,
+    children: Vec<Child>,
+}
+
+static GROUNDS: AtomicU32 = AtomicU32::new(0);
+
+impl Ground {
+    /// `None`, with the reason printed, where cgroups cannot be made.
+    pub fn make() -> Option<Self> {
+        let hierarchy = match Hierarchy::detect(Path::new("/proc"), None) {
+            Ok(hierarchy) => hierarchy,
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                return None;
+            }
+        };
+        let number = GROUNDS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("plimsoll-collect-{}-{number}", std::process::id());
+        let ground = Self {
+            hierarchy,
+            parent: CgroupPath::new(&name).unwrap(),
+            children: Vec::new(),
+        };
+        for folder in ground.folders(&ground.parent) {
+            if let Err(error) = fs::create_dir(&folder) {
+                eprintln!("skipped: failed to make {}: {error}", folder.display());
+                return None;
+            }
+        }
+        Some(ground)
+    }
+
+    /// The cgroup `name` below the parent.
+    pub fn path(&self, name: &str) -> CgroupPath {
+        self.parent.join(name).unwrap()
+    }
+
+    /// Makes the cgroup `name` in every tree.
+    pub fn mkdir(&self, name: &str) -> CgroupPath {
+        let path = self.path(name);
+        for folder in self.folders(&path) {
+            fs::create_dir_all(folder).unwrap();
+        }
+        path
+    }
+
+    /// Removes the cgroup `name` from every tree, with those below it.
+    pub fn rmdir(&self, name: &str) {
+        for folder in self.folders(&self.path(name)) {
+            remove_tree(&folder);
+        }
+    }
+
+    pub fn dir(&self, controller: Controller, name: &str) -> PathBuf {
+        self.hierarchy.dir(controller, &self.path(name)).unwrap()
+    }
+
+    /// Starts `script` in a shell inside the cgroup `name`.
+    pub fn spawn(&mut self, name: &str, script: &str) -> u32 {
+        let child = Command::new("sh")
+            .args(["-c", &format!("read go; {script}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        for folder in self.folders(&self.path(name)) {
+            fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap();
+        }
+        let mut stdin = child.stdin.as_ref().unwrap();
+        std::io::Write::write_all(&mut stdin, b"\n").unwrap();
+        self.children.push(child);
+        pid
+    }
+
+    /// Ends what [`Self::spawn`] started.
+    pub fn stop_all(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        self.children.clear();
+    }
+
+    fn folders(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        let controllers = [
+            Controller::Cpu,
+            Controller::Cpuacct,
+            Controller::Memory,
+            Controller::Freezer,
+        ];
+        let mut folders: Vec<_> = controllers
+            .into_iter()
+            .filter_map(|controller| self.hierarchy.dir(controller, path))
+            .collect();
+        folders.dedup();
+        folders
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        self.stop_all();
+        for folder in self.folders(&self.parent) {
+            remove_tree(&folder);
+        }
+    }
+}
+
+/// Removes a cgroup and those below it; busy ones are tried again while their last tasks end.
+fn remove_tree(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path());
+        }
+    }
+    let _ = wait_for(Duration::from_secs(5), || {
+        !folder.exists() || fs::remove_dir(folder).is_ok()
+    });
+}
+
+/// Whether `condition` came true before the deadline.
+pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    #[allow(clippy::disallowed_methods, reason = "a deadline in a test")]
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// A folder that plays the kernel: files are written as given.
+pub struct Fake(pub tempfile::TempDir);
+
+impl Fake {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn file(&self, path: &str, text: impl AsRef<[u8]>) -> &Self {
+        let path = self.root().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    pub fn folder(&self, path: &str) -> PathBuf {
+        let path = self.root().join(path);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+}
+
+/// The pod of that name in the sample.
+pub fn pod<'a>(sample: &'a Sample, uid: &str) -> Option<&'a PodSample> {
+    sample.pods.iter().find(|pod| *pod.uid.0 == *uid)
+}
+
+pub fn uid(name: &str) -> PodUid {
+    PodUid::from(name)
+}
