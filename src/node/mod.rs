@@ -4,4 +4,5 @@ pub mod actuate;
 pub mod cgroup;
 pub mod clock;
 pub mod collect;
+pub mod journal;
 pub mod pod_facts;

@@ -1,1 +1,3 @@
 //! Those who act on a plan.
+
+pub mod throttle;

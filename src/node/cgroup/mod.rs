@@ -1,6 +1,8 @@
 //! cgroups: where they are, on v1, v2 and hybrid machines.
 
+pub mod bandwidth;
 pub mod gauge;
+pub mod knob;
 pub mod kubepods;
 pub mod layout;
 pub mod parse;

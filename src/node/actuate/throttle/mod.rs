@@ -1,0 +1,227 @@
+//! CPU throttling: brings pods to the quotas of a plan, and back to exactly what was before.
+//!
+//! Each file goes through the same states, and a crash between any two of them leaves what the journal tells how
+//! to undo:
+//! ```text
+//! original ─► journalled ─► ours ─► (journalled ─► ours)* ─► original ─► out of the journal
+//! ```
+
+mod aim;
+mod hold;
+mod outcome;
+mod recover;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::engine::plan::Throttle;
+use crate::engine::pod::PodUid;
+use crate::engine::time::BootTime;
+use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
+
+use self::hold::{Hold, Terms, Window};
+pub use self::outcome::{Fate, Outcome};
+pub use self::recover::Recovered;
+
+/// How long a contested pod is left alone.
+const CONTEST_PAUSE: Duration = Duration::from_mins(5);
+
+/// Holds pods at the quotas that a plan asks for.
+#[derive(Debug)]
+pub struct Throttler {
+    hierarchy: Hierarchy,
+    journal: Journal,
+    _lock: StateLock,
+    holds: BTreeMap<PodUid, Hold>,
+    /// Pods that are left alone until then.
+    contested: BTreeMap<PodUid, BootTime>,
+    /// When somebody else put everything back at once.
+    sweeps: Window,
+    /// The journal on disk no longer says what is held here.
+    stale: bool,
+    effects: Effects,
+}
+
+/// Why throttling cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+impl Throttler {
+    /// Takes the state directory, reads its journal and takes up what it says is in force. Records of vanished
+    /// cgroups are dropped, expired ones restored. The first [`Self::apply`] restores what it does not list.
+    ///
+    /// # Errors
+    /// Where another process has the directory, or the journal cannot be used; nothing was changed then.
+    pub fn open(
+        state_dir: &Path,
+        hierarchy: Hierarchy,
+        now: BootTime,
+    ) -> Result<(Self, Recovered), OpenError> {
+        Self::open_with(state_dir, hierarchy, now, Effects::default())
+    }
+
+    /// As [`Self::open`], with every effect through `effects`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(
+        state_dir: &Path,
+        hierarchy: Hierarchy,
+        now: BootTime,
+        effects: Effects,
+    ) -> Result<(Self, Recovered), OpenError> {
+        let lock = StateLock::take(state_dir)?;
+        let journal = Journal::new(state_dir)?;
+        let records = journal.load()?;
+        let mut throttler = Self {
+            hierarchy,
+            journal,
+            _lock: lock,
+            holds: BTreeMap::new(),
+            contested: BTreeMap::new(),
+            sweeps: Window::default(),
+            stale: false,
+            effects,
+        };
+        let recovered = throttler.recover(now, records);
+        Ok((throttler, recovered))
+    }
+
+    /// Brings the pods to what `throttles` asks for, and restores all others. `pods` tells the cgroup of a pod
+    /// that is still there.
+    ///
+    /// The journal is durable before a cgroup is written on the way down; on the way back it is the other way
+    /// round.
+    pub fn apply(
+        &mut self,
+        now: BootTime,
+        throttles: &[Throttle],
+        pods: &dyn Fn(&PodUid) -> Option<CgroupPath>,
+    ) -> Vec<Outcome> {
+        let mut out = Vec::new();
+        self.contested.retain(|_, until| *until > now);
+        self.release(
+            |uid| throttles.iter().all(|throttle| throttle.uid != *uid),
+            &mut out,
+        );
+        for throttle in throttles {
+            if !self.contested.contains_key(&throttle.uid) {
+                self.stage(now, throttle, pods(&throttle.uid), &mut out);
+            }
+        }
+        self.commit(now, &mut out);
+        out
+    }
+
+    /// Gives everything back.
+    pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
+        let mut out = Vec::new();
+        self.release(|_| true, &mut out);
+        self.commit(now, &mut out);
+        out
+    }
+
+    /// The pods that are held at something now.
+    pub fn held(&self) -> impl Iterator<Item = &PodUid> {
+        self.holds.keys()
+    }
+
+    /// What the journal has to say now.
+    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+        self.holds.iter().flat_map(|(uid, hold)| hold.records(uid))
+    }
+
+    fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<Outcome>) {
+        for (uid, hold) in &mut self.holds {
+            if which(uid) && hold.release(uid, |_| true, &mut self.effects, out) {
+                self.stale = true;
+            }
+        }
+    }
+
+    /// Plans one pod's files. Its cgroup is found by the path of a pod that is known to be there now; one whose
+    /// pod is not known stays as it is.
+    fn stage(
+        &mut self,
+        now: BootTime,
+        throttle: &Throttle,
+        path: Option<CgroupPath>,
+        out: &mut Vec<Outcome>,
+    ) {
+        let uid = &throttle.uid;
+        let known = self.holds.remove(uid);
+        let Some(path) = path else {
+            match known {
+                Some(hold) => drop(self.holds.insert(uid.clone(), hold)),
+                None => out.push(Outcome::Gone { uid: uid.clone() }),
+            }
+            return;
+        };
+        let mut hold = known.unwrap_or_else(|| Hold::new(path.clone(), Terms::from(throttle), now));
+        if hold.path != path {
+            self.stale |= hold.release(uid, |_| true, &mut self.effects, out);
+            hold = Hold::new(path, Terms::from(throttle), now);
+        }
+        hold.extend(now);
+        if hold.terms != Terms::from(throttle) {
+            hold.next = Some(Terms::from(throttle));
+            self.stale = true;
+        }
+        match self.aim(&mut hold, throttle, out) {
+            Err(error) if error.is_gone() => {
+                self.stale = true;
+                out.push(Outcome::Gone { uid: uid.clone() });
+                return;
+            }
+            Err(error) => out.push(Outcome::Failed {
+                uid: uid.clone(),
+                throttling: true,
+                error,
+            }),
+            Ok(()) => {}
+        }
+        self.holds.insert(uid.clone(), hold);
+    }
+
+    /// Makes the plan durable, then real. Without a journal nothing goes down any further.
+    fn commit(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+        self.holds.retain(|_, hold| !hold.entries.is_empty());
+        if self.stale || self.holds.values().any(Hold::is_due) {
+            match self.save(now) {
+                Ok(()) => self.holds.values_mut().for_each(Hold::journalled),
+                Err(error) => self.give_up(error, out),
+            }
+        }
+        for (uid, hold) in &mut self.holds {
+            self.stale |= hold.write(uid, &mut self.effects, out);
+        }
+        self.holds.retain(|_, hold| !hold.entries.is_empty());
+    }
+
+    fn save(&mut self, now: BootTime) -> Result<(), JournalError> {
+        let records = self.holds.iter().flat_map(|(uid, hold)| hold.records(uid));
+        self.journal.save(now, records, &mut self.effects)?;
+        self.stale = false;
+        Ok(())
+    }
+
+    fn give_up(&mut self, error: JournalError, out: &mut Vec<Outcome>) {
+        self.stale = true;
+        out.push(Outcome::JournalFailed { error });
+        for (uid, hold) in &mut self.holds {
+            if hold.revert() {
+                out.push(Outcome::NotThrottled { uid: uid.clone() });
+            }
+        }
+    }
+}

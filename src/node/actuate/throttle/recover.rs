@@ -1,0 +1,266 @@
+//! From the journal of the last process to what is held now.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::engine::AdoptedThrottle;
+use crate::engine::pod::PodUid;
+use crate::engine::time::BootTime;
+use crate::engine::units::Quota;
+use crate::node::cgroup::CgroupPath;
+use crate::node::cgroup::bandwidth::Bandwidth;
+use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
+use crate::node::journal::Record;
+
+use super::Throttler;
+use super::hold::{Entry, Hold, Stage, Terms, Window};
+use super::outcome::{Fate, Outcome};
+
+/// What was found in force at the start.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// For the engine to take over.
+    pub throttles: Vec<AdoptedThrottle>,
+    /// Where their pods are.
+    pub pods: Vec<(PodUid, CgroupPath)>,
+    /// What was dropped or restored at once.
+    pub outcomes: Vec<Outcome>,
+}
+
+impl Throttler {
+    pub(super) fn recover(&mut self, now: BootTime, records: Vec<Record>) -> Recovered {
+        let mut out = Vec::new();
+        self.stale = !records.is_empty();
+        for (uid, records) in by_pod(records) {
+            if let Some(hold) = self.take_up(&uid, &records, &mut out) {
+                self.holds.insert(uid, hold);
+            }
+        }
+        self.expire(now, &mut out);
+        let whole = |hold: &Hold| !hold.entries.is_empty();
+        self.holds.retain(|_, hold| whole(hold));
+        self.commit_as_found(now, &mut out);
+        Recovered {
+            throttles: self.holds.iter().filter_map(adopted).collect(),
+            pods: self
+                .holds
+                .iter()
+                .map(|(uid, hold)| (uid.clone(), hold.path.clone()))
+                .collect(),
+            outcomes: out,
+        }
+    }
+
+    /// The journal is rewritten where something of it is over; nothing is written down.
+    fn commit_as_found(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+        if self.stale
+            && let Err(error) = self.save(now)
+        {
+            out.push(Outcome::JournalFailed { error });
+        }
+    }
+
+    fn expire(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+        for (uid, hold) in &mut self.holds {
+            if hold.deadline <= now {
+                out.push(Outcome::Expired { uid: uid.clone() });
+                hold.release(uid, |_| true, &mut self.effects, out);
+            }
+        }
+    }
+
+    fn take_up(
+        &mut self,
+        uid: &PodUid,
+        records: &[Record],
+        out: &mut Vec<Outcome>,
+    ) -> Option<Hold> {
+        let first = records.first()?;
+        let mut hold = Hold {
+            path: first.cgroup.clone(),
+            terms: terms(first),
+            next: None,
+            deadline: first.deadline,
+            next_deadline: first.deadline,
+            entries: Vec::new(),
+            changes: Window::default(),
+            class_seen: first.idle,
+        };
+        let mut weights = Vec::new();
+        for record in records {
+            let follows = record.file.role() == Role::Weight
+                && records
+                    .iter()
+                    .any(|other| other.lever == record.lever && other.file.role() == Role::Idle);
+            match self.look_up(record) {
+                Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
+                Ok(Found::There(entry)) if follows => weights.push(entry),
+                Ok(Found::There(entry)) => take_entry(uid, &mut hold, entry, out),
+                Err(error) => out.push(Outcome::Failed {
+                    uid: uid.clone(),
+                    throttling: false,
+                    error,
+                }),
+            }
+        }
+        for weight in weights {
+            self.take_weight(uid, &mut hold, weight, out);
+        }
+        hold.class_seen &= hold
+            .entries
+            .iter()
+            .any(|entry| matches!(entry.role(), Role::Idle | Role::Weight));
+        (!hold.entries.is_empty()).then_some(hold)
+    }
+
+    fn look_up(&self, record: &Record) -> Result<Found, KnobError> {
+        let Ok(cgroup) = record.cgroup.join(&record.lever) else {
+            return Ok(Found::Gone);
+        };
+        let dir = match CpuDir::open(&self.hierarchy, &cgroup) {
+            Err(error) if error.is_gone() => return Ok(Found::Gone),
+            dir => dir?,
+        };
+        if dir.inode() != record.inode {
+            return Ok(Found::Gone);
+        }
+        let Some(knob) = dir.knob(record.file.role())? else {
+            return Ok(Found::Gone);
+        };
+        if knob.file() != record.file {
+            return Ok(Found::Gone);
+        }
+        let place = (Arc::clone(&record.lever), record.inode);
+        let ours = record.ours.clone();
+        let mut entry = Entry::fresh(place, knob, record.base, &record.original, ours);
+        entry.previous = record.previous.clone();
+        entry.stage = Stage::Settled;
+        if record.file.role() == Role::Quota {
+            entry.burst = dir.knob(Role::Burst)?;
+        }
+        Ok(Found::There(entry))
+    }
+
+    /// The weight of a cgroup that we made idle. Where the class is back already, a crash came between the two:
+    /// the kernel's own value is replaced by the original at once.
+    fn take_weight(
+        &mut self,
+        uid: &PodUid,
+        hold: &mut Hold,
+        mut weight: Entry,
+        out: &mut Vec<Outcome>,
+    ) {
+        weight.follows_idle = true;
+        if hold.entry(&weight.lever, Role::Idle).is_some() {
+            if let Ok(reading) = weight.knob.read() {
+                weight.ours = reading.text().into();
+            }
+            hold.insert(weight);
+            return;
+        }
+        hold.entries.push(weight);
+        let is_weight = |entry: &Entry| entry.follows_idle;
+        hold.release(uid, is_weight, &mut self.effects, out);
+    }
+}
+
+enum Found {
+    There(Entry),
+    Gone,
+}
+
+fn terms(record: &Record) -> Terms {
+    Terms {
+        rule: record.rule.clone(),
+        ratio: record.ratio,
+        idle: record.idle,
+    }
+}
+
+fn by_pod(records: Vec<Record>) -> BTreeMap<PodUid, Vec<Record>> {
+    let mut pods: BTreeMap<PodUid, Vec<Record>> = BTreeMap::new();
+    for record in records {
+        pods.entry(record.uid.clone()).or_default().push(record);
+    }
+    pods
+}
+
+fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
+    Outcome::Released {
+        uid: uid.clone(),
+        file: format!("{}/{}/{}", record.cgroup, record.lever, record.file).into(),
+        fate,
+    }
+}
+
+/// Takes an entry up by what its file holds: the original (its removal from the journal was lost, or its write
+/// never happened), ours, what was before ours, or somebody else's, which becomes the original.
+fn take_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Outcome>) {
+    let found: Box<str> = match entry.knob.read() {
+        Ok(reading) => reading.text().into(),
+        Err(error) if error.is_gone() => {
+            out.push(entry_released(uid, &entry, Fate::Gone));
+            return;
+        }
+        Err(error) => {
+            out.push(Outcome::Failed {
+                uid: uid.clone(),
+                throttling: false,
+                error,
+            });
+            entry.ours.clone()
+        }
+    };
+    if found == entry.original {
+        out.push(entry_released(uid, &entry, Fate::Original(found)));
+        return;
+    }
+    if found != entry.ours {
+        let foreign = found != entry.previous;
+        entry.ours = found.clone();
+        entry.previous = found.clone();
+        if foreign {
+            entry.original = found;
+        }
+    }
+    hold.insert(entry);
+}
+
+fn entry_released(uid: &PodUid, entry: &Entry, fate: Fate) -> Outcome {
+    Outcome::Released {
+        uid: uid.clone(),
+        file: entry.knob.path().to_owned(),
+        fate,
+    }
+}
+
+fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
+    let quotas = hold
+        .entries
+        .iter()
+        .filter(|entry| entry.role() == Role::Quota);
+    let mut levers: Vec<_> = quotas
+        .map(|entry| (Arc::clone(&entry.lever), entry.base, original(entry)))
+        .collect();
+    let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
+    let class = hold.entries.iter().find(class);
+    if levers.is_empty()
+        && let Some(entry) = class
+    {
+        levers.push((Arc::clone(&entry.lever), entry.base, Quota::Unlimited));
+    }
+    (!levers.is_empty()).then(|| AdoptedThrottle {
+        uid: uid.clone(),
+        rule: hold.terms.rule.clone(),
+        ratio: hold.terms.ratio,
+        idle: class.is_some(),
+        levers,
+    })
+}
+
+fn original(entry: &Entry) -> Quota {
+    entry
+        .knob
+        .bandwidth(&entry.original)
+        .map_or(Quota::Unlimited, Bandwidth::quota)
+}

@@ -1,0 +1,433 @@
+//! The cgroup files that are written, through file descriptors that are kept: a descriptor belongs to one cgroup
+//! for good, so a write can never land in another that took its name.
+
+use std::fmt;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::Mode;
+use serde::{Deserialize, Serialize};
+
+use super::bandwidth::Bandwidth;
+use super::{CgroupPath, Controller, Hierarchy};
+
+/// What a file decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// CPU time a period.
+    Quota,
+    /// Unused quota that may be saved up.
+    Burst,
+    /// Idle class: it runs only where nobody else wants to.
+    Idle,
+    /// Share of the CPU among siblings.
+    Weight,
+}
+
+/// A cgroup file that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum KnobFile {
+    /// v2 quota and period.
+    #[serde(rename = "cpu.max")]
+    CpuMax,
+    /// v2 burst.
+    #[serde(rename = "cpu.max.burst")]
+    CpuMaxBurst,
+    /// v2 weight.
+    #[serde(rename = "cpu.weight")]
+    CpuWeight,
+    /// Idle class, v1 and v2.
+    #[serde(rename = "cpu.idle")]
+    CpuIdle,
+    /// v1 quota.
+    #[serde(rename = "cpu.cfs_quota_us")]
+    CfsQuota,
+    /// v1 burst.
+    #[serde(rename = "cpu.cfs_burst_us")]
+    CfsBurst,
+    /// v1 weight.
+    #[serde(rename = "cpu.shares")]
+    CpuShares,
+}
+
+const CFS_PERIOD: &str = "cpu.cfs_period_us";
+
+impl KnobFile {
+    /// The file for `role`.
+    pub const fn of(role: Role, v2: bool) -> Self {
+        match (role, v2) {
+            (Role::Quota, true) => Self::CpuMax,
+            (Role::Quota, false) => Self::CfsQuota,
+            (Role::Burst, true) => Self::CpuMaxBurst,
+            (Role::Burst, false) => Self::CfsBurst,
+            (Role::Idle, _) => Self::CpuIdle,
+            (Role::Weight, true) => Self::CpuWeight,
+            (Role::Weight, false) => Self::CpuShares,
+        }
+    }
+
+    /// What it decides.
+    pub const fn role(self) -> Role {
+        match self {
+            Self::CpuMax | Self::CfsQuota => Role::Quota,
+            Self::CpuMaxBurst | Self::CfsBurst => Role::Burst,
+            Self::CpuIdle => Role::Idle,
+            Self::CpuWeight | Self::CpuShares => Role::Weight,
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CpuMax => "cpu.max",
+            Self::CpuMaxBurst => "cpu.max.burst",
+            Self::CpuWeight => "cpu.weight",
+            Self::CpuIdle => "cpu.idle",
+            Self::CfsQuota => "cpu.cfs_quota_us",
+            Self::CfsBurst => "cpu.cfs_burst_us",
+            Self::CpuShares => "cpu.shares",
+        }
+    }
+
+    /// The least weight that the kernel takes.
+    pub const fn least_weight(self) -> &'static str {
+        match self {
+            Self::CpuShares => "2",
+            _ => "1",
+        }
+    }
+
+    /// The weight that the kernel shows for a cgroup of idle class.
+    pub const fn idle_weight(self) -> &'static str {
+        match self {
+            Self::CpuShares => "3",
+            _ => "0",
+        }
+    }
+
+    /// Whether the kernel itself puts this weight there when a cgroup becomes idle class or stops to be
+    /// (`sched_group_set_idle`: `WEIGHT_IDLEPRIO` and `NICE_0_LOAD`), whatever was there before.
+    pub fn is_weight_around_idle(self, text: &str) -> bool {
+        match self {
+            Self::CpuWeight => matches!(text, "0" | "100"),
+            Self::CpuShares => matches!(text, "3" | "1024"),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for KnobFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a cgroup file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KnobError {
+    /// The cgroup has vanished: normal.
+    #[error("{} is gone", .0.display())]
+    Gone(PathBuf),
+    /// The cgroup is there, its file is not.
+    #[error(
+        "there is no {}: enable the `cpu` controller for this cgroup (cgroup.subtree_control of its parent)",
+        .0.display()
+    )]
+    Missing(PathBuf),
+    /// We may not.
+    #[error("failed to {verb} {}: permission denied: run as root", path.display())]
+    Denied {
+        /// `open`, `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The cgroup file system is read-only, as it is in most containers.
+    #[error(
+        "failed to {verb} {}: cgroups are mounted read-only here: mount them writable",
+        path.display()
+    )]
+    ReadOnly {
+        /// `open` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kernel does not take the value.
+    #[error("failed to write {}: the kernel refuses `{value}`", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The value.
+        value: String,
+    },
+    /// It holds something that such a file never holds.
+    #[error("failed to understand {}: it holds `{text}`", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        text: String,
+    },
+    /// Anything else.
+    #[error("failed to {verb} {}: {source}", path.display())]
+    Io {
+        /// `open`, `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl KnobError {
+    fn new(verb: &'static str, path: &Path, errno: Errno) -> Self {
+        let path = path.to_owned();
+        match errno {
+            Errno::ENOENT | Errno::ENODEV => Self::Gone(path),
+            Errno::EACCES | Errno::EPERM => Self::Denied { verb, path },
+            Errno::EROFS => Self::ReadOnly { verb, path },
+            errno => Self::Io {
+                verb,
+                path,
+                source: errno.into(),
+            },
+        }
+    }
+
+    fn io(verb: &'static str, path: &Path, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => Self::new(verb, path, Errno::from_raw(errno)),
+            None => Self::Io {
+                verb,
+                path: path.to_owned(),
+                source: error,
+            },
+        }
+    }
+
+    /// The cgroup has vanished.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone(_))
+    }
+}
+
+/// The folder of one cgroup in the tree of the `cpu` controller.
+#[derive(Debug)]
+pub struct CpuDir {
+    dir: File,
+    path: PathBuf,
+    inode: u64,
+    v2: bool,
+}
+
+impl CpuDir {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`KnobError::Gone`] where there is no such cgroup; a symbolic link below the root is refused.
+    pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, KnobError> {
+        let root = match hierarchy {
+            Hierarchy::V2 { root } => root,
+            Hierarchy::V1 { cpu, .. } => cpu,
+        };
+        let path = hierarchy
+            .dir(Controller::Cpu, cgroup)
+            .unwrap_or_else(|| root.join(cgroup.as_str()));
+        let dir =
+            open_beneath(root, cgroup).map_err(|errno| KnobError::new("open", &path, errno))?;
+        let inode = dir
+            .metadata()
+            .map(|metadata: Metadata| metadata.ino())
+            .map_err(|error| KnobError::io("open", &path, error))?;
+        Ok(Self {
+            dir,
+            path,
+            inode,
+            v2: hierarchy.is_v2(),
+        })
+    }
+
+    /// The inode of the folder: the cgroup's identity, as names come back.
+    pub const fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Opens the file of `role`; `None` where this kernel has none.
+    ///
+    /// # Errors
+    /// Where it is there but cannot be opened.
+    pub fn knob(&self, role: Role) -> Result<Option<Knob>, KnobError> {
+        let file = KnobFile::of(role, self.v2);
+        let path = self.path.join(file.name());
+        let Some(fd) = self.open_file(file.name(), OFlag::O_RDWR)? else {
+            return Ok(None);
+        };
+        let period = match file {
+            KnobFile::CfsQuota => self.open_file(CFS_PERIOD, OFlag::O_RDONLY)?,
+            _ => None,
+        };
+        Ok(Some(Knob {
+            file,
+            path,
+            fd,
+            period,
+        }))
+    }
+
+    /// Opens the file of `role`, which every kernel has.
+    ///
+    /// # Errors
+    /// [`KnobError::Gone`] where the cgroup has vanished.
+    pub fn required(&self, role: Role) -> Result<Knob, KnobError> {
+        let missing = || {
+            let path = self.path.join(KnobFile::of(role, self.v2).name());
+            if self.path.exists() {
+                KnobError::Missing(path)
+            } else {
+                KnobError::Gone(path)
+            }
+        };
+        self.knob(role)?.ok_or_else(missing)
+    }
+
+    fn open_file(&self, name: &str, access: OFlag) -> Result<Option<File>, KnobError> {
+        let flags = access | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        match openat(self.dir.as_fd(), name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(File::from(fd))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(KnobError::new("open", &self.path.join(name), errno)),
+        }
+    }
+}
+
+/// Opens a folder below `root` without leaving it and without following links: the root itself may be one
+/// (`/sys/fs/cgroup/cpu -> cpu,cpuacct`).
+fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
+    let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let plain = |path: &Path, flags: OFlag| {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(path)
+            .map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+    };
+    let root_dir = plain(root, flags)?;
+    let how = OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    match openat2(&root_dir, cgroup.as_str(), how) {
+        // Linux before 5.6. cgroup file systems have no links of their own.
+        Err(Errno::ENOSYS) => plain(&root.join(cgroup.as_str()), flags | OFlag::O_NOFOLLOW),
+        opened => opened.map(File::from),
+    }
+}
+
+/// Bytes of the longest text that such a file holds: two 64-bit numbers.
+const LONGEST: usize = 64;
+
+/// What a file held, without an allocation.
+#[derive(Clone, Copy)]
+pub struct Reading {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Reading {
+    /// The text without its newline.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).map_or("", str::trim_end)
+    }
+}
+
+/// One cgroup file, kept open.
+#[derive(Debug)]
+pub struct Knob {
+    file: KnobFile,
+    path: PathBuf,
+    fd: File,
+    /// v1 keeps the period of a quota in a file of its own.
+    period: Option<File>,
+}
+
+impl Knob {
+    /// Which file.
+    pub const fn file(&self) -> KnobFile {
+        self.file
+    }
+
+    /// Where it is, for people.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds now.
+    ///
+    /// # Errors
+    /// [`KnobError::Gone`] where the cgroup has vanished.
+    pub fn read(&self) -> Result<Reading, KnobError> {
+        read(&self.fd).map_err(|error| KnobError::io("read", &self.path, error))
+    }
+
+    /// Makes it hold `value`.
+    ///
+    /// # Errors
+    /// [`KnobError::Refused`] where the kernel does not take the value.
+    pub fn write(&self, value: &str) -> Result<(), KnobError> {
+        match self.fd.write_at(value.as_bytes(), 0) {
+            Ok(_) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.raw_os_error().map(Errno::from_raw),
+                    Some(Errno::EINVAL | Errno::ERANGE)
+                ) =>
+            {
+                Err(KnobError::Refused {
+                    path: self.path.clone(),
+                    value: value.to_owned(),
+                })
+            }
+            Err(error) => Err(KnobError::io("write", &self.path, error)),
+        }
+    }
+
+    /// The bandwidth that the quota file would give if it held `text`.
+    ///
+    /// # Errors
+    /// Where the text is none, or the period cannot be read.
+    pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, KnobError> {
+        let bandwidth = match &self.period {
+            None => Bandwidth::parse_v2(text),
+            Some(period) => {
+                let period =
+                    read(period).map_err(|error| KnobError::io("read", &self.path, error))?;
+                Bandwidth::parse_v1(text, period.text())
+            }
+        };
+        bandwidth.ok_or_else(|| KnobError::Malformed {
+            path: self.path.clone(),
+            text: text.to_owned(),
+        })
+    }
+
+    /// The text that the quota file has for a bandwidth.
+    pub fn text(&self, bandwidth: Bandwidth) -> Box<str> {
+        if self.period.is_some() {
+            bandwidth.text_v1().into()
+        } else {
+            bandwidth.text_v2().into()
+        }
+    }
+}
+
+fn read(file: &File) -> io::Result<Reading> {
+    let mut bytes = [0; LONGEST];
+    let len = file.read_at(&mut bytes, 0)?;
+    Ok(Reading { bytes, len })
+}

@@ -1,0 +1,128 @@
+//! Whole files, replaced at once.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+type Hook = Box<dyn FnMut(&str) + Send>;
+
+/// Runs every effect that outlives the process: on disk and in the kernel. A test hangs a hook into it and dies
+/// before or after any one of them.
+#[derive(Default)]
+pub struct Effects {
+    hook: Option<Hook>,
+}
+
+impl Effects {
+    /// `hook` is called before and after each effect with its name.
+    pub fn watched(hook: impl FnMut(&str) + Send + 'static) -> Self {
+        Self {
+            hook: Some(Box::new(hook)),
+        }
+    }
+
+    /// Runs `effect`.
+    pub fn run<T>(&mut self, name: &str, effect: impl FnOnce() -> T) -> T {
+        self.reach(name);
+        let done = effect();
+        self.reach(name);
+        done
+    }
+
+    fn reach(&mut self, name: &str) {
+        if let Some(hook) = &mut self.hook {
+            hook(name);
+        }
+    }
+}
+
+impl std::fmt::Debug for Effects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Effects")
+    }
+}
+
+/// Why a file could not be replaced; the old one is still whole.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {step} {}: {source}", path.display())]
+pub struct WriteError {
+    /// What was being done.
+    pub step: &'static str,
+    /// To which file.
+    pub path: PathBuf,
+    /// What the system says.
+    pub source: io::Error,
+}
+
+/// Replaces `path` by `bytes`, durably: whoever reads it, also after a crash at any moment, sees the old bytes or
+/// the new ones.
+///
+/// # Errors
+/// Where a step fails: full disk, read-only or missing folder.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    write_atomic_with(&mut Effects::default(), path, bytes)
+}
+
+/// As [`write_atomic`], each step through `effects`.
+///
+/// # Errors
+/// As [`write_atomic`].
+pub fn write_atomic_with(
+    effects: &mut Effects,
+    path: &Path,
+    bytes: &[u8],
+) -> Result<(), WriteError> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let temporary = path.with_extension("tmp");
+    let replaced = replace(effects, path, &temporary, folder, bytes);
+    if replaced.is_err() {
+        // It may be half written on a full disk: give the room back. Nobody reads it.
+        fs::remove_file(&temporary).ok();
+    }
+    replaced
+}
+
+fn replace(
+    effects: &mut Effects,
+    path: &Path,
+    temporary: &Path,
+    folder: &Path,
+    bytes: &[u8],
+) -> Result<(), WriteError> {
+    let file = effects
+        .run("create", || create(temporary))
+        .map_err(failed("create", temporary))?;
+    effects
+        .run("write", || (&file).write_all(bytes))
+        .map_err(failed("write", temporary))?;
+    effects
+        .run("sync", || file.sync_all())
+        .map_err(failed("sync", temporary))?;
+    effects
+        .run("rename", || fs::rename(temporary, path))
+        .map_err(failed("replace", path))?;
+    effects
+        .run("sync folder", || File::open(folder)?.sync_all())
+        .map_err(failed("sync the folder of", path))
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn failed<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> WriteError + 'a {
+    move |source| WriteError {
+        step,
+        path: path.to_owned(),
+        source,
+    }
+}

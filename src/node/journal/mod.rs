@@ -1,0 +1,265 @@
+//! What was changed on this machine, and what it was before: durable before any cgroup is written.
+//!
+//! One text file, replaced whole: a header, a JSON line for each changed cgroup file, and a checksum.
+//! ```text
+//! plimsoll-journal 1 1d5a3fd6-8e5c-4b42-a1cc-6f0b4b5fbf4e 81234000000000
+//! {"uid":"web-1","cgroup":"batch/web-1","lever":"","inode":4711,"file":"cpu.max","original":"max 100000",...}
+//! crc32 8f3a10c2
+//! ```
+
+mod atomic;
+mod lock;
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::pod::PodUid;
+use crate::engine::policy::RuleId;
+use crate::engine::time::BootTime;
+use crate::engine::units::MilliCpu;
+
+use super::cgroup::CgroupPath;
+use super::cgroup::knob::KnobFile;
+
+pub use atomic::{Effects, WriteError, write_atomic, write_atomic_with};
+pub use lock::{LockError, StateLock};
+
+const MAGIC: &str = "plimsoll-journal";
+const VERSION: &str = "1";
+
+/// One cgroup file that holds our value, or is about to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Record {
+    /// Which pod.
+    pub uid: PodUid,
+    /// The pod's cgroup.
+    pub cgroup: CgroupPath,
+    /// The cgroup below the pod's that has the file; empty for the pod's own.
+    pub lever: Arc<str>,
+    /// Inode of that cgroup's folder: a folder of the same name with another inode is another cgroup.
+    pub inode: u64,
+    /// Which file.
+    pub file: KnobFile,
+    /// What it held before we came, to the byte (without the newline).
+    pub original: Box<str>,
+    /// What it held before the write that this record announces.
+    pub previous: Box<str>,
+    /// What we write.
+    pub ours: Box<str>,
+    /// What 100 % is; 0 where the file has no quota.
+    pub base: MilliCpu,
+    /// Percent of the base that the pod may use.
+    pub ratio: u8,
+    /// The pod is idle class.
+    pub idle: bool,
+    /// The rule that it is for.
+    pub rule: RuleId,
+    /// To be restored by then, whatever happens.
+    pub deadline: BootTime,
+}
+
+/// The journal file of one state directory.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    boot_id: String,
+}
+
+/// Why a journal cannot be used. None of it was applied.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The kernel's boot id cannot be read, so nobody knows whether the cgroups still are the same.
+    #[error("failed to read the boot id from {path}: {source}")]
+    BootId {
+        /// The file.
+        path: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("failed to read the journal {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It was written by something else.
+    #[error(
+        "failed to use the journal {}: it starts with `{found}`, not with `{MAGIC} {VERSION}`: restore with the \
+         version of plimsoll that wrote it, or move the file away if it is not plimsoll's",
+        path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// How it starts.
+        found: String,
+    },
+    /// It is damaged.
+    #[error(
+        "failed to use the journal {}: {reason}: nothing was changed. Each line that is whole names a cgroup file \
+         and its `original`: put these back by hand, then move the journal away",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It cannot be written.
+    #[error("failed to keep the journal, so nothing new is throttled: {0}")]
+    Write(#[from] WriteError),
+}
+
+impl Journal {
+    /// The journal in `state_dir`, which need not exist yet.
+    ///
+    /// # Errors
+    /// Where the kernel's boot id cannot be read.
+    pub fn new(state_dir: &Path) -> Result<Self, JournalError> {
+        Ok(Self {
+            path: state_dir.join("journal"),
+            boot_id: boot_id()?,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The records; none where there is no journal, or where it is from before the last boot, which took its
+    /// cgroups with it.
+    ///
+    /// # Errors
+    /// Where it cannot be read whole: nothing of it is given out then.
+    pub fn load(&self) -> Result<Vec<Record>, JournalError> {
+        let bytes = match fs::read(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(|source| JournalError::Read {
+                path: self.path.clone(),
+                source,
+            })?,
+        };
+        let (boot, records) = parse(&bytes).map_err(|bad| bad.at(&self.path))?;
+        Ok(if boot == self.boot_id {
+            records
+        } else {
+            Vec::new()
+        })
+    }
+
+    /// Replaces the journal by these records, durably.
+    ///
+    /// # Errors
+    /// Where it cannot be written; the old one then still stands.
+    pub fn save(
+        &self,
+        now: BootTime,
+        records: impl IntoIterator<Item = Record>,
+        effects: &mut Effects,
+    ) -> Result<(), JournalError> {
+        let text = self.format(now, records);
+        Ok(write_atomic_with(effects, &self.path, text.as_bytes())?)
+    }
+
+    fn format(&self, now: BootTime, records: impl IntoIterator<Item = Record>) -> String {
+        let mut text = format!("{MAGIC} {VERSION} {} {}\n", self.boot_id, now.as_nanos());
+        for record in records {
+            text.push_str(&line(&record));
+            text.push('\n');
+        }
+        let sum = crc32fast::hash(text.as_bytes());
+        text + &format!("crc32 {sum:08x}\n")
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "a struct of strings and integers always has a JSON form"
+)]
+fn line(record: &Record) -> String {
+    serde_json::to_string(record).expect("JSON")
+}
+
+enum Bad {
+    Foreign(String),
+    Corrupt(String),
+}
+
+impl Bad {
+    fn at(self, path: &Path) -> JournalError {
+        let path = path.to_owned();
+        match self {
+            Self::Foreign(found) => JournalError::Foreign { path, found },
+            Self::Corrupt(reason) => JournalError::Corrupt { path, reason },
+        }
+    }
+}
+
+fn corrupt(reason: impl Into<String>) -> Bad {
+    Bad::Corrupt(reason.into())
+}
+
+/// The boot id and the records of a journal.
+fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
+    if bytes.is_empty() {
+        return Err(corrupt("it is empty"));
+    }
+    let known = format!("{MAGIC} {VERSION} ");
+    if !bytes.starts_with(known.as_bytes()) {
+        let start = &bytes[..bytes.len().min(40)];
+        let first = String::from_utf8_lossy(start);
+        return Err(Bad::Foreign(
+            first.lines().next().unwrap_or_default().to_owned(),
+        ));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
+    let body = checked(text)?;
+    let mut lines = body.lines();
+    let header = lines.next().unwrap_or_default();
+    let boot = header.split(' ').nth(2).unwrap_or_default().to_owned();
+    let records = lines.enumerate().map(|(index, line)| {
+        serde_json::from_str(line)
+            .map_err(|error| corrupt(format!("line {} is no record: {error}", index + 2)))
+    });
+    Ok((boot, records.collect::<Result<_, _>>()?))
+}
+
+/// All but the checksum, which must be right.
+fn checked(text: &str) -> Result<&str, Bad> {
+    let cut = || corrupt("its last line is no checksum: it was cut short");
+    let (body, sum) = text
+        .strip_suffix('\n')
+        .and_then(|text| text.rsplit_once('\n'))
+        .ok_or_else(cut)?;
+    let body = &text[..=body.len()];
+    let sum = sum.strip_prefix("crc32 ").ok_or_else(cut)?;
+    let sum = u32::from_str_radix(sum, 16).map_err(|_| cut())?;
+    if sum == crc32fast::hash(body.as_bytes()) {
+        Ok(body)
+    } else {
+        Err(corrupt("its checksum is wrong"))
+    }
+}
+
+/// The id of this boot of the kernel.
+///
+/// # Errors
+/// Where `/proc` is not there.
+pub fn boot_id() -> Result<String, JournalError> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text =
+        fs::read_to_string(PATH).map_err(|source| JournalError::BootId { path: PATH, source })?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests;
