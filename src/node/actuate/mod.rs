@@ -1,3 +1,5 @@
 //! Those who act on a plan.
 
+pub mod evict;
+pub mod reclaim;
 pub mod throttle;

@@ -1,60 +1,32 @@
-//! CPU bandwidth as the kernel's files hold it: so many microseconds in each period.
+//! What is done with CPU bandwidth before it is written.
 
-use crate::engine::units::{MilliCpu, Quota};
+use crate::engine::units::MilliCpu;
+
+use super::parse::{self, Bandwidth};
 
 /// The smallest quota that the kernel takes, in microseconds (`min_cfs_quota_period` in `kernel/sched/core.c`).
 pub const LEAST_QUOTA_US: u64 = 1000;
 
-/// What `cpu.max` (v2), or `cpu.cfs_quota_us` with `cpu.cfs_period_us` (v1), say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bandwidth {
-    /// Microseconds of CPU time a period; `None` without a limit.
-    pub quota_us: Option<u64>,
-    /// Microseconds a period, above 0.
-    pub period_us: u64,
-}
-
 impl Bandwidth {
-    /// Takes a line of `cpu.max` apart: `max 100000` or `50000 100000`. `None` where it is neither.
+    /// Takes what `cpu.max` holds apart, with or without its newline. `None` where it is none.
     pub fn parse_v2(text: &str) -> Option<Self> {
-        let (quota, period) = text.trim_end().split_once(' ')?;
-        let quota_us = match quota {
-            "max" => None,
-            quota => Some(quota.parse().ok()?),
-        };
-        Self::new(quota_us, period.parse().ok()?)
+        parse::cpu_max(line(text).as_bytes())
     }
 
-    /// The same from the two files of v1, where a negative quota is none.
+    /// The same from `cpu.cfs_quota` and `cpu.cfs_period`.
     pub fn parse_v1(quota: &str, period: &str) -> Option<Self> {
-        let quota: i64 = quota.trim_end().parse().ok()?;
-        Self::new(u64::try_from(quota).ok(), period.trim_end().parse().ok()?)
-    }
-
-    fn new(quota_us: Option<u64>, period_us: u64) -> Option<Self> {
-        (period_us > 0).then_some(Self {
-            quota_us,
-            period_us,
-        })
-    }
-
-    /// The CPU that it allows, rounded down.
-    pub fn quota(self) -> Quota {
-        match self.quota_us {
-            None => Quota::Unlimited,
-            Some(us) => {
-                MilliCpu::from_usage(us, self.period_us).map_or(Quota::Unlimited, Quota::Limit)
-            }
-        }
+        let quota = parse::cfs_quota(line(quota).as_bytes())?;
+        let period = parse::number(line(period).as_bytes()).filter(|period| *period > 0)?;
+        Some(Self { quota, period })
     }
 
     /// Takes it down to `limit` in the same period: never up, and not below what the kernel takes.
     #[must_use]
     pub fn limited_to(self, limit: MilliCpu) -> Self {
-        let us = u128::from(limit.0) * u128::from(self.period_us) / 1000;
+        let us = u128::from(limit.0) * u128::from(self.period) / 1000;
         let us = u64::try_from(us).unwrap_or(u64::MAX).max(LEAST_QUOTA_US);
         Self {
-            quota_us: Some(self.quota_us.map_or(us, |own| own.min(us))),
+            quota: Some(self.quota.map_or(us, |own| own.min(us))),
             ..self
         }
     }
@@ -62,45 +34,48 @@ impl Bandwidth {
     /// Takes it down to what `other` allows, in its own period.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
-        let Some(other_us) = other.quota_us else {
+        let Some(other_us) = other.quota else {
             return self;
         };
-        let scaled =
-            u128::from(other_us) * u128::from(self.period_us) / u128::from(other.period_us);
+        let scaled = u128::from(other_us) * u128::from(self.period) / u128::from(other.period);
         let scaled = u64::try_from(scaled)
             .unwrap_or(u64::MAX)
             .max(LEAST_QUOTA_US);
         Self {
-            quota_us: Some(self.quota_us.map_or(scaled, |own| own.min(scaled))),
+            quota: Some(self.quota.map_or(scaled, |own| own.min(scaled))),
             ..self
         }
     }
 
     /// Whether it allows more than `other`.
     pub fn allows_more_than(self, other: Self) -> bool {
-        match (self.quota_us, other.quota_us) {
+        match (self.quota, other.quota) {
             (None, other) => other.is_some(),
             (Some(_), None) => false,
             (Some(own), Some(theirs)) => {
-                u128::from(own) * u128::from(other.period_us)
-                    > u128::from(theirs) * u128::from(self.period_us)
+                u128::from(own) * u128::from(other.period)
+                    > u128::from(theirs) * u128::from(self.period)
             }
         }
     }
 
     /// As `cpu.max` holds it.
     pub fn text_v2(self) -> String {
-        match self.quota_us {
-            None => format!("max {}", self.period_us),
-            Some(us) => format!("{us} {}", self.period_us),
+        match self.quota {
+            None => format!("max {}", self.period),
+            Some(us) => format!("{us} {}", self.period),
         }
     }
 
-    /// As `cpu.cfs_quota_us` holds it.
+    /// As `cpu.cfs_quota` holds it.
     pub fn text_v1(self) -> String {
-        self.quota_us
+        self.quota
             .map_or_else(|| "-1".to_owned(), |us| us.to_string())
     }
+}
+
+fn line(text: &str) -> String {
+    format!("{}\n", text.trim_end())
 }
 
 #[cfg(test)]
@@ -108,31 +83,29 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::engine::units::Quota;
 
     fn bandwidth() -> impl Strategy<Value = Bandwidth> {
         let quota = proptest::option::of(LEAST_QUOTA_US..1_000_000_000);
-        (quota, 1000..=1_000_000_u64).prop_map(|(quota_us, period_us)| Bandwidth {
-            quota_us,
-            period_us,
-        })
+        (quota, 1000..=1_000_000_u64).prop_map(|(quota, period)| Bandwidth { quota, period })
     }
 
     #[test]
     fn what_the_kernel_writes_is_read() {
         let unlimited = Bandwidth {
-            quota_us: None,
-            period_us: 100_000,
+            quota: None,
+            period: 100_000,
         };
         let half = Bandwidth {
-            quota_us: Some(50_000),
-            period_us: 100_000,
+            quota: Some(50_000),
+            period: 100_000,
         };
         assert_eq!(Bandwidth::parse_v2("max 100000\n"), Some(unlimited));
         assert_eq!(Bandwidth::parse_v2("50000 100000\n"), Some(half));
         assert_eq!(Bandwidth::parse_v1("-1\n", "100000\n"), Some(unlimited));
         assert_eq!(Bandwidth::parse_v1("50000\n", "100000\n"), Some(half));
-        assert_eq!(half.quota(), Quota::Limit(MilliCpu(500)));
-        assert_eq!(unlimited.quota(), Quota::Unlimited);
+        assert_eq!(half.limit(), Quota::Limit(MilliCpu(500)));
+        assert_eq!(unlimited.limit(), Quota::Unlimited);
     }
 
     #[test]
@@ -160,8 +133,8 @@ mod tests {
         ) {
             let limited = own.limited_to(MilliCpu(limit));
             prop_assert!(!limited.allows_more_than(own));
-            prop_assert!(limited.quota_us.is_some_and(|us| us >= LEAST_QUOTA_US));
-            prop_assert_eq!(limited.period_us, own.period_us);
+            prop_assert!(limited.quota.is_some_and(|us| us >= LEAST_QUOTA_US));
+            prop_assert_eq!(limited.period, own.period);
         }
 
         #[test]
@@ -169,13 +142,13 @@ mod tests {
             let least = a.min(b);
             prop_assert!(!least.allows_more_than(a));
             // The kernel's least may be above a tiny share of a long period.
-            prop_assert!(!least.allows_more_than(b) || least.quota_us == Some(LEAST_QUOTA_US));
+            prop_assert!(!least.allows_more_than(b) || least.quota == Some(LEAST_QUOTA_US));
         }
 
         #[test]
         fn texts_are_read_back(own in bandwidth()) {
             prop_assert_eq!(Bandwidth::parse_v2(&own.text_v2()), Some(own));
-            let period = own.period_us.to_string();
+            let period = own.period.to_string();
             prop_assert_eq!(Bandwidth::parse_v1(&own.text_v1(), &period), Some(own));
         }
     }

@@ -13,7 +13,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 
-use super::bandwidth::Bandwidth;
+use super::parse::Bandwidth;
 use super::{CgroupPath, Controller, Hierarchy};
 
 /// What a file decides.

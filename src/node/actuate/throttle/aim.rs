@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::engine::plan::{Lever, Throttle};
 use crate::engine::units::MilliCpu;
-use crate::node::cgroup::bandwidth::Bandwidth;
 use crate::node::cgroup::knob::{CpuDir, Knob, KnobError, Role};
+use crate::node::cgroup::parse::Bandwidth;
 
 use super::Throttler;
 use super::hold::{Entry, Hold};
@@ -118,7 +118,7 @@ impl Throttler {
         lever: &str,
         target: Bandwidth,
     ) -> Result<(), KnobError> {
-        let most = target.quota_us.unwrap_or(u64::MAX);
+        let most = target.quota.unwrap_or(u64::MAX);
         if let Some(entry) = hold.entry(lever, Role::Burst) {
             let lowered = micros(&entry.knob, &entry.ours)?.min(most);
             self.stale |= entry.aim(lowered.to_string().into());

@@ -8,8 +8,8 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::bandwidth::Bandwidth;
 use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
+use crate::node::cgroup::parse::Bandwidth;
 use crate::node::journal::Record;
 
 use super::Throttler;
@@ -262,5 +262,5 @@ fn original(entry: &Entry) -> Quota {
     entry
         .knob
         .bandwidth(&entry.original)
-        .map_or(Quota::Unlimited, Bandwidth::quota)
+        .map_or(Quota::Unlimited, Bandwidth::limit)
 }

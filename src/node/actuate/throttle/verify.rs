@@ -153,7 +153,7 @@ impl Throttler {
                 out.push(Outcome::Resized {
                     uid: uid.clone(),
                     cgroup: Arc::clone(&entry.lever),
-                    original: entry.knob.bandwidth(&theirs)?.quota(),
+                    original: entry.knob.bandwidth(&theirs)?.limit(),
                 });
             }
             entry.original = theirs;

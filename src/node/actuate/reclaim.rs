@@ -1,0 +1,260 @@
+//! Reclaims page cache of pods through `memory.reclaim` (cgroup v2, Linux 5.19 and later).
+//!
+//! The write returns only when the kernel has scanned its way through, which takes seconds where it has to wait for a
+//! disk. A tick cannot wait for that, and slices small enough for it would free nothing: a thread of its own does it,
+//! slice by slice.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread;
+
+use nix::errno::Errno;
+
+use crate::engine::pod::PodUid;
+use crate::engine::units::Bytes;
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+
+/// What one write asks for.
+const SLICE: u64 = 32 << 20;
+/// Pods that wait at most.
+const QUEUE: usize = 64;
+
+/// What became of a reclaim.
+#[derive(Debug)]
+pub enum ReclaimOutcome {
+    /// It is done.
+    Reclaimed {
+        /// Which pod.
+        uid: PodUid,
+        /// By how much the pod's memory fell; the pod may have taken new memory meanwhile.
+        freed: Bytes,
+    },
+    /// This machine cannot.
+    Unsupported {
+        /// Which pod.
+        uid: PodUid,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The last one for this pod, or too many others, are not done yet: asked again by the next evaluation.
+    Busy {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// The pod is gone.
+    Gone {
+        /// Which pod.
+        uid: PodUid,
+    },
+    /// It could not be done.
+    Failed {
+        /// Which pod.
+        uid: PodUid,
+        /// Why.
+        error: ReclaimError,
+    },
+}
+
+/// Why page cache could not be reclaimed.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {verb} {}: {source}", path.display())]
+pub struct ReclaimError {
+    verb: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+struct Job {
+    uid: PodUid,
+    dir: PathBuf,
+    amount: Bytes,
+}
+
+/// Takes reclaims and does them beside the tick.
+#[derive(Debug)]
+pub struct Reclaimer {
+    hierarchy: Hierarchy,
+    worker: Option<(SyncSender<Job>, Receiver<ReclaimOutcome>)>,
+    busy: BTreeSet<PodUid>,
+}
+
+impl Reclaimer {
+    /// One that has nothing to do; its thread starts with the first request.
+    pub const fn new(hierarchy: Hierarchy) -> Self {
+        Self {
+            hierarchy,
+            worker: None,
+            busy: BTreeSet::new(),
+        }
+    }
+
+    /// Asks for at most `amount` of the page cache of the pod in `cgroup`. `None`: it is being done, and
+    /// [`Self::poll`] tells the end of it.
+    pub fn request(
+        &mut self,
+        uid: &PodUid,
+        cgroup: &CgroupPath,
+        amount: Bytes,
+    ) -> Option<ReclaimOutcome> {
+        let uid = uid.clone();
+        if !self.hierarchy.is_v2() {
+            let reason = "cgroup v1 has no memory.reclaim";
+            return Some(ReclaimOutcome::Unsupported { uid, reason });
+        }
+        let dir = self.hierarchy.dir(Controller::Memory, cgroup)?;
+        if self.busy.contains(&uid) {
+            return Some(ReclaimOutcome::Busy { uid });
+        }
+        let job = Job {
+            uid: uid.clone(),
+            dir,
+            amount,
+        };
+        match self.queue().map(|queue| queue.try_send(job)) {
+            Ok(Ok(())) => {
+                self.busy.insert(uid);
+                None
+            }
+            Ok(Err(_)) => Some(ReclaimOutcome::Busy { uid }),
+            Err(source) => {
+                let path = PathBuf::from("the reclaiming thread");
+                let error = failed("start", &path, source);
+                Some(ReclaimOutcome::Failed { uid, error })
+            }
+        }
+    }
+
+    /// What has been done since the last call.
+    pub fn poll(&mut self) -> Vec<ReclaimOutcome> {
+        let Some((_, done)) = &self.worker else {
+            return Vec::new();
+        };
+        let done: Vec<_> = done.try_iter().collect();
+        for outcome in &done {
+            self.busy.remove(outcome.uid());
+        }
+        done
+    }
+
+    /// The thread ends when the queue is dropped.
+    fn queue(&mut self) -> io::Result<&SyncSender<Job>> {
+        let worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => start()?,
+        };
+        let (queue, _) = self.worker.insert(worker);
+        Ok(queue)
+    }
+}
+
+fn start() -> io::Result<(SyncSender<Job>, Receiver<ReclaimOutcome>)> {
+    let (queue, jobs) = mpsc::sync_channel::<Job>(QUEUE);
+    let (tell, done) = mpsc::channel();
+    let work = move || {
+        for job in jobs {
+            if tell.send(reclaim(job)).is_err() {
+                break;
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("reclaim".to_owned())
+        .spawn(work)?;
+    Ok((queue, done))
+}
+
+impl ReclaimOutcome {
+    /// Which pod it is about.
+    pub const fn uid(&self) -> &PodUid {
+        match self {
+            Self::Reclaimed { uid, .. }
+            | Self::Unsupported { uid, .. }
+            | Self::Busy { uid }
+            | Self::Gone { uid }
+            | Self::Failed { uid, .. } => uid,
+        }
+    }
+}
+
+fn reclaim(Job { uid, dir, amount }: Job) -> ReclaimOutcome {
+    let current = dir.join("memory.current");
+    let Ok(before) = usage(&current) else {
+        return ReclaimOutcome::Gone { uid };
+    };
+    match reclaim_slices(&dir.join("memory.reclaim"), amount.0) {
+        Ok(()) => {
+            let after = usage(&current).unwrap_or(before);
+            let freed = before.saturating_sub(after);
+            ReclaimOutcome::Reclaimed { uid, freed }
+        }
+        Err(Stop::NotThere) if dir.exists() => ReclaimOutcome::Unsupported {
+            uid,
+            reason: "this kernel has no memory.reclaim (Linux 5.19 and later have it)",
+        },
+        Err(Stop::NotThere) => ReclaimOutcome::Gone { uid },
+        Err(Stop::WouldSwap) => ReclaimOutcome::Unsupported {
+            uid,
+            reason: "this machine has swap, and its kernel would swap the pod's memory out instead of its page \
+                     cache (Linux 6.9 and later can be told not to)",
+        },
+        Err(Stop::Failed(error)) => ReclaimOutcome::Failed { uid, error },
+    }
+}
+
+enum Stop {
+    NotThere,
+    WouldSwap,
+    Failed(ReclaimError),
+}
+
+/// Page cache alone: without swap there is nothing else, with it the kernel has to be told.
+fn reclaim_slices(path: &Path, amount: u64) -> Result<(), Stop> {
+    let hint = if has_swap() { " swappiness=0" } else { "" };
+    let mut left = amount;
+    while left > 0 {
+        let slice = left.min(SLICE);
+        match write(path, &format!("{slice}{hint}")) {
+            Ok(()) => left -= slice,
+            // There is no more to be had.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(stop(path, error, hint)),
+        }
+    }
+    Ok(())
+}
+
+fn stop(path: &Path, error: io::Error, hint: &str) -> Stop {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT | Errno::ENODEV) => Stop::NotThere,
+        Some(Errno::EINVAL) if !hint.is_empty() => Stop::WouldSwap,
+        _ => Stop::Failed(failed("write", path, error)),
+    }
+}
+
+fn has_swap() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
+}
+
+fn usage(path: &Path) -> io::Result<Bytes> {
+    let text = fs::read_to_string(path)?;
+    let bytes = text.trim_end().parse().map_err(io::Error::other)?;
+    Ok(Bytes(bytes))
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .open(path)?
+        .write_all(value.as_bytes())
+}
+
+fn failed(verb: &'static str, path: &Path, source: io::Error) -> ReclaimError {
+    ReclaimError {
+        verb,
+        path: path.to_owned(),
+        source,
+    }
+}
