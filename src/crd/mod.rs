@@ -8,18 +8,22 @@ pub mod avoidance_action;
 mod common;
 pub mod compile;
 mod finding;
+pub mod manifest;
 pub mod node_qos;
 mod objects;
+mod path;
 pub mod pod_qos;
 mod schema;
 mod unenforced;
+pub mod validate;
+mod words;
 
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector, PolicyStatus};
 pub use compile::{Compiled, compile};
 pub use finding::{Finding, ObjectRef, Reason, Severity};
 pub use node_qos::{NodeQos, NodeQosSpec};
-pub use objects::Objects;
+pub use objects::{Kind, Objects};
 pub use pod_qos::{PodQos, PodQosSpec};
 pub use schema::definitions;
 

@@ -202,9 +202,9 @@ pub struct NodeRule {
             .message("name is no rule name; write lower-case letters, digits, '-' and '_', for example name: cpu-usage"),
     )]
     pub name: String,
-    /// The metric and its watermark.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(required)]
+    /// The metric and its watermark. Required; optional here so that one rule without it can be told from the rest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(required, description = "The metric and its watermark.")]
     pub metric_rule: Option<MetricRule>,
     /// So many consecutive evaluations above `metricRule.value` start the action. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]

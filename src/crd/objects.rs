@@ -1,12 +1,14 @@
 //! A set of policy objects, each validated, whatever order they came in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
+use super::path::rule_index;
+use super::validate::{Problem, validate};
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
 
 /// The kinds of policy object.
@@ -88,6 +90,15 @@ impl Objects {
         objects
     }
 
+    /// The set as a node sees it that every `NodeQOS` selects.
+    #[must_use]
+    pub fn for_every_node(mut self) -> Self {
+        for node in self.nodes.values_mut() {
+            node.spec.selector = None;
+        }
+        self
+    }
+
     /// What is wrong with single objects.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
@@ -102,28 +113,21 @@ impl Objects {
             self.findings.push(duplicate(object));
             return;
         };
-        let mut report = Report {
-            object,
-            findings: &mut self.findings,
-        };
-        let spec = &value["spec"];
-        match kind {
-            Kind::AvoidanceAction => {
-                if let Some(spec) = report.parse("spec", spec) {
-                    self.actions.insert(name, spec);
-                }
-            }
-            Kind::PodQos => {
-                if let Some(spec) = report.parse("spec", spec) {
-                    self.pods.insert(name, spec);
-                }
-            }
-            Kind::NodeQos => {
-                if let Some(rules) = report.parse_node(spec) {
-                    self.nodes.insert(name, rules);
-                }
-            }
+        let (policy, problems) = admit(kind, value);
+        match policy {
+            Some(Policy::Action(spec)) => drop(self.actions.insert(name, spec)),
+            Some(Policy::Node(rules)) => drop(self.nodes.insert(name, *rules)),
+            Some(Policy::Pods(spec)) => drop(self.pods.insert(name, spec)),
+            None => {}
         }
+        let invalid = problems.into_iter().map(|problem| Finding {
+            object: object.clone(),
+            path: problem.path,
+            severity: Severity::Error,
+            reason: Reason::Invalid,
+            message: problem.message,
+        });
+        self.findings.extend(invalid);
     }
 }
 
@@ -145,46 +149,108 @@ fn duplicate(object: ObjectRef) -> Finding {
     }
 }
 
-/// Where the findings about one object go.
-struct Report<'a> {
-    object: ObjectRef,
-    findings: &'a mut Vec<Finding>,
+/// A valid object.
+enum Policy {
+    Action(AvoidanceActionSpec),
+    Node(Box<NodeRules>),
+    Pods(PodQosSpec),
 }
 
-impl Report<'_> {
-    fn parse<T: DeserializeOwned>(&mut self, path: &str, value: &Value) -> Option<T> {
-        T::deserialize(value)
-            .map_err(|error| self.invalid(path, &error.to_string()))
-            .ok()
+/// Judges one object. What is wrong with a rule puts that rule off; what is wrong elsewhere, the object.
+fn admit(kind: Kind, value: &Value) -> (Option<Policy>, Vec<Problem>) {
+    if kind == Kind::NodeQos {
+        let (rules, problems) = admit_node(value);
+        return (rules.map(Box::new).map(Policy::Node), problems);
     }
+    let mut verdict = validate(kind, value);
+    if !verdict.problems.is_empty() {
+        return (None, verdict.problems);
+    }
+    let spec = &verdict.object["spec"];
+    let policy = match kind {
+        Kind::PodQos => parse(spec, "spec", &mut verdict.problems).map(Policy::Pods),
+        _ => parse(spec, "spec", &mut verdict.problems).map(Policy::Action),
+    };
+    (policy, verdict.problems)
+}
 
-    fn parse_node(&mut self, spec: &Value) -> Option<NodeRules> {
-        let mut frame = spec.clone();
-        let rules = frame
-            .get_mut("rules")
-            .map(|rules| std::mem::replace(rules, Value::Array(Vec::new())));
-        let spec = self.parse("spec", &frame)?;
-        let Some(Value::Array(rules)) = rules else {
-            self.invalid("spec.rules", "is not a list");
-            return None;
-        };
-        let rules = rules.iter().enumerate().filter_map(|(index, rule)| {
-            let path = format!("spec.rules[{index}]");
-            self.parse(&path, rule).map(|rule| (index, rule))
-        });
-        Some(NodeRules {
-            rules: rules.collect(),
-            spec,
+/// Takes bad rules out until the rest is valid: the CEL rules of the others are judged only when the schema holds.
+fn admit_node(value: &Value) -> (Option<NodeRules>, Vec<Problem>) {
+    let mut value = value.clone();
+    let mut indices: Vec<usize> = (0..rule_count(&value)).collect();
+    let mut found = Vec::new();
+    loop {
+        let verdict = validate(Kind::NodeQos, &value);
+        if verdict.problems.is_empty() {
+            let rules = parse_node(&verdict.object, &indices, &mut found);
+            return (rules, found);
+        }
+        let bad: BTreeSet<usize> = verdict
+            .problems
+            .iter()
+            .filter_map(|problem| rule_index(&problem.path).map(|(index, _)| index))
+            .collect();
+        let elsewhere = verdict
+            .problems
+            .iter()
+            .any(|problem| rule_index(&problem.path).is_none());
+        found.extend(
+            verdict
+                .problems
+                .into_iter()
+                .map(|problem| renumber(problem, &indices)),
+        );
+        if elsewhere || bad.len() >= indices.len() {
+            return (None, found);
+        }
+        if let Some(rules) = value["spec"]["rules"].as_array_mut() {
+            keep_others(rules, &bad);
+        }
+        keep_others(&mut indices, &bad);
+    }
+}
+
+fn rule_count(value: &Value) -> usize {
+    value["spec"]["rules"].as_array().map_or(0, Vec::len)
+}
+
+/// A path within the rules that are left says which rule of the manifest it is about.
+fn renumber(problem: Problem, indices: &[usize]) -> Problem {
+    let Some((index, rest)) = rule_index(&problem.path) else {
+        return problem;
+    };
+    let original = indices.get(index).copied().unwrap_or(index);
+    Problem {
+        path: format!("spec.rules[{original}]{rest}"),
+        ..problem
+    }
+}
+
+fn keep_others<T>(items: &mut Vec<T>, bad: &BTreeSet<usize>) {
+    let mut index = 0;
+    items.retain(|_| {
+        index += 1;
+        !bad.contains(&(index - 1))
+    });
+}
+
+fn parse_node(object: &Value, indices: &[usize], problems: &mut Vec<Problem>) -> Option<NodeRules> {
+    let mut spec: NodeQosSpec = parse(&object["spec"], "spec", problems)?;
+    let rules = std::mem::take(&mut spec.rules);
+    Some(NodeRules {
+        spec,
+        rules: indices.iter().copied().zip(rules).collect(),
+    })
+}
+
+/// What the definition accepts can be read; where it can't, the two differ, and nothing is in force.
+fn parse<T: DeserializeOwned>(value: &Value, path: &str, problems: &mut Vec<Problem>) -> Option<T> {
+    T::deserialize(value)
+        .map_err(|error| {
+            problems.push(Problem {
+                path: path.to_owned(),
+                message: error.to_string(),
+            });
         })
-    }
-
-    fn invalid(&mut self, path: &str, message: &str) {
-        self.findings.push(Finding {
-            object: self.object.clone(),
-            path: path.to_owned(),
-            severity: Severity::Error,
-            reason: Reason::Invalid,
-            message: message.to_owned(),
-        });
-    }
+        .ok()
 }

@@ -6,6 +6,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use super::common::LabelSelector;
+use super::objects::Kind;
+use super::validate::metadata_schema;
 use super::{AvoidanceAction, NodeQos, PodQos};
 
 /// Kubernetes' own limits on labels.
@@ -50,10 +52,8 @@ fn tidy(schema: &mut Value) {
     if let Some(Value::String(text)) = fields.get_mut("description") {
         *text = one_line(text);
     }
-    for key in ["properties"] {
-        if let Some(Value::Object(properties)) = fields.get_mut(key) {
-            properties.values_mut().for_each(tidy);
-        }
+    if let Some(Value::Object(properties)) = fields.get_mut("properties") {
+        properties.values_mut().for_each(tidy);
     }
     for key in ["items", "additionalProperties"] {
         if let Some(child) = fields.get_mut(key) {
@@ -72,7 +72,6 @@ fn one_line(text: &str) -> String {
 /// A whole number or a text: what Kubernetes calls int-or-string.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
         "x-kubernetes-int-or-string": true,
         "maxLength": 64,
     })
@@ -117,6 +116,56 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
         .map(|(rule, message, path)| json!({"rule": rule, "message": message, "fieldPath": path}));
     schema.insert("x-kubernetes-validations".to_owned(), json!(rules));
     schema
+}
+
+/// The schema of a whole object of a kind, metadata included, as [`super::validate`] judges by.
+pub(super) fn object_schema(kind: Kind) -> Value {
+    let [action, node, pod] = definitions();
+    let definition = match kind {
+        Kind::AvoidanceAction => action,
+        Kind::NodeQos => node,
+        Kind::PodQos => pod,
+    };
+    let version = definition.spec.versions.into_iter().next();
+    let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
+    let mut schema = serde_json::to_value(schema).unwrap_or_default();
+    schema["properties"]["apiVersion"] = json!({"type": "string"});
+    schema["properties"]["kind"] = json!({"type": "string"});
+    schema["properties"]["metadata"] = metadata_schema();
+    schema["required"] = json!(["metadata", "spec"]);
+    schema
+}
+
+/// Labels of an object.
+pub(super) fn labels(name: &str) -> Value {
+    json!({
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "x-kubernetes-validations": [
+            {
+                "rule": format!("self.all(k, k.matches('{LABEL_KEY}'))"),
+                "message": format!("{name} has a key that no label can have; write for example app, or example.com/tier"),
+            },
+            {
+                "rule": format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
+                "message": format!(
+                    "{name} has a value that no label can have; write at most 63 letters, digits, '-', '_' and '.'"
+                ),
+            },
+        ],
+    })
+}
+
+/// Annotations of an object.
+pub(super) fn annotations() -> Value {
+    json!({
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "x-kubernetes-validations": [{
+            "rule": format!("self.all(k, k.lowerAscii().matches('{LABEL_KEY}'))"),
+            "message": "annotations has a key that no annotation can have; write for example example.com/note",
+        }],
+    })
 }
 
 /// An object schema with these properties.

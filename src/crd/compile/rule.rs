@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::super::finding::Reason;
 use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
 use super::super::objects::NodeRules;
+use super::super::words;
 use super::action::seconds;
 use super::verdict::{self, Verdict};
 use super::{About, Scope};
@@ -97,7 +98,7 @@ impl Frame<'_> {
                 Reason::UnknownMetric,
                 format!("{path}.metricRule.name"),
                 format!(
-                    "\"{}\" is no metric that a node measures; {}, or add nodeQualityProbe.httpGet to read it from an \
+                    "\"{}\" is no metric that a node measures; {} Or add nodeQualityProbe.httpGet to read it from an \
                      exporter",
                     rule.name,
                     nearest(&rule.name)
@@ -209,28 +210,11 @@ fn url(get: &HttpGet) -> Option<String> {
     })
 }
 
-/// `did you mean "cpu_total_usage"?`, or some of the names.
+/// `did you mean cpu_total_usage?`, or some of the names.
 fn nearest(name: &str) -> String {
     let names = Metric::names();
-    let best = names.iter().min_by_key(|known| distance(known, name));
-    match best {
-        Some(known) if distance(known, name) <= 4 => format!("did you mean \"{known}\"?"),
-        _ => "write for example cpu_total_usage or memory_total_utilization".to_owned(),
+    match words::nearest(name, names.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "write for example cpu_total_usage or memory_total_utilization".to_owned(),
     }
-}
-
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, right) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(left != *right);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -1,0 +1,227 @@
+//! What was found, and where.
+
+use std::collections::BTreeMap;
+use std::io::{Write, stdout};
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::sources::{Source, Sources};
+use crate::crd::manifest::{Lines, Object};
+use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
+use crate::engine::policy::NodeFacts;
+
+/// All that was found.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report<'a> {
+    findings: Vec<Located<'a>>,
+    files: usize,
+    objects: usize,
+    skipped: usize,
+    errors: usize,
+    warnings: usize,
+}
+
+/// A finding with its place.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Located<'a> {
+    file: &'a str,
+    line: usize,
+    #[serde(flatten)]
+    object: ObjectRef,
+    path: String,
+    severity: Severity,
+    reason: Reason,
+    message: String,
+}
+
+/// Where the objects of each name stand.
+type Places<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Lines)>>;
+
+impl<'a> Report<'a> {
+    pub(super) fn new(sources: &'a Sources, node: &NodeFacts, by_labels: bool) -> Self {
+        let mut report = Self {
+            files: sources.files.len(),
+            ..Self::default()
+        };
+        let mut places = Places::new();
+        for source in &sources.files {
+            report.add_flaws(source);
+            for object in &source.manifest.objects {
+                report.add_object(source, object, &mut places);
+            }
+        }
+        let values = sources.files.iter().flat_map(|source| {
+            let objects = source.manifest.objects.iter();
+            objects.map(|object| object.value.clone())
+        });
+        let mut objects = Objects::from_values(values);
+        if !by_labels {
+            objects = objects.for_every_node();
+        }
+        for finding in compile(&objects, node).findings {
+            report.add_together(&finding, &places);
+        }
+        report.finish(sources);
+        report
+    }
+
+    pub(super) const fn errors(&self) -> usize {
+        self.errors
+    }
+
+    fn add_flaws(&mut self, source: &'a Source) {
+        for flaw in &source.manifest.flaws {
+            self.findings.push(Located {
+                file: &source.name,
+                line: flaw.line,
+                object: ObjectRef::default(),
+                path: flaw.path.clone(),
+                severity: Severity::Error,
+                reason: Reason::Invalid,
+                message: flaw.message.clone(),
+            });
+        }
+    }
+
+    /// What is wrong with the object alone.
+    fn add_object(&mut self, source: &'a Source, object: &'a Object, places: &mut Places<'a>) {
+        let Some(kind) = Kind::of(&object.value) else {
+            return self.add_other(source, object);
+        };
+        self.objects += 1;
+        let reference = ObjectRef {
+            kind: kind.name().to_owned(),
+            name: text(object, "/metadata/name").to_owned(),
+        };
+        let place = (source.name.as_str(), &object.lines);
+        places.entry(reference).or_default().push(place);
+        for finding in Objects::from_values([object.value.clone()]).findings() {
+            self.add(finding, place);
+        }
+    }
+
+    /// Objects of other kinds are none of our business, unless they were meant to be ours.
+    fn add_other(&mut self, source: &'a Source, object: &'a Object) {
+        let kind = text(object, "/kind");
+        let version = text(object, "/apiVersion");
+        let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        let message = if version.is_empty() || kind.is_empty() {
+            "has no apiVersion or no kind; a policy starts with apiVersion: ensurance.crane.io/v1alpha1 and kind: NodeQOS"
+                .to_owned()
+        } else if version.split('/').next() == Some(GROUP) {
+            format!(
+                "there is no kind {kind} in {version}; write apiVersion: {}, and kind: one of {}",
+                crate::crd::API_VERSION,
+                names.join(", ")
+            )
+        } else {
+            self.skipped += 1;
+            return;
+        };
+        let finding = Finding {
+            object: ObjectRef {
+                kind: kind.to_owned(),
+                name: text(object, "/metadata/name").to_owned(),
+            },
+            path: "kind".to_owned(),
+            severity: Severity::Error,
+            reason: Reason::Invalid,
+            message,
+        };
+        self.add(&finding, (&source.name, &object.lines));
+    }
+
+    /// What is wrong with the objects together; what is wrong with one alone has been told with its own place.
+    fn add_together(&mut self, finding: &Finding, places: &Places<'a>) {
+        if finding.reason == Reason::Invalid {
+            return;
+        }
+        let places = places.get(&finding.object).map_or(&[][..], Vec::as_slice);
+        let told = if finding.reason == Reason::DuplicateName {
+            places
+        } else {
+            &places[..places.len().min(1)]
+        };
+        for place in told {
+            self.add(finding, *place);
+        }
+    }
+
+    fn add(&mut self, finding: &Finding, (file, lines): (&'a str, &Lines)) {
+        self.findings.push(Located {
+            file,
+            line: lines.line(&finding.path),
+            object: finding.object.clone(),
+            path: finding.path.clone(),
+            severity: finding.severity,
+            reason: finding.reason,
+            message: finding.message.clone(),
+        });
+    }
+
+    /// In the order of the files and their lines.
+    fn finish(&mut self, sources: &Sources) {
+        let order: BTreeMap<&str, usize> = sources
+            .files
+            .iter()
+            .enumerate()
+            .map(|(index, source)| (source.name.as_str(), index))
+            .collect();
+        self.findings
+            .sort_by_key(|found| (order.get(found.file).copied(), found.line, found.severity));
+        let count = |severity| {
+            let found = self.findings.iter();
+            found.filter(|found| found.severity == severity).count()
+        };
+        (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
+    }
+
+    pub(super) fn print_text(&self) -> anyhow::Result<()> {
+        let mut out = stdout().lock();
+        for found in &self.findings {
+            writeln!(out, "{found}").context("failed to write to standard output")?;
+        }
+        eprintln!(
+            "{} and {} in {}{}",
+            count(self.errors, "error"),
+            count(self.warnings, "warning"),
+            count(self.objects, "policy object"),
+            match self.skipped {
+                0 => String::new(),
+                skipped => format!("; {} of other kinds skipped", count(skipped, "object")),
+            }
+        );
+        Ok(())
+    }
+
+    pub(super) fn print_json(&self) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(self).context("failed to write JSON")?;
+        writeln!(stdout().lock(), "{text}").context("failed to write to standard output")
+    }
+}
+
+impl std::fmt::Display for Located<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}: ", self.file, self.line, self.severity)?;
+        if !self.object.kind.is_empty() {
+            write!(f, "{}: ", self.object)?;
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+fn text<'a>(object: &'a Object, pointer: &str) -> &'a str {
+    let field = object.value.pointer(pointer);
+    field.and_then(serde_json::Value::as_str).unwrap_or("")
+}
+
+fn count(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}

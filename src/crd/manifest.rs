@@ -1,0 +1,268 @@
+//! Reads manifests: YAML or JSON text into the objects that an API server would get, each value with its line.
+//!
+//! Scalars mean what they mean to `kubectl` (YAML 1.1: `yes` is true, `010` is 8). A document that can't be read is a
+//! [`Flaw`] and harms no other one.
+
+mod scalar;
+mod tree;
+
+use serde_json::{Map, Value};
+
+use self::tree::{Content, Node};
+use super::path::{at_index, at_key};
+
+/// An API server takes no larger object.
+const MAX_DOCUMENT_BYTES: usize = 1536 * 1024;
+/// A whole file; a folder's worth of objects in one file is far below.
+const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
+
+/// What a file holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Manifest {
+    /// The objects, in their order; the items of a `v1 List` one by one.
+    pub objects: Vec<Object>,
+    /// What could not be read.
+    pub flaws: Vec<Flaw>,
+}
+
+/// One object of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// As an API server gets it.
+    pub value: Value,
+    /// Where its fields stand.
+    pub lines: Lines,
+}
+
+/// Something that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flaw {
+    /// Line in the file, from 1.
+    pub line: usize,
+    /// The field, where it is known; else empty.
+    pub path: String,
+    /// What is wrong, and what to write instead.
+    pub message: String,
+}
+
+/// The lines of a value and of all within it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    line: usize,
+    children: Vec<(Segment, Self)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Key(String),
+    Index(usize),
+}
+
+impl Lines {
+    /// The line of the field at `path` (as `spec.rules[0].name`), or of the nearest one around it that is there.
+    pub fn line(&self, path: &str) -> usize {
+        let step = |(segment, lines): &(Segment, Self)| {
+            let rest = segment.strip(path)?;
+            Some((path.len() - rest.len(), lines.line(rest)))
+        };
+        let deepest = self
+            .children
+            .iter()
+            .filter_map(step)
+            .max_by_key(|(length, _)| *length);
+        deepest.map_or(self.line, |(_, line)| line)
+    }
+}
+
+impl Segment {
+    /// What is left of `path` after this segment; `None` where the path does not begin with it.
+    fn strip<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let path = path.strip_prefix('.').unwrap_or(path);
+        let rest = match self {
+            Self::Index(index) => path.strip_prefix(&format!("[{index}]"))?,
+            Self::Key(key) => path
+                .strip_prefix(key.as_str())
+                .or_else(|| path.strip_prefix(&format!("[{key}]")))?,
+        };
+        (rest.is_empty() || rest.starts_with(['.', '['])).then_some(rest)
+    }
+}
+
+/// Reads a file's text.
+pub fn read(text: &str) -> Manifest {
+    let mut manifest = Manifest::default();
+    if text.len() > MAX_FILE_BYTES {
+        let size = text.len() / 1024 / 1024;
+        manifest.flaw(
+            1,
+            format!(
+                "the file is {size} MiB long, and at most {} are read; split it",
+                MAX_FILE_BYTES / 1024 / 1024
+            ),
+        );
+        return manifest;
+    }
+    for (line, document) in documents(text.strip_prefix('\u{feff}').unwrap_or(text)) {
+        manifest.read_document(line, document);
+    }
+    manifest
+}
+
+/// The documents of a text, each with the line before its first. They are split before they are parsed, so that an
+/// error in one leaves the others whole.
+fn documents(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let (mut start, mut start_line, mut offset) = (0, 0, 0);
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        let rest = line.strip_prefix("---");
+        if rest.is_some_and(|rest| rest.trim_start() != rest || rest.is_empty()) && offset > start {
+            found.push((start_line, &text[start..offset]));
+            (start, start_line) = (offset, number);
+        }
+        offset += line.len();
+    }
+    found.push((start_line, &text[start..]));
+    found
+}
+
+impl Manifest {
+    fn flaw(&mut self, line: usize, message: impl Into<String>) {
+        self.flaws.push(Flaw {
+            line,
+            path: String::new(),
+            message: message.into(),
+        });
+    }
+
+    fn read_document(&mut self, base: usize, text: &str) {
+        if text.len() > MAX_DOCUMENT_BYTES {
+            let size = text.len() / 1024;
+            self.flaw(
+                base + 1,
+                format!("the document is {size} KiB long, and an API server takes at most 1536; split it"),
+            );
+            return;
+        }
+        match tree::parse(text) {
+            Ok(nodes) => nodes.iter().for_each(|node| self.add_root(base, node)),
+            Err(error) => self.flaw(base + error.line, explain(&error, text)),
+        }
+    }
+
+    fn add_root(&mut self, base: usize, node: &Node) {
+        if matches!(node.content, Content::Null) {
+            return;
+        }
+        let mut reader = Reader {
+            base,
+            flaws: Vec::new(),
+        };
+        let (value, lines) = reader.value("", node);
+        if !reader.flaws.is_empty() {
+            self.flaws.extend(reader.flaws);
+            return;
+        }
+        if value.is_object() {
+            self.add_object(value, lines);
+        } else {
+            self.flaw(
+                lines.line,
+                "is no object; a manifest starts with apiVersion: and kind:",
+            );
+        }
+    }
+
+    /// Adds an object, or the items of a list of objects.
+    fn add_object(&mut self, mut value: Value, lines: Lines) {
+        let is_list = value["kind"] == "List" && value["apiVersion"] == "v1";
+        let items = match value.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) if is_list => items,
+            Some(other) => {
+                value["items"] = other;
+                return self.objects.push(Object { value, lines });
+            }
+            None => return self.objects.push(Object { value, lines }),
+        };
+        let mut lines = lines.children.into_iter().find_map(|(segment, lines)| {
+            (segment == Segment::Key("items".to_owned())).then_some(lines.children)
+        });
+        for (value, (_, lines)) in items.into_iter().zip(lines.take().unwrap_or_default()) {
+            if value.is_object() {
+                self.objects.push(Object { value, lines });
+            } else {
+                self.flaw(lines.line, "an item of the list is no object; remove it");
+            }
+        }
+    }
+}
+
+/// A syntax error, in words that name the cure where it is a usual one.
+fn explain(error: &tree::ParseError, text: &str) -> String {
+    let line = text.lines().nth(error.line.saturating_sub(1)).unwrap_or("");
+    let indentation = line.len() - line.trim_start().len();
+    if line[..indentation].contains('\t') {
+        return "a tab stands in the indentation, where YAML allows only spaces; replace it by spaces".to_owned();
+    }
+    error.message.clone()
+}
+
+/// Turns nodes into values and lines.
+struct Reader {
+    base: usize,
+    flaws: Vec<Flaw>,
+}
+
+impl Reader {
+    fn value(&mut self, path: &str, node: &Node) -> (Value, Lines) {
+        let mut lines = Lines {
+            line: self.base + node.line,
+            children: Vec::new(),
+        };
+        let value = match &node.content {
+            Content::Null => Value::Null,
+            Content::Bool(value) => Value::Bool(*value),
+            Content::Number(number) => Value::Number(number.clone()),
+            Content::Text(text) => Value::String(text.clone()),
+            Content::NotFinite(text) => {
+                self.flaws.push(Flaw {
+                    line: lines.line,
+                    path: path.to_owned(),
+                    message: format!(
+                        "{text} is no finite number; write a number, for example 4000"
+                    ),
+                });
+                Value::Null
+            }
+            Content::List(items) => self.list(path, items, &mut lines),
+            Content::Map(entries) => self.map(path, entries, &mut lines),
+        };
+        (value, lines)
+    }
+
+    fn list(&mut self, path: &str, items: &[std::rc::Rc<Node>], lines: &mut Lines) -> Value {
+        let mut values = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            let (value, child) = self.value(&at_index(path, index), item);
+            values.push(value);
+            lines.children.push((Segment::Index(index), child));
+        }
+        Value::Array(values)
+    }
+
+    fn map(&mut self, path: &str, entries: &[tree::Entry], lines: &mut Lines) -> Value {
+        let mut fields = Map::new();
+        for entry in entries {
+            let (value, mut child) = self.value(&at_key(path, &entry.key), &entry.value);
+            child.line = self.base + entry.line;
+            fields.insert(entry.key.clone(), value);
+            lines
+                .children
+                .push((Segment::Key(entry.key.clone()), child));
+        }
+        Value::Object(fields)
+    }
+}
+
+#[cfg(test)]
+#[path = "manifest_tests.rs"]
+mod tests;

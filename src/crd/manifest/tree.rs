@@ -1,0 +1,372 @@
+//! From YAML events to a tree. Aliases share their node, so that no chain of them takes more memory than its text; the
+//! tree is refused if it would be too large once they are written out.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
+use serde_json::Number;
+
+use super::scalar;
+
+/// Far more than any policy has.
+const MAX_NODES: usize = 200_000;
+/// Deeper than any policy is.
+const MAX_DEPTH: usize = 64;
+
+/// A value with its line, from 1 within the text.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) line: usize,
+    pub(super) content: Content,
+    /// Nodes in it, aliases written out; at least 1.
+    size: usize,
+    depth: usize,
+}
+
+/// What a node is.
+#[derive(Debug)]
+pub(super) enum Content {
+    Null,
+    Bool(bool),
+    Number(Number),
+    Text(String),
+    /// `.nan` or `.inf`.
+    NotFinite(String),
+    List(Vec<Rc<Node>>),
+    Map(Vec<Entry>),
+}
+
+/// One field of a map.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    /// Line of the key.
+    pub(super) line: usize,
+    pub(super) value: Rc<Node>,
+}
+
+/// Why a text is no YAML.
+#[derive(Debug)]
+pub(super) struct ParseError {
+    /// From 1 within the text.
+    pub(super) line: usize,
+    pub(super) message: String,
+}
+
+impl ParseError {
+    fn new(line: usize, message: impl Into<String>) -> Self {
+        Self {
+            line: line.max(1),
+            message: message.into(),
+        }
+    }
+}
+
+impl From<ScanError> for ParseError {
+    fn from(error: ScanError) -> Self {
+        Self::new(
+            error.marker().line(),
+            format!("is no valid YAML: {}", error.info()),
+        )
+    }
+}
+
+/// The documents in a text.
+pub(super) fn parse(text: &str) -> Result<Vec<Rc<Node>>, ParseError> {
+    let mut builder = Builder::default();
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event?;
+        builder.event(event, span.start.line())?;
+    }
+    Ok(builder.documents)
+}
+
+#[derive(Default)]
+struct Builder {
+    documents: Vec<Rc<Node>>,
+    open: Vec<Frame>,
+    anchors: HashMap<usize, Rc<Node>>,
+}
+
+/// A list or map whose end has not come yet.
+struct Frame {
+    line: usize,
+    anchor: usize,
+    inside: Inside,
+}
+
+enum Inside {
+    List(Vec<Rc<Node>>),
+    Map(Fields),
+}
+
+#[derive(Default)]
+struct Fields {
+    entries: Vec<Entry>,
+    seen: HashMap<String, usize>,
+    merged: Vec<Rc<Node>>,
+    key: Option<Key>,
+}
+
+/// A key whose value has not come yet.
+enum Key {
+    Field(String, usize),
+    Merge,
+}
+
+impl Builder {
+    fn event(&mut self, event: Event<'_>, line: usize) -> Result<(), ParseError> {
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_merge = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
+                if is_merge && self.expects_key() {
+                    return self.merge_key(line);
+                }
+                let content = scalar(&text, style, tag.as_deref(), line)?;
+                self.node(line, anchor, content)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                refuse_tag(tag.as_deref(), "seq", line)?;
+                self.open(line, anchor, Inside::List(Vec::new()))
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                refuse_tag(tag.as_deref(), "map", line)?;
+                self.open(line, anchor, Inside::Map(Fields::default()))
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(),
+            Event::Alias(id) => match self.anchors.get(&id).cloned() {
+                Some(node) => self.place(node, line),
+                None => Err(ParseError::new(
+                    line,
+                    "an alias stands inside of what it refers to; write the value out",
+                )),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn expects_key(&self) -> bool {
+        matches!(self.open.last().map(|frame| &frame.inside), Some(Inside::Map(fields)) if fields.key.is_none())
+    }
+
+    fn merge_key(&mut self, line: usize) -> Result<(), ParseError> {
+        match self.open.last_mut().map(|frame| &mut frame.inside) {
+            Some(Inside::Map(fields)) => {
+                fields.key = Some(Key::Merge);
+                Ok(())
+            }
+            _ => Err(ParseError::new(line, "\"<<\" is no key here")),
+        }
+    }
+
+    fn open(&mut self, line: usize, anchor: usize, inside: Inside) -> Result<(), ParseError> {
+        if self.expects_key() {
+            return Err(ParseError::new(
+                line,
+                "a list or map stands where a key must be; write a text, and quote it if it begins with [ or {",
+            ));
+        }
+        if self.open.len() >= MAX_DEPTH {
+            return Err(too_deep(line));
+        }
+        self.open.push(Frame {
+            line,
+            anchor,
+            inside,
+        });
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), ParseError> {
+        let Some(frame) = self.open.pop() else {
+            return Ok(());
+        };
+        let content = match frame.inside {
+            Inside::List(items) => Content::List(items),
+            Inside::Map(fields) => Content::Map(fields.finish(frame.line)?),
+        };
+        self.node(frame.line, frame.anchor, content)
+    }
+
+    fn node(&mut self, line: usize, anchor: usize, content: Content) -> Result<(), ParseError> {
+        let node = Node::new(line, content)?;
+        if anchor != 0 {
+            self.anchors.insert(anchor, Rc::clone(&node));
+        }
+        self.place(node, line)
+    }
+
+    /// Puts a finished node where the innermost open list, map or document expects one.
+    fn place(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+        match self.open.last_mut().map(|frame| &mut frame.inside) {
+            None => self.documents.push(node),
+            Some(Inside::List(items)) => items.push(node),
+            Some(Inside::Map(fields)) => fields.place(node, line)?,
+        }
+        Ok(())
+    }
+}
+
+impl Fields {
+    fn place(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+        match self.key.take() {
+            None => self.set_key(&node, line),
+            Some(Key::Merge) => {
+                self.merged.push(node);
+                Ok(())
+            }
+            Some(Key::Field(key, line)) => {
+                self.entries.push(Entry {
+                    key,
+                    line,
+                    value: node,
+                });
+                Ok(())
+            }
+        }
+    }
+
+    fn set_key(&mut self, node: &Node, line: usize) -> Result<(), ParseError> {
+        let key = match &node.content {
+            Content::Text(text) | Content::NotFinite(text) => text.clone(),
+            Content::Bool(value) => value.to_string(),
+            Content::Number(number) => number.to_string(),
+            Content::Null | Content::List(_) | Content::Map(_) => {
+                return Err(ParseError::new(line, "a key is no text; quote it"));
+            }
+        };
+        if let Some(first) = self.seen.insert(key.clone(), line) {
+            return Err(ParseError::new(
+                line,
+                format!(
+                    "key \"{key}\" is there twice (first {}); remove one of them",
+                    lines_before(line, first)
+                ),
+            ));
+        }
+        self.key = Some(Key::Field(key, line));
+        Ok(())
+    }
+
+    /// The fields, with those of merged maps that are not given here.
+    fn finish(mut self, line: usize) -> Result<Vec<Entry>, ParseError> {
+        for merged in std::mem::take(&mut self.merged) {
+            match &merged.content {
+                Content::Map(entries) => self.merge(entries),
+                Content::List(maps) => {
+                    for map in maps {
+                        let Content::Map(entries) = &map.content else {
+                            return Err(no_map(line));
+                        };
+                        self.merge(entries);
+                    }
+                }
+                _ => return Err(no_map(line)),
+            }
+        }
+        Ok(self.entries)
+    }
+
+    fn merge(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            if !self.seen.contains_key(&entry.key) {
+                self.seen.insert(entry.key.clone(), entry.line);
+                self.entries.push(entry.clone());
+            }
+        }
+    }
+}
+
+impl Node {
+    fn new(line: usize, content: Content) -> Result<Rc<Self>, ParseError> {
+        let children: Box<dyn Iterator<Item = &Rc<Self>>> = match &content {
+            Content::List(items) => Box::new(items.iter()),
+            Content::Map(entries) => Box::new(entries.iter().map(|entry| &entry.value)),
+            _ => Box::new(std::iter::empty()),
+        };
+        let (mut size, mut depth) = (1usize, 1);
+        for child in children {
+            size = size.saturating_add(child.size);
+            depth = depth.max(child.depth + 1);
+        }
+        if size > MAX_NODES {
+            return Err(ParseError::new(
+                line,
+                format!("holds more than {MAX_NODES} values, its aliases written out; split it"),
+            ));
+        }
+        if depth > MAX_DEPTH {
+            return Err(too_deep(line));
+        }
+        Ok(Rc::new(Self {
+            line,
+            content,
+            size,
+            depth,
+        }))
+    }
+}
+
+fn too_deep(line: usize) -> ParseError {
+    ParseError::new(
+        line,
+        format!("is nested more than {MAX_DEPTH} levels deep; no policy is"),
+    )
+}
+
+fn no_map(line: usize) -> ParseError {
+    ParseError::new(
+        line,
+        "\"<<\" merges something that is no map; write an alias of a map",
+    )
+}
+
+fn lines_before(line: usize, first: usize) -> String {
+    match line.saturating_sub(first) {
+        0 => "in the same line".to_owned(),
+        1 => "in the line before".to_owned(),
+        lines => format!("{lines} lines before"),
+    }
+}
+
+fn scalar(
+    text: &str,
+    style: ScalarStyle,
+    tag: Option<&Tag>,
+    line: usize,
+) -> Result<Content, ParseError> {
+    let Some(tag) = tag else {
+        return Ok(if style == ScalarStyle::Plain {
+            scalar::resolve(text)
+        } else {
+            Content::Text(text.to_owned())
+        });
+    };
+    let resolved = || scalar::resolve(text);
+    match (tag.core_suffix(), resolved()) {
+        (Some("str"), _) => Ok(Content::Text(text.to_owned())),
+        (Some("bool"), content @ Content::Bool(_))
+        | (Some("null"), content @ Content::Null)
+        | (Some("int" | "float"), content @ (Content::Number(_) | Content::NotFinite(_))) => {
+            Ok(content)
+        }
+        _ => Err(ParseError::new(
+            line,
+            format!(
+                "tag {} does not go with this value; remove it",
+                tag.original()
+            ),
+        )),
+    }
+}
+
+fn refuse_tag(tag: Option<&Tag>, expected: &str, line: usize) -> Result<(), ParseError> {
+    match tag {
+        Some(tag) if tag.core_suffix() != Some(expected) => Err(ParseError::new(
+            line,
+            format!("tag {} is not known; remove it", tag.original()),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,187 @@
+use std::fmt::Write;
+
+use serde_json::json;
+
+use super::*;
+
+fn one(text: &str) -> Value {
+    let manifest = read(text);
+    assert_eq!(manifest.flaws, [], "{text}");
+    assert_eq!(manifest.objects.len(), 1, "{text}");
+    manifest.objects[0].value.clone()
+}
+
+fn flaw(text: &str) -> (usize, String) {
+    let manifest = read(text);
+    assert_eq!(manifest.flaws.len(), 1, "{text}: {manifest:?}");
+    (manifest.flaws[0].line, manifest.flaws[0].message.clone())
+}
+
+#[test]
+fn scalars_mean_what_they_mean_to_kubectl() {
+    let value = one(
+        "a: 010\nb: yes\nc: \"yes\"\nd: 1e3\ne: 2.5\nf: ~\ng: 0x1F\nh: 1_000\ni: 5Gi\nj: 08\nk: -0b11\nl: !!str 5\nm: 1.\nnn: +7\no: 0.5m\np: .5\nq: 2.0\nr: on\ns: .m\n1: x\ntrue: word\n",
+    );
+    assert_eq!(
+        value,
+        json!({
+            "a": 8, "b": true, "c": "yes", "d": 1000, "e": 2.5, "f": null, "g": 31, "h": 1000, "i": "5Gi", "j": 8,
+            "k": -3, "l": "5", "m": 1, "nn": 7, "o": "0.5m", "p": 0.5, "q": 2, "r": true, "s": ".m", "1": "x", "true": "word",
+        })
+    );
+}
+
+#[test]
+fn every_value_has_its_line() {
+    let text =
+        "# one\nkind: A\nspec:\n  rules:\n  - name: x\n    labels: {a.b/c: d}\n  -\n    name: y\n";
+    let manifest = read(text);
+    let lines = &manifest.objects[0].lines;
+    for (path, line) in [
+        ("kind", 2),
+        ("spec", 3),
+        ("spec.rules", 4),
+        ("spec.rules[0].name", 5),
+        ("spec.rules[0].labels[a.b/c]", 6),
+        ("spec.rules[0].missing", 5),
+        ("spec.rules[1].name", 8),
+        ("nowhere", 2),
+    ] {
+        assert_eq!(lines.line(path), line, "{path}");
+    }
+}
+
+#[test]
+fn documents_are_separate_and_count_lines_through() {
+    let text = "---\na: 1\n--- # two\nb: [\n---\n\n---\nc: 3\n...\n---\n{\"d\": 4}\n";
+    let manifest = read(text);
+    let values: Vec<_> = manifest
+        .objects
+        .iter()
+        .map(|object| &object.value)
+        .collect();
+    assert_eq!(
+        values,
+        [&json!({"a": 1}), &json!({"c": 3}), &json!({"d": 4})]
+    );
+    assert_eq!(manifest.flaws.len(), 1);
+    assert!(
+        (4..=5).contains(&manifest.flaws[0].line),
+        "{:?}",
+        manifest.flaws
+    );
+    assert_eq!(manifest.objects[1].lines.line("c"), 8);
+    assert_eq!(manifest.objects[2].lines.line("d"), 11);
+}
+
+#[test]
+fn items_of_a_list_are_objects_of_their_own() {
+    let manifest = read("apiVersion: v1\nkind: List\nitems:\n- kind: A\n- kind: B\n");
+    let values: Vec<_> = manifest
+        .objects
+        .iter()
+        .map(|object| &object.value)
+        .collect();
+    assert_eq!(values, [&json!({"kind": "A"}), &json!({"kind": "B"})]);
+    assert_eq!(manifest.objects[1].lines.line("kind"), 5);
+}
+
+#[test]
+fn anchors_aliases_and_merges_are_written_out() {
+    let value = one(
+        "base: &b {x: 1, z: 2}\nsame: *b\nmerged:\n  <<: *b\n  z: 3\nboth:\n  <<: [*b, {w: 4}]\n",
+    );
+    assert_eq!(value["same"], json!({"x": 1, "z": 2}));
+    assert_eq!(value["merged"], json!({"x": 1, "z": 3}));
+    assert_eq!(value["both"], json!({"x": 1, "z": 2, "w": 4}));
+}
+
+#[test]
+fn an_alias_bomb_is_refused_at_once() {
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..60 {
+        let before = level - 1;
+        let _ = writeln!(
+            text,
+            "a{level}: &a{level} [*a{before}, *a{before}, *a{before}, *a{before}]"
+        );
+    }
+    let (_, message) = flaw(&text);
+    assert!(message.contains("split it"), "{message}");
+}
+
+#[test]
+fn too_deep_is_refused() {
+    for text in [
+        format!("a: {}{}", "[".repeat(100), "]".repeat(100)),
+        format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000)),
+        "- ".repeat(50_000),
+    ] {
+        let (line, _) = flaw(&text);
+        assert_eq!(line, 1);
+    }
+}
+
+#[test]
+fn a_tab_is_named() {
+    let (line, message) = flaw("a:\n\tb: 1\n");
+    assert_eq!(line, 2);
+    assert!(
+        message.contains("tab") && message.contains("spaces"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_key_given_twice_is_named_with_both_places() {
+    let (line, message) = flaw("a: 1\nb: 2\nc: 3\na: 4\n");
+    assert_eq!(line, 4);
+    assert!(
+        message.contains("\"a\" is there twice (first 3 lines before)"),
+        "{message}"
+    );
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_named_with_their_field() {
+    let manifest = read("spec:\n  rules:\n  - value: .nan\n");
+    assert_eq!(manifest.flaws[0].path, "spec.rules[0].value");
+    assert_eq!(manifest.flaws[0].line, 3);
+    assert!(manifest.flaws[0].message.contains("write a number"));
+}
+
+#[test]
+fn a_huge_document_is_refused_quickly_and_many_small_ones_are_read() {
+    let huge = format!("a: \"{}\"\n", "x".repeat(5 * 1024 * 1024));
+    let (_, message) = flaw(&format!("{huge}---\nb: 1\n"));
+    assert!(message.contains("split it"), "{message}");
+    assert_eq!(read(&format!("{huge}---\nb: 1\n")).objects.len(), 1);
+    let many = "---\na: 1\nb: [1, 2]\n".repeat(20_000);
+    assert_eq!(read(&many).objects.len(), 20_000);
+    assert_eq!(read(&"x".repeat(17 * 1024 * 1024)).flaws.len(), 1);
+}
+
+#[test]
+fn what_is_no_object_is_a_flaw_and_what_is_empty_is_nothing() {
+    assert_eq!(read(""), Manifest::default());
+    assert_eq!(read("---\n# nothing\n---\n"), Manifest::default());
+    assert!(flaw("just words\n").1.contains("apiVersion"));
+    assert!(flaw("- a\n- b\n").1.contains("apiVersion"));
+    assert!(flaw("a: &x [*x]\n").1.contains("alias") || !flaw("a: &x [*x]\n").1.is_empty());
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC*") {
+        let _ = read(&text);
+    }
+
+    #[test]
+    fn no_yaml_like_text_panics(text in "([a-c]: |- |\\[|\\]|\\{|\\}|&a |\\*a|\n|  |\t|---\n|\"|'|# |<<: |!!str |~|1|\\||>|\\?|, )*") {
+        let manifest = read(&text);
+        for object in &manifest.objects {
+            let lines = text.lines().count().max(1);
+            proptest::prop_assert!(object.lines.line("a.b[0]") <= lines);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Judges one object as an API server would on create: by the definition of its kind, and nothing else.
+//!
+//! In its order: a `null` is as if the field were absent, defaults are filled in, unknown fields are refused (as
+//! `kubectl` asks for), the schema must hold, and then the CEL rules.
+
+mod hint;
+mod structural;
+
+use std::sync::LazyLock;
+
+use kube_cel::{CompiledSchema, compile_schema};
+use serde_json::{Value, json};
+
+use super::objects::Kind;
+use super::schema;
+
+/// One thing that an API server would refuse.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The field, as `spec.rules[0].name`.
+    pub path: String,
+    /// What is wrong, and what to write instead.
+    pub message: String,
+}
+
+/// The verdict on one object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// The object with its defaults.
+    pub object: Value,
+    /// What an API server would refuse; empty where it accepts the object.
+    pub problems: Vec<Problem>,
+}
+
+/// The definition of a kind, compiled.
+struct Definition {
+    schema: Value,
+    rules: CompiledSchema,
+}
+
+static DEFINITIONS: LazyLock<[Definition; 3]> = LazyLock::new(|| {
+    Kind::ALL.map(|kind| {
+        let schema = schema::object_schema(kind);
+        let rules = compile_schema(&schema);
+        Definition { schema, rules }
+    })
+});
+
+/// Judges an object of this kind.
+pub fn validate(kind: Kind, object: &Value) -> Verdict {
+    let definition = &DEFINITIONS[kind as usize];
+    let mut object = object.clone();
+    drop_nulls(&definition.schema, &mut object);
+    // Status is a sub-resource: what a manifest says of it does not count.
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    let object = kube_cel::apply_defaults(&definition.schema, &object);
+    let structure = structural::check(&definition.schema, &object);
+    let mut problems = structure.problems;
+    if !structure.blocking {
+        problems.extend(broken_rules(&definition.rules, &object));
+    }
+    problems.sort();
+    problems.dedup();
+    Verdict { object, problems }
+}
+
+/// The CEL rules that do not hold.
+fn broken_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
+    let Err(errors) = kube_cel::validate_compiled(rules, object, None) else {
+        return Vec::new();
+    };
+    let problem = |error: &kube_cel::ValidationError| Problem {
+        path: error.field_path.clone(),
+        message: error.message.clone(),
+    };
+    errors.iter().map(problem).collect()
+}
+
+/// A `null` where the schema has none is dropped, as an API server does: the field counts as absent.
+fn drop_nulls(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|name, value| !(value.is_null() && field_schema(schema, name).is_some()));
+            for (name, value) in fields {
+                if let Some(schema) = field_schema(schema, name) {
+                    drop_nulls(schema, value);
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(schema) = schema.get("items") {
+                for item in items {
+                    drop_nulls(schema, item);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The schema of a field of an object, or of a value of a map.
+fn field_schema<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
+    let named = schema.get("properties").and_then(|fields| fields.get(name));
+    named.or_else(|| schema.get("additionalProperties"))
+}
+
+/// What Kubernetes demands of every object's metadata, in the terms of a definition.
+pub(super) fn metadata_schema() -> Value {
+    let text = json!({"type": "string"});
+    let any = json!({"x-kubernetes-preserve-unknown-fields": true});
+    json!({
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 253,
+                "x-kubernetes-validations": [{
+                    "rule": "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+                    "message": "name is no name of an object; write lower-case letters, digits, '-' and '.', for example name: batch-pods",
+                }],
+            },
+            "labels": schema::labels("labels"),
+            "annotations": schema::annotations(),
+            "generateName": text,
+            "namespace": text,
+            "uid": text,
+            "resourceVersion": text,
+            "selfLink": text,
+            "creationTimestamp": text,
+            "deletionTimestamp": text,
+            "generation": {"type": "integer"},
+            "deletionGracePeriodSeconds": {"type": "integer"},
+            "finalizers": {"type": "array", "items": text},
+            "managedFields": {"type": "array", "items": any},
+            "ownerReferences": {"type": "array", "items": any},
+        },
+    })
+}
+
+#[cfg(test)]
+#[path = "validate_tests.rs"]
+mod tests;

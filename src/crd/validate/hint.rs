@@ -1,0 +1,169 @@
+//! The words of a finding: what is wrong, and what to write instead, both taken from the schema.
+
+use serde_json::{Map, Value};
+
+use super::super::words::{nearest, quoted};
+
+/// The last name in a path: `stepCPURatio` of `spec.throttle.cpuThrottle.stepCPURatio`.
+pub(super) fn name_of(path: &str) -> &str {
+    let end = path.trim_end_matches(|c: char| c == ']' || c.is_ascii_digit());
+    let name = end.strip_suffix('[').unwrap_or(path);
+    let name = name.rsplit('.').next().unwrap_or(name);
+    if name.is_empty() { "the object" } else { name }
+}
+
+/// Whether the value has the type of the schema.
+pub(super) fn has_type(schema: &Value, value: &Value) -> bool {
+    if schema["x-kubernetes-int-or-string"] == true {
+        return value.is_string() || is_whole(value);
+    }
+    match schema["type"].as_str() {
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("boolean") => value.is_boolean(),
+        Some("integer") => is_whole(value),
+        Some("number") => value.is_number(),
+        _ => true,
+    }
+}
+
+/// An API server takes a floating-point number that is whole and below 2^53 for an integer.
+fn is_whole(value: &Value) -> bool {
+    const WHOLE: f64 = 9_007_199_254_740_992.0;
+    value.is_i64()
+        || value
+            .as_f64()
+            .is_some_and(|number| number.fract() == 0.0 && number.abs() < WHOLE)
+}
+
+/// `is 0.5, and must be a whole number; write for example 10`.
+pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
+    let name = name_of(path);
+    if schema["x-kubernetes-int-or-string"] == true && value.is_number() {
+        return format!(
+            "{name} is {value}, and an API server takes a bare number here only if it is whole; write it as text: \
+             \"{value}\""
+        );
+    }
+    let cure = match value {
+        Value::Bool(_) | Value::Number(_) if schema["type"] == "string" => {
+            format!("put it in quotes: \"{value}\"")
+        }
+        Value::String(text) if unquoted(schema, text) => {
+            format!("remove the quotes: {text}")
+        }
+        _ => format!("write {}", example(schema)),
+    };
+    format!(
+        "{name} is {}, and must be {}; {cure}",
+        describe(value),
+        describe_type(schema)
+    )
+}
+
+/// Whether the text would be right without its quotes.
+fn unquoted(schema: &Value, text: &str) -> bool {
+    match schema["type"].as_str() {
+        Some("integer") => text.parse::<i64>().is_ok(),
+        Some("boolean") => text == "true" || text == "false",
+        _ => false,
+    }
+}
+
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => format!("the text {}", quoted(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a map".to_owned(),
+    }
+}
+
+fn describe_type(schema: &Value) -> &'static str {
+    if schema["x-kubernetes-int-or-string"] == true {
+        return "a whole number or a text";
+    }
+    match schema["type"].as_str() {
+        Some("object") => "a map",
+        Some("array") => "a list",
+        Some("boolean") => "true or false",
+        Some("integer") => "a whole number",
+        Some("number") => "a number",
+        _ => "a text",
+    }
+}
+
+/// `metricRule is missing; write metricRule: {name: ..., value: ...}`.
+pub(super) fn missing(schema: &Value, name: &str) -> String {
+    let example = schema["properties"]
+        .get(name)
+        .map_or_else(|| "...".to_owned(), example);
+    format!("{name} is missing; write {name}: {example}")
+}
+
+/// An example of a value that the schema takes.
+pub(super) fn example(schema: &Value) -> String {
+    if let Some(default) = schema.get("default") {
+        return match default {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+    }
+    if schema["x-kubernetes-int-or-string"] == true {
+        return "4000".to_owned();
+    }
+    if let Some(first) = schema["enum"].get(0).and_then(Value::as_str) {
+        return first.to_owned();
+    }
+    match schema["type"].as_str() {
+        Some("object") => object_example(schema),
+        Some("array") => format!("[{}]", example(&schema["items"])),
+        Some("boolean") => "true".to_owned(),
+        Some("integer" | "number") => schema["minimum"].as_f64().unwrap_or(1.0).to_string(),
+        _ => "\"...\"".to_owned(),
+    }
+}
+
+fn object_example(schema: &Value) -> String {
+    let required = schema["required"].as_array().into_iter().flatten();
+    let fields: Vec<String> = required
+        .filter_map(Value::as_str)
+        .map(|name| format!("{name}: {}", example(&schema["properties"][name])))
+        .collect();
+    format!("{{{}}}", fields.join(", "))
+}
+
+/// `is no field of spec.throttle; did you mean "cpuThrottle"?`.
+pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str) -> String {
+    let place = if path.is_empty() { "the object" } else { path };
+    let names: Vec<&str> = known
+        .into_iter()
+        .flat_map(|known| known.keys().map(String::as_str))
+        .collect();
+    let cure = match nearest(name, names.iter().copied()) {
+        Some(near) => format!("did you mean {near}?"),
+        None if names.is_empty() => "remove it".to_owned(),
+        None => format!("remove it; the fields there are {}", names.join(", ")),
+    };
+    format!("{} is no field of {place}; {cure}", quoted(name))
+}
+
+/// `is 0, and must be from 1 to 100; write for example 10`.
+pub(super) fn out_of_range(schema: &Value, number: f64, path: &str) -> String {
+    let name = name_of(path);
+    let least = schema["minimum"].as_f64();
+    let most = schema["maximum"].as_f64();
+    let range = match (least, most) {
+        (Some(least), Some(most)) => format!("from {least} to {most}"),
+        (Some(least), None) => format!("{least} or more"),
+        (None, Some(most)) => format!("{most} or less"),
+        (None, None) => "another".to_owned(),
+    };
+    format!(
+        "{name} is {number}, and must be {range}; write for example {}",
+        example(schema)
+    )
+}

@@ -1,0 +1,182 @@
+//! The structural part of a definition: types, required and unknown fields, ranges, lengths, enums, list maps.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use super::super::path::{at_index, at_key};
+use super::super::words::quoted;
+use super::{Problem, hint};
+
+/// Nobody reads more at once, and a hostile object must not fill the memory.
+const MOST_PROBLEMS: usize = 100;
+
+/// What the schema finds.
+#[derive(Default)]
+pub(super) struct Structure {
+    pub(super) problems: Vec<Problem>,
+    /// A problem that makes an API server leave the CEL rules for later.
+    pub(super) blocking: bool,
+}
+
+pub(super) fn check(schema: &Value, object: &Value) -> Structure {
+    let mut structure = Structure::default();
+    structure.check(schema, object, "");
+    structure
+}
+
+impl Structure {
+    fn problem(&mut self, path: &str, message: String) {
+        if self.problems.len() < MOST_PROBLEMS {
+            self.problems.push(Problem {
+                path: path.to_owned(),
+                message,
+            });
+        }
+    }
+
+    fn blocking(&mut self, path: &str, message: String) {
+        self.blocking = true;
+        self.problem(path, message);
+    }
+
+    fn check(&mut self, schema: &Value, value: &Value, path: &str) {
+        if self.problems.len() >= MOST_PROBLEMS {
+            return;
+        }
+        if !hint::has_type(schema, value) {
+            return self.blocking(path, hint::wrong_type(schema, value, path));
+        }
+        match value {
+            Value::Object(fields) => self.object(schema, fields, path),
+            Value::Array(items) => self.list(schema, items, path),
+            Value::String(text) => self.text(schema, text, path),
+            Value::Number(number) => self.range(schema, number.as_f64().unwrap_or(0.0), path),
+            _ => {}
+        }
+        self.one_of(schema, value, path);
+    }
+
+    fn object(&mut self, schema: &Value, fields: &Map<String, Value>, path: &str) {
+        for name in strings(&schema["required"]) {
+            if !fields.contains_key(name) {
+                let field = at_key(path, name);
+                self.blocking(&field, hint::missing(schema, name));
+            }
+        }
+        let known = schema["properties"].as_object();
+        let others = schema.get("additionalProperties");
+        let keeps_unknown = schema["x-kubernetes-preserve-unknown-fields"] == true;
+        for (name, value) in fields {
+            let field = at_key(path, name);
+            match known.and_then(|known| known.get(name)).or(others) {
+                Some(schema) => self.check(schema, value, &field),
+                None if keeps_unknown => {}
+                None => self.problem(&field, hint::unknown(known, name, path)),
+            }
+        }
+        if let Some(most) = schema["maxProperties"].as_u64()
+            && fields.len() as u64 > most
+        {
+            self.blocking(path, too_many(fields.len(), most, path));
+        }
+    }
+
+    fn list(&mut self, schema: &Value, items: &[Value], path: &str) {
+        if let Some(most) = schema["maxItems"].as_u64()
+            && items.len() as u64 > most
+        {
+            return self.blocking(path, too_many(items.len(), most, path));
+        }
+        if let Some(least) = schema["minItems"].as_u64()
+            && (items.len() as u64) < least
+        {
+            let name = hint::name_of(path);
+            self.problem(
+                path,
+                format!("{name} is empty, and needs at least {least}; add one"),
+            );
+        }
+        for (index, item) in items.iter().enumerate() {
+            self.check(&schema["items"], item, &at_index(path, index));
+        }
+        let keys: Vec<&str> = strings(&schema["x-kubernetes-list-map-keys"]).collect();
+        if !keys.is_empty() {
+            self.unique(&keys, items, path);
+        }
+    }
+
+    /// A list that is a map by some of its items' fields has no two items that agree in them.
+    fn unique(&mut self, keys: &[&str], items: &[Value], path: &str) {
+        let mut seen = HashSet::new();
+        for (index, item) in items.iter().enumerate() {
+            let values: Vec<String> = keys.iter().map(|key| item[*key].to_string()).collect();
+            if !seen.insert(values.clone()) {
+                let field = at_key(&at_index(path, index), keys[0]);
+                let message = format!(
+                    "{} is there twice in {path}; give each its own {}",
+                    values.join(", "),
+                    keys.join(", ")
+                );
+                self.problem(&field, message);
+            }
+        }
+    }
+
+    fn text(&mut self, schema: &Value, text: &str, path: &str) {
+        let length = text.chars().count() as u64;
+        let name = hint::name_of(path);
+        if let Some(most) = schema["maxLength"].as_u64()
+            && length > most
+        {
+            let message =
+                format!("{name} is {length} characters long, and may have {most}; shorten it");
+            self.blocking(path, message);
+        }
+        if let Some(least) = schema["minLength"].as_u64()
+            && length < least
+        {
+            self.problem(
+                path,
+                format!("{name} is empty; write {}", hint::example(schema)),
+            );
+        }
+    }
+
+    fn range(&mut self, schema: &Value, number: f64, path: &str) {
+        let least = schema["minimum"].as_f64();
+        let most = schema["maximum"].as_f64();
+        if least.is_some_and(|least| number < least) || most.is_some_and(|most| number > most) {
+            let message = hint::out_of_range(schema, number, path);
+            self.problem(path, message);
+        }
+    }
+
+    fn one_of(&mut self, schema: &Value, value: &Value, path: &str) {
+        let Some(known) = schema["enum"].as_array() else {
+            return;
+        };
+        if known.contains(value) {
+            return;
+        }
+        let given = value.as_str().map_or_else(|| value.to_string(), quoted);
+        let name = hint::name_of(path);
+        let known: Vec<&str> = known.iter().filter_map(Value::as_str).collect();
+        self.blocking(
+            path,
+            format!("{name} is {given}; write one of {}", known.join(", ")),
+        );
+    }
+}
+
+fn too_many(count: usize, most: u64, path: &str) -> String {
+    let name = hint::name_of(path);
+    format!("{name} has {count} entries, and may have {most}; remove some, or use several objects")
+}
+
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+}
