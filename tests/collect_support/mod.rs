@@ -144,7 +144,7 @@ pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool
         if start.elapsed() > deadline {
             return false;
         }
-        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(1));
     }
     true
 }

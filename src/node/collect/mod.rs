@@ -3,8 +3,12 @@
 mod container;
 mod node;
 mod pod;
+pub mod probe;
 pub mod proc;
+pub mod prometheus;
 mod refill;
 mod sampler;
+mod trusting;
 
+pub use probe::Prober;
 pub use sampler::Sampler;

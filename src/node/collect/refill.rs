@@ -24,6 +24,13 @@ impl<'a, T> Refill<'a, T> {
         &mut self.list[place]
     }
 
+    /// Leaves the next entry as it is, if it `is_right`.
+    pub fn keep(&mut self, is_right: impl FnOnce(&T) -> bool) {
+        if self.list.get(self.filled).is_some_and(is_right) {
+            self.filled += 1;
+        }
+    }
+
     /// Takes the last entry back: it turned out not to belong.
     pub const fn take_back(&mut self) {
         self.filled = self.filled.saturating_sub(1);
