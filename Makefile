@@ -3,8 +3,10 @@ TARGET := x86_64-unknown-linux-musl
 CARGO_TEST := cargo test --target $(TARGET)
 BINARY := target/$(TARGET)/release/plimsoll
 PHASE := scripts/phase
+CLUSTER := target/e2e/bin/cluster
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
+.PHONY: cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,3 +50,19 @@ guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 
 binary: build ## Builds the release binary and checks that it is static and small
 	scripts/check-binary $(BINARY)
+
+cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
+	@mkdir -p target/e2e/bin
+	@go build -C tests/e2e/cluster -buildvcs=false -ldflags "-X main.source=$(CURDIR)/tests/e2e/cluster" -o $(CURDIR)/$(CLUSTER) .
+
+cluster-build: cluster ## Builds what the test cluster is made of: Kubernetes, pod images, the guest (needs root; NODES=v1,v2)
+	@$(CLUSTER) build
+
+cluster-up: cluster ## Starts a real Kubernetes on this machine (needs root; NODES=v1 for the quick one)
+	@$(CLUSTER) up
+
+cluster-down: cluster ## Ends it and removes what it left, also after a crash
+	@$(CLUSTER) down
+
+cluster-smoke: cluster ## Proves that the test cluster is a real one and leaves nothing (needs root; NODES=v1,v2)
+	@go test -C tests/e2e/cluster -tags smoke -count=1 -v -timeout 15m .

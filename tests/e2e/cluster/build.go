@@ -1,0 +1,168 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+const kubernetesVersion = "v1.34.4"
+
+// source is the folder of this program's sources, set when it is built: go build needs it for the module's versions.
+var source string
+
+// debianPackages are what the cluster takes from Debian, each with a file that it brings.
+var debianPackages = map[string]string{
+	"containerd":                  "/usr/bin/containerd",
+	"runc":                        "/usr/sbin/runc",
+	"containernetworking-plugins": "/usr/lib/cni/bridge",
+	"iproute2":                    "/usr/sbin/ip",
+	"nftables":                    "/usr/sbin/nft",
+	"busybox-static":              "/bin/busybox",
+	"util-linux":                  "/usr/bin/nsenter",
+}
+
+var guestPackages = map[string]string{
+	"qemu-system-x86": "/usr/bin/qemu-system-x86_64",
+	"mmdebstrap":      "/usr/bin/mmdebstrap",
+	"e2fsprogs":       "/usr/sbin/mke2fs",
+	"dropbear-bin":    "/usr/bin/dropbearkey",
+	"openssh-client":  "/usr/bin/ssh-keygen",
+	"kmod":            "/usr/sbin/depmod",
+	"cpio":            "/usr/bin/cpio",
+}
+
+// build makes what is missing. Each part is made anew when what it is made of changes.
+func build(here layout, nodes []string) error {
+	if err := installPackages(debianPackages); err != nil {
+		return err
+	}
+	kubernetes, err := kubernetesInputs()
+	if err != nil {
+		return err
+	}
+	if err := once(here, "kubernetes", kubernetes, buildKubernetes); err != nil {
+		return err
+	}
+	images, err := fingerprint(here.bin("podtool"), "/bin/busybox")
+	if err != nil {
+		return err
+	}
+	if err := once(here, "images", images, buildPodImages); err != nil {
+		return err
+	}
+	if !slices.Contains(nodes, "v2") {
+		return nil
+	}
+	if err := installPackages(guestPackages); err != nil {
+		return err
+	}
+	embedded, err := fingerprintFiles()
+	if err != nil {
+		return err
+	}
+	return once(here, "guest", kubernetes+images+embedded+filepath.Clean(here.dir), buildGuest)
+}
+
+// once runs a step unless its stamp says that it was done with the same inputs.
+func once(here layout, name, inputs string, step func(layout) error) error {
+	stamp := filepath.Join(here.dir, "built", name)
+	if done, err := os.ReadFile(stamp); err == nil && string(done) == inputs {
+		return nil
+	}
+	start := time.Now()
+	fmt.Printf("building %s ...\n", name)
+	if err := step(here); err != nil {
+		return err
+	}
+	fmt.Printf("%5.1f s  %s built\n", time.Since(start).Seconds(), name)
+	if err := os.MkdirAll(filepath.Dir(stamp), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(stamp, []byte(inputs), 0o644)
+}
+
+// kubernetesInputs is what the Go programs are made of.
+func kubernetesInputs() (string, error) {
+	sum, err := fingerprint(filepath.Join(source, "go.sum"), filepath.Join(source, "podtool", "main.go"))
+	return fmt.Sprintf("%s %s %s", kubernetesVersion, runtime.Version(), sum), err
+}
+
+// buildKubernetes builds Kubernetes, etcd and podtool from Go modules. Without its version the API server misjudges itself.
+func buildKubernetes(here layout) error {
+	versions := "k8s.io/component-base/version.git"
+	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
+	flags := fmt.Sprintf("-s -w -X %sVersion=%s -X %sMajor=%s -X %sMinor=%s",
+		versions, kubernetesVersion, versions, numbers[0], versions, numbers[1])
+	programs := []string{}
+	for _, name := range strings.Fields("kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl") {
+		programs = append(programs, "k8s.io/kubernetes/cmd/"+name)
+	}
+	for output, packages := range map[string][]string{
+		here.bin("") + "/": append(programs, "./podtool"),
+		here.bin("etcd"):   {"go.etcd.io/etcd/server/v3"},
+	} {
+		arguments := append([]string{"-n", "15", "go", "build", "-C", source, "-trimpath", "-ldflags", flags, "-o", output}, packages...)
+		command := exec.Command("nice", arguments...)
+		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -buildvcs=false")
+		command.Stdout, command.Stderr = os.Stdout, os.Stderr
+		if err := command.Run(); err != nil {
+			return fmt.Errorf("failed to build %s: %w", strings.Join(packages, " "), err)
+		}
+	}
+	return nil
+}
+
+// installPackages installs what this Debian machine lacks.
+func installPackages(packages map[string]string) error {
+	var missing []string
+	for name, file := range packages {
+		if _, err := os.Stat(file); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	fmt.Printf("installing %s\n", strings.Join(missing, " "))
+	if err := runQuietly("apt-get", "update", "-qq"); err != nil {
+		return err
+	}
+	return runQuietly(append([]string{"env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=120",
+		"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
+}
+
+func fingerprint(paths ...string) (string, error) {
+	sum := sha256.New()
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(content)
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil)), nil
+}
+
+// fingerprintFiles sums the embedded files.
+func fingerprintFiles() (string, error) {
+	sum := sha256.New()
+	err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := files.ReadFile(path)
+		fmt.Fprintf(sum, "%s %d\n", path, len(content))
+		sum.Write(content)
+		return err
+	})
+	return fmt.Sprintf("%x", sum.Sum(nil)), err
+}

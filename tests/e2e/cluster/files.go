@@ -1,0 +1,38 @@
+package main
+
+import (
+	"bytes"
+	"embed"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"text/template"
+)
+
+// files are the configuration files: templates for the components, and the guest's root file system as far as it is ours.
+//
+//go:embed all:files
+var files embed.FS
+
+func render(name string, values any) ([]byte, error) {
+	functions := template.FuncMap{"base64": base64.StdEncoding.EncodeToString}
+	parsed, err := template.New(name).Funcs(functions).Option("missingkey=error").ParseFS(files, "files/"+name)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = parsed.Execute(&out, values)
+	return out.Bytes(), err
+}
+
+// renderTo writes a rendered file, making its folder.
+func renderTo(path, name string, values any) error {
+	text, err := render(name, values)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, text, 0o644)
+}

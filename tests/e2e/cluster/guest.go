@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// guestSocket is where ssh shares one connection to the guest: in the sandbox's own /run.
+const guestSocket = "/run/guest-ssh"
+
+// buildGuest makes the guest's kernel, initramfs and root file system.
+func buildGuest(here layout) error {
+	folder := here.guest("")
+	if err := os.RemoveAll(folder); err != nil {
+		return err
+	}
+	if err := writeGuestFiles(folder); err != nil {
+		return err
+	}
+	overlay := func(path string) string { return filepath.Join(folder, "overlay", path) }
+	for _, file := range []struct {
+		path, name string
+		values     any
+	}{
+		{overlay("etc/containerd/config.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", true)},
+		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", map[string]any{"PodRange": nodePodRange("v2")}},
+		{overlay("etc/kubernetes/kubelet.yaml"), "kubelet.yaml",
+			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
+		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
+			map[string]any{"Flags": kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
+		{filepath.Join(folder, "import.toml"), "containerd.toml", containerdConfig(filepath.Join(folder, "root/var/lib/containerd"), "/etc/cni/net.d", true)},
+	} {
+		if err := renderTo(file.path, file.name, file.values); err != nil {
+			return err
+		}
+	}
+	command := []string{"nice", "-n", "15", "bash", filepath.Join(folder, "build.sh"), here.bin("kubelet")}
+	for _, tag := range podImages {
+		command = append(command, here.image(tag))
+	}
+	return runQuietly(command...)
+}
+
+// writeGuestFiles copies the embedded guest folder.
+func writeGuestFiles(folder string) error {
+	embedded, err := fs.Sub(files, "files/guest")
+	if err != nil {
+		return err
+	}
+	return os.CopyFS(folder, embedded)
+}
+
+// startGuest boots the guest of node v2. It starts from the same disk each time; what differs, its identity, comes on a second disk.
+func (s *supervisor) startGuest() error {
+	disk, err := s.makeIdentity()
+	if err != nil {
+		return err
+	}
+	s.start("guest", []string{"qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max",
+		"-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot",
+		"-serial", "stdio",
+		"-kernel", s.here.guest("vmlinuz"), "-initrd", s.here.guest("initrd.gz"),
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off apparmor=0 selinux=0 audit=0 tsc=reliable clocksource=tsc",
+		"-drive", "file=" + s.here.guest("root.ext4") + ",format=raw,if=virtio,snapshot=on",
+		"-drive", "file=" + disk + ",format=raw,if=virtio,readonly=on",
+		"-netdev", "tap,id=nodes,ifname=guest,script=no,downscript=no",
+		"-device", "virtio-net-pci,netdev=nodes,romfile=,mac=52:54:00:89:00:02",
+		"-device", "virtio-rng-pci"},
+		"TMPDIR="+s.here.run(""))
+	return nil
+}
+
+// makeIdentity writes the disk with the guest's keys, and the key pair with which we enter it.
+func (s *supervisor) makeIdentity() (string, error) {
+	folder, disk := s.here.run("identity"), s.here.run("identity.ext4")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"ca.crt", "v2.crt", "v2.key", "v2.kubeconfig"} {
+		if err := copyFile(filepath.Join(s.here.run("pki"), name), filepath.Join(folder, name)); err != nil {
+			return "", err
+		}
+	}
+	key := s.here.run("guest-key")
+	if err := runQuietly("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key); err != nil {
+		return "", err
+	}
+	if err := copyFile(key+".pub", filepath.Join(folder, "authorized_keys")); err != nil {
+		return "", err
+	}
+	return disk, runQuietly("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", folder, disk, "4M")
+}
+
+func copyFile(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(target, source)
+	return errors.Join(err, target.Close())
+}
+
+// guestShell is the command line of ssh into the guest, over the shared connection where there is one.
+func guestShell(here layout, options ...string) []string {
+	command := []string{"ssh", "-F", "none", "-i", here.run("guest-key"), "-S", guestSocket, "-o", "LogLevel=ERROR",
+		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"}
+	return append(append(command, options...), "root@"+nodeAddress("v2"))
+}
+
+// openGuestShell holds one connection to the guest open, so that a command takes little time.
+func (s *supervisor) openGuestShell() error {
+	s.start("guest-ssh", guestShell(s.here, "-M", "-N", "-o", "ServerAliveInterval=5"))
+	return s.wait("guest-ssh", 20*time.Second, func() error {
+		command := guestShell(s.here, "-O", "check")
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			return errors.New(strings.TrimSpace(string(out)))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// layout is the folder that holds everything the cluster makes (target/e2e), named from the place of this binary in its bin/.
+type layout struct{ dir string }
+
+func findLayout() (layout, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return layout{}, err
+	}
+	return layout{filepath.Dir(filepath.Dir(exe))}, nil
+}
+
+func (l layout) bin(name string) string  { return filepath.Join(l.dir, "bin", name) }
+func (l layout) log(name string) string  { return filepath.Join(l.dir, "logs", name+".log") }
+func (l layout) image(tag string) string { return filepath.Join(l.dir, "images", tag+".tar") }
+func (l layout) kubeconfig() string      { return filepath.Join(l.dir, "kubeconfig") }
+func (l layout) lock() string            { return filepath.Join(l.dir, "lock") }
+
+// guest is the folder of the guest's kernel and disks, kept between runs.
+func (l layout) guest(name string) string { return filepath.Join(l.dir, "guest", name) }
+
+// run is the folder of one run: keys, databases, container stores. It goes with the cluster.
+func (l layout) run(name string) string { return filepath.Join(l.dir, "run", name) }
+
+// cgroupName is the one cgroup, in every hierarchy of this machine, below which the v1 node's pods live.
+// It is the cluster's own: two checkouts can each run a cluster.
+func (l layout) cgroupName() string {
+	return fmt.Sprintf("plimsoll-e2e-%x", sha256.Sum256([]byte(l.dir)))[:21]
+}

@@ -1,0 +1,86 @@
+// Command cluster runs a real Kubernetes cluster on this machine for the end-to-end tests: see README.md.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+const usage = `usage: cluster COMMAND
+
+  build                  builds what is missing: Kubernetes, the pod images, the guest (see NODES)
+  up                     starts the cluster and waits until its nodes are Ready
+  down                   ends it and removes what it left, also after a crash
+  status                 tells whether it runs
+  kubectl ARGS...        runs kubectl against it
+  on NODE CMD ARGS...    runs a command on a node (v1 or v2) as root
+  cgroup NS/POD [FILE]   prints the folder of a pod's cgroup on its node, or a file in it
+  image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
+  load ARCHIVE...        imports image archives into every node
+
+NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up.
+`
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	here, err := findLayout()
+	if err == nil {
+		err = run(here, os.Args[1], os.Args[2:])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run(here layout, command string, args []string) error {
+	switch command {
+	case "build":
+		nodes, err := chosenNodes()
+		if err != nil {
+			return err
+		}
+		return build(here, nodes)
+	case "up":
+		return up(here)
+	case "down":
+		return down(here)
+	case "status":
+		return status(here)
+	case "kubectl":
+		return replaceBy(append([]string{here.bin("kubectl"), "--kubeconfig", here.kubeconfig()}, args...))
+	case "on":
+		return onNode(here, args)
+	case "cgroup":
+		return podCgroup(here, args)
+	case "image":
+		return packImage(here, args)
+	case "load":
+		return loadImages(here, args)
+	case "sandbox-init":
+		return sandboxInit(here)
+	case "supervise":
+		return supervise(here)
+	}
+	fmt.Fprint(os.Stderr, usage)
+	return fmt.Errorf("unknown command %q", command)
+}
+
+// chosenNodes reads NODES.
+func chosenNodes() ([]string, error) {
+	value := os.Getenv("NODES")
+	if value == "" {
+		value = "v1,v2"
+	}
+	nodes := strings.Split(value, ",")
+	for _, node := range nodes {
+		if node != "v1" && node != "v2" {
+			return nil, fmt.Errorf("NODES=%s: a node is v1 or v2", value)
+		}
+	}
+	return nodes, nil
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// runningNodes are the nodes that the running cluster was started with.
+func runningNodes(here layout) ([]string, error) {
+	pid, err := sandboxPid(here)
+	if err != nil {
+		return nil, err
+	}
+	if pid == 0 {
+		return nil, errors.New("no cluster runs; `cluster up` starts one")
+	}
+	var nodes []string
+	for _, node := range []string{"v1", "v2"} {
+		if _, err := os.Stat(filepath.Join(here.run("pki"), node+".crt")); err == nil {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes, nil
+}
+
+// onNode is `cluster on NODE CMD ARGS...`.
+func onNode(here layout, args []string) error {
+	if len(args) < 2 {
+		return errors.New("on NODE CMD ARGS...")
+	}
+	command, err := nodeCommand(here, args[0], args[1:])
+	if err != nil {
+		return err
+	}
+	return replaceBy(command)
+}
+
+// nodeCommand is the command line that runs a command on a node as root.
+func nodeCommand(here layout, node string, command []string) ([]string, error) {
+	prefix, err := inSandbox(here)
+	if err != nil {
+		return nil, err
+	}
+	switch node {
+	case "v1":
+		return append(prefix, command...), nil
+	case "v2":
+		return append(append(prefix, guestShell(here)...), quote(command)), nil
+	}
+	return nil, fmt.Errorf("node %s: there are v1 and v2", node)
+}
+
+// quote makes one line for a shell.
+func quote(words []string) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return strings.Join(quoted, " ")
+}
+
+// podCgroup is `cluster cgroup NAMESPACE/POD [FILE]`.
+func podCgroup(here layout, args []string) error {
+	if len(args) < 1 || !strings.Contains(args[0], "/") {
+		return errors.New("cgroup NAMESPACE/POD [FILE]")
+	}
+	namespace, name, _ := strings.Cut(args[0], "/")
+	out, err := exec.Command(here.bin("kubectl"), "--kubeconfig", here.kubeconfig(), "get", "pod", "-n", namespace, name, "-o", "json").Output()
+	if err != nil {
+		return fmt.Errorf("failed to get pod %s: %w", args[0], err)
+	}
+	var pod pod
+	if err := json.Unmarshal(out, &pod); err != nil {
+		return err
+	}
+	folder := pod.cgroup(here)
+	if len(args) == 1 {
+		fmt.Println(folder)
+		return nil
+	}
+	path := "/sys/fs/cgroup/" + folder + "/" + args[1]
+	if pod.Spec.NodeName == "v1" {
+		controller, _, _ := strings.Cut(args[1], ".")
+		path = "/sys/fs/cgroup/" + controller + "/" + folder + "/" + args[1]
+	}
+	return onNode(here, []string{pod.Spec.NodeName, "cat", path})
+}
+
+// pod is what of a Pod decides its cgroup.
+type pod struct {
+	Metadata struct{ UID string }
+	Spec     struct{ NodeName string }
+	Status   struct{ QosClass string }
+}
+
+// cgroup is the pod's cgroup below the root of a hierarchy, as the kubelet names it with the driver of its node.
+func (p pod) cgroup(here layout) string {
+	class := strings.ToLower(p.Status.QosClass)
+	if p.Spec.NodeName == "v1" {
+		if class == "guaranteed" {
+			class = ""
+		}
+		return filepath.Join(here.cgroupName(), "kubepods", class, "pod"+p.Metadata.UID)
+	}
+	parent := "kubepods"
+	folder := "kubepods.slice"
+	if class != "guaranteed" {
+		parent += "-" + class
+		folder += "/" + parent + ".slice"
+	}
+	return folder + "/" + parent + "-pod" + strings.ReplaceAll(p.Metadata.UID, "-", "_") + ".slice"
+}

@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// File descriptors that `up` hands to the sandbox.
+const (
+	progressFd = 3 // a pipe: one line per stage, then "ready"
+	listenerFd = 4 // a socket of the host's network, at which the host reaches the API server
+)
+
+// borrowed are the folders of this machine over which the sandbox mounts its own; `down` removes those that were not there.
+var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/log/pods", "/var/log/containers"}
+
+// up starts the cluster and returns when it is ready. The sandbox lives on.
+func up(here layout) error {
+	start := time.Now()
+	nodes, err := chosenNodes()
+	if err != nil {
+		return err
+	}
+	if err := build(here, nodes); err != nil {
+		return err
+	}
+	pid, err := sandboxPid(here)
+	if err != nil {
+		return err
+	}
+	if pid != 0 {
+		return fmt.Errorf("it runs already (process %d); `cluster down` ends it", pid)
+	}
+	if err := removeLeftovers(here); err != nil {
+		return err
+	}
+	if err := borrowFolders(here); err != nil {
+		return err
+	}
+	if err := startSandbox(here, nodes); err != nil {
+		return errors.Join(err, down(here))
+	}
+	fmt.Printf("%5.1f s  the cluster is up\n\nexport KUBECONFIG=%s\n", time.Since(start).Seconds(), here.kubeconfig())
+	return nil
+}
+
+func startSandbox(here layout, nodes []string) error {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	socket, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	progress, report, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(here.log("supervisor"))
+	if err != nil {
+		return err
+	}
+	init := exec.Command(here.bin("cluster"), "sandbox-init")
+	init.Env = append(os.Environ(), "NODES="+strings.Join(nodes, ","))
+	init.Stdout, init.Stderr = log, log
+	init.ExtraFiles = []*os.File{report, socket}
+	init.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET,
+	}
+	if err := init.Start(); err != nil {
+		return fmt.Errorf("failed to make namespaces (root is needed): %w", err)
+	}
+	report.Close()
+	for lines := bufio.NewScanner(progress); lines.Scan(); {
+		if lines.Text() == "ready" {
+			return init.Process.Release()
+		}
+		fmt.Println(lines.Text())
+	}
+	init.Wait()
+	return fmt.Errorf("the cluster did not come up; logs are in %s", filepath.Dir(here.log("x")))
+}
+
+// sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. Its end is the end of everything.
+func sandboxInit(here layout) error {
+	if err := holdLock(here); err != nil {
+		return err
+	}
+	if err := mountSandbox(here); err != nil {
+		return err
+	}
+	pipe, socket := os.NewFile(progressFd, "progress"), os.NewFile(listenerFd, "listener")
+	nothing, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	supervisor, err := os.StartProcess(here.bin("cluster"), []string{"cluster", "supervise"},
+		&os.ProcAttr{Files: []*os.File{nothing, os.Stdout, os.Stderr, pipe, socket}})
+	if err != nil {
+		return err
+	}
+	pipe.Close()
+	socket.Close()
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if pid == supervisor.Pid {
+			return fmt.Errorf("the supervisor ended with status %d", status.ExitStatus())
+		}
+	}
+}
+
+// holdLock takes the lock that tells the other commands which process is the sandbox. The kernel drops it with the process.
+func holdLock(here layout) error {
+	lock, err := unix.Open(here.lock(), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	return unix.FcntlFlock(uintptr(lock), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+}
+
+// sandboxPid is the sandbox's first process as this machine numbers it, 0 where none runs.
+func sandboxPid(here layout) (int, error) {
+	lock, err := os.OpenFile(here.lock(), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	defer lock.Close()
+	query := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_GETLK, &query); err != nil {
+		return 0, err
+	}
+	if query.Type == unix.F_UNLCK {
+		return 0, nil
+	}
+	return int(query.Pid), nil
+}
+
+// mountSandbox gives the sandbox its own /proc, /run and node folders, unseen outside.
+func mountSandbox(here layout) error {
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("failed to make the mounts private: %w", err)
+	}
+	for target, kind := range map[string]string{"/proc": "proc", "/run": "tmpfs"} {
+		if err := unix.Mount(kind, target, kind, 0, ""); err != nil {
+			return fmt.Errorf("failed to mount %s: %w", target, err)
+		}
+	}
+	for _, folder := range borrowed {
+		source := here.run(strings.TrimPrefix(folder, "/"))
+		if folder == "/var/log/pods" {
+			source = filepath.Join(here.dir, "logs", "pods")
+		}
+		if err := os.MkdirAll(source, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(source, folder, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("failed to mount %s: %w", folder, err)
+		}
+	}
+	return nil
+}
+
+// down ends the sandbox, whatever state it is in, and removes what it leaves on this machine. Logs stay.
+func down(here layout) error {
+	pid, err := sandboxPid(here)
+	if err != nil {
+		return err
+	}
+	if pid != 0 {
+		if err := killAndWait(pid); err != nil {
+			return err
+		}
+	}
+	return removeLeftovers(here)
+}
+
+// killAndWait kills process 1 of the sandbox. The kernel kills all others in it before that process counts as ended.
+func killAndWait(pid int) error {
+	handle, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer unix.Close(handle)
+	if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 20_000)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if n == 0 {
+			return fmt.Errorf("process %d was killed but did not end within 20 s", pid)
+		}
+		return nil
+	}
+}
+
+func removeLeftovers(here layout) error {
+	if err := removeCgroup(here.cgroupName()); err != nil {
+		return err
+	}
+	if err := returnFolders(here); err != nil {
+		return err
+	}
+	for _, path := range []string{here.run(""), here.kubeconfig(), here.lock()} {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// borrowFolders makes the mount points that this machine lacks and notes them before it does.
+func borrowFolders(here layout) error {
+	var missing []string
+	for _, folder := range borrowed {
+		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, folder)
+		}
+	}
+	if err := os.MkdirAll(here.run(""), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(here.run("borrowed"), []byte(strings.Join(missing, "\n")), 0o644); err != nil {
+		return err
+	}
+	for _, folder := range missing {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return err
+		}
+	}
+	return os.MkdirAll(filepath.Join(here.dir, "logs"), 0o755)
+}
+
+// returnFolders removes the mount points that borrowFolders made. One that others use by now is not empty and stays.
+func returnFolders(here layout) error {
+	noted, err := os.ReadFile(here.run("borrowed"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, folder := range strings.Fields(string(noted)) {
+		if err := unix.Rmdir(folder); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+			return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
+		}
+	}
+	return nil
+}
+
+func status(here layout) error {
+	pid, err := sandboxPid(here)
+	if err != nil {
+		return err
+	}
+	if pid == 0 {
+		return errors.New("no cluster runs; `cluster up` starts one")
+	}
+	fmt.Printf("process %d, KUBECONFIG=%s\n", pid, here.kubeconfig())
+	return replaceBy([]string{here.bin("kubectl"), "--kubeconfig", here.kubeconfig(), "get", "nodes", "-o", "wide"})
+}
+
+// inSandbox is the start of a command line that runs the rest in the sandbox's namespaces.
+func inSandbox(here layout) ([]string, error) {
+	pid, err := sandboxPid(here)
+	if err != nil {
+		return nil, err
+	}
+	if pid == 0 {
+		return nil, errors.New("no cluster runs; `cluster up` starts one")
+	}
+	return []string{"nsenter", "--target", strconv.Itoa(pid), "--mount", "--net", "--pid",
+		"env", "KUBECONFIG=" + filepath.Join(here.run("pki"), "admin.kubeconfig")}, nil
+}
+
+// replaceBy runs a command in the place of this process.
+func replaceBy(command []string) error {
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		return err
+	}
+	return unix.Exec(path, command, os.Environ())
+}

@@ -1,0 +1,288 @@
+//go:build smoke
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cluster is the command under test, run as a user runs it.
+func cluster(t *testing.T, stdin string, args ...string) (string, error) {
+	t.Helper()
+	here := testLayout(t)
+	command := exec.Command(here.bin("cluster"), args...)
+	command.Stdin = strings.NewReader(stdin)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		err = fmt.Errorf("cluster %s: %w: %s%s", strings.Join(args, " "), err, out, stderr.Bytes())
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+func must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := cluster(t, "", args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func apply(t *testing.T, manifest string) {
+	t.Helper()
+	if _, err := cluster(t, manifest, "kubectl", "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits for a condition with a deadline.
+func eventually(t *testing.T, limit time.Duration, condition func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %v", limit, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func testLayout(t *testing.T) layout {
+	t.Helper()
+	dir, err := filepath.Abs("../../../target/e2e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layout{dir}
+}
+
+func testNodes(t *testing.T) []string {
+	t.Helper()
+	nodes, err := chosenNodes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nodes
+}
+
+const server = `
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s, labels: {app: smoke, on: %[1]s}}
+spec:
+  nodeSelector: {e2e.plimsoll.dev/cgroup: %[1]s}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: serve
+    image: plimsoll.dev/e2e/tools:latest
+    imagePullPolicy: Never
+    args: [serve, ":8080"]
+    resources: {requests: {cpu: 100m}, limits: {cpu: 200m, memory: 64Mi}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: %[1]s}
+spec:
+  selector: {on: %[1]s}
+  ports: [{port: 80, targetPort: 8080}]
+`
+
+const deployment = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: wanderer}
+spec:
+  selector: {matchLabels: {app: wanderer}}
+  template:
+    metadata: {labels: {app: wanderer}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: pause, image: "plimsoll.dev/e2e/tools:latest", imagePullPolicy: Never, args: [pause]}]
+`
+
+func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
+	nodes := testNodes(t)
+	must(t, "down")
+	t.Log(must(t, "up"))
+	t.Cleanup(func() { cluster(t, "", "down") })
+
+	t.Run("nodes are Ready", func(t *testing.T) {
+		must(t, "kubectl", "wait", "node", "--all", "--for=condition=Ready", "--timeout=5s")
+		names := strings.Fields(must(t, "kubectl", "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
+		if !slices.Equal(names, nodes) {
+			t.Fatalf("nodes are %v", names)
+		}
+	})
+	for _, node := range nodes {
+		t.Run("a pod runs on "+node, func(t *testing.T) {
+			apply(t, fmt.Sprintf(server, node))
+			must(t, "kubectl", "wait", "pod/"+node, "--for=condition=Ready", "--timeout=60s")
+		})
+	}
+	for _, node := range nodes {
+		t.Run("its cgroup on "+node+" has its name and limit", func(t *testing.T) { checkCgroup(t, node) })
+		t.Run("exec and logs work on "+node, func(t *testing.T) {
+			must(t, "kubectl", "exec", node, "--", "sh", "-c", "echo heard >/proc/1/fd/1")
+			eventually(t, 10*time.Second, func() error {
+				out, err := cluster(t, "", "kubectl", "logs", node)
+				if err == nil && out != "heard" {
+					err = fmt.Errorf("the log is %q", out)
+				}
+				return err
+			})
+		})
+		t.Run("a pod on "+node+" reaches the API server's service", func(t *testing.T) {
+			if out := must(t, "kubectl", "exec", node, "--", "podtool", "get", "https://"+serviceIP+":443/version"); !strings.Contains(out, kubernetesVersion) {
+				t.Fatal(out)
+			}
+		})
+		t.Run("the API server reaches a pod on "+node, func(t *testing.T) {
+			if out := must(t, "kubectl", "get", "--raw", "/api/v1/namespaces/default/pods/"+node+":8080/proxy/"); out != node {
+				t.Fatalf("it answered %q", out)
+			}
+		})
+		for _, other := range nodes {
+			t.Run("a pod on "+node+" reaches a service on "+other, func(t *testing.T) {
+				address := must(t, "kubectl", "get", "service", other, "-o", "jsonpath={.spec.clusterIP}")
+				if out := must(t, "kubectl", "exec", node, "--", "podtool", "get", "http://"+address+"/"); out != other {
+					t.Fatalf("it answered %q", out)
+				}
+			})
+		}
+	}
+	t.Run("a pod of a Deployment is replaced, on another node where its own takes none", func(t *testing.T) { checkRescheduled(t, nodes) })
+	t.Run("killed without warning, it leaves nothing after down", func(t *testing.T) {
+		pid, err := sandboxPid(testLayout(t))
+		if err != nil || pid == 0 {
+			t.Fatal(pid, err)
+		}
+		network := networkOf(t, fmt.Sprint(pid))
+		if err := unix.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		must(t, "down")
+		checkNothingLeft(t, network)
+	})
+}
+
+// checkCgroup reads the limit from the path that the kubelet's documentation gives, not from the one that `cluster cgroup` computes.
+func checkCgroup(t *testing.T, node string) {
+	uid := must(t, "kubectl", "get", "pod", node, "-o", "jsonpath={.metadata.uid}")
+	if node == "v1" {
+		folder := "/sys/fs/cgroup/cpu/" + testLayout(t).cgroupName() + "/kubepods/burstable/pod" + uid
+		quota, err := os.ReadFile(folder + "/cpu.cfs_quota_us")
+		if err != nil || string(quota) != "20000\n" {
+			t.Fatalf("quota %q, %v", quota, err)
+		}
+		return
+	}
+	if name := must(t, "on", "v2", "cat", "/proc/1/comm"); name != "systemd" {
+		t.Fatalf("process 1 is %s", name)
+	}
+	folder := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
+	if got := must(t, "cgroup", "default/"+node); got != folder {
+		t.Fatalf("cluster cgroup says %s, not %s", got, folder)
+	}
+	if limit := must(t, "cgroup", "default/"+node, "cpu.max"); limit != "20000 100000" {
+		t.Fatalf("cpu.max is %q", limit)
+	}
+	scopes := must(t, "on", "v2", "sh", "-c", "cd /sys/fs/cgroup/"+folder+" && ls -d cri-containerd-*.scope | wc -l")
+	if scopes != "2" {
+		t.Fatalf("%s scopes, not the sandbox's and the container's", scopes)
+	}
+}
+
+func checkRescheduled(t *testing.T, nodes []string) {
+	apply(t, deployment)
+	place := func() (name, node string) {
+		must(t, "kubectl", "rollout", "status", "deployment/wanderer", "--timeout=60s")
+		fields := strings.Fields(must(t, "kubectl", "get", "pods", "-l", "app=wanderer", "--field-selector=status.phase=Running",
+			"-o", "go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{.spec.nodeName}} {{end}}{{end}}"))
+		if len(fields) != 2 {
+			t.Fatalf("pods: %v", fields)
+		}
+		return fields[0], fields[1]
+	}
+	name, node := place()
+	if len(nodes) > 1 {
+		must(t, "kubectl", "cordon", node)
+		defer must(t, "kubectl", "uncordon", node)
+	}
+	must(t, "kubectl", "delete", "pod", name)
+	nextName, nextNode := place()
+	if nextName == name || (len(nodes) > 1 && nextNode == node) {
+		t.Fatalf("%s on %s was followed by %s on %s", name, node, nextName, nextNode)
+	}
+}
+
+func networkOf(t *testing.T, pid string) string {
+	t.Helper()
+	network, err := os.Readlink("/proc/" + pid + "/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network
+}
+
+func checkNothingLeft(t *testing.T, network string) {
+	here := testLayout(t)
+	points, err := hierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, point := range points {
+		if _, err := os.Stat(filepath.Join(point, here.cgroupName())); err == nil {
+			t.Errorf("cgroup %s in %s is left", here.cgroupName(), point)
+		}
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range processes {
+		if used, err := os.Readlink(process + "/ns/net"); err == nil && used == network {
+			name, _ := os.ReadFile(process + "/cmdline")
+			t.Errorf("process %s %q is left in the cluster's network", process, name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(mounts), here.dir) {
+		t.Errorf("mounts are left:\n%s", mounts)
+	}
+	for _, path := range append(borrowed, here.run(""), here.kubeconfig()) {
+		if _, err := os.Stat(path); err == nil && !existedBefore[path] {
+			t.Errorf("%s is left", path)
+		}
+	}
+}
+
+// existedBefore are the folders that this machine had before the first cluster came up.
+var existedBefore = map[string]bool{}
+
+func TestMain(m *testing.M) {
+	for _, folder := range borrowed {
+		_, err := os.Stat(folder)
+		existedBefore[folder] = err == nil
+	}
+	os.Exit(m.Run())
+}
