@@ -3,6 +3,8 @@
 pub mod check;
 pub mod crds;
 pub mod demo;
+mod duration;
+mod logging;
 pub mod replay;
 pub mod run;
 pub mod shell;
@@ -32,7 +34,7 @@ enum Command {
     /// Validate policy manifests without a cluster.
     Check(check::Args),
     /// Enforce policies on this machine, without Kubernetes.
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Ask a running (or stopped) `plimsoll run` what is in force.
     State(state::Args),
     /// Run policies over a recorded trace and print what would have happened.

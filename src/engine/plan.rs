@@ -217,6 +217,23 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// The pod that it is about, where it is about one.
+    pub const fn pod(&self) -> Option<&PodUid> {
+        match self {
+            Self::Throttle { pod, .. }
+            | Self::Reclaim { pod, .. }
+            | Self::Evict { pod, .. }
+            | Self::Spared { pod, .. } => Some(pod),
+            Self::State { .. }
+            | Self::Unknown { .. }
+            | Self::Known { .. }
+            | Self::SchedulingDisabled { .. }
+            | Self::SchedulingEnabled => None,
+        }
+    }
+}
+
 /// Why a pod was passed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -80,10 +80,23 @@ pub enum News {
         /// Pods that are looked after from now on.
         pods: usize,
     },
+    /// A cgroup file holds our value now.
+    FileSet {
+        /// `namespace/name`, where the pod is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod_name: Option<String>,
+        /// The file.
+        file: String,
+        /// What it held.
+        from: String,
+        /// What it holds.
+        to: String,
+    },
     /// A throttle was not put in force: nothing was changed.
     ThrottleFailed {
-        /// `namespace/name`.
-        pod_name: String,
+        /// `namespace/name`, where the pod is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod_name: Option<String>,
         /// Why.
         reason: String,
     },
@@ -110,10 +123,12 @@ pub enum News {
         /// Why.
         reason: String,
     },
-    /// Everything was put back.
+    /// What an earlier process left in force was put back.
     Restored {
-        /// How many cgroup files.
+        /// How many cgroup files were looked at.
         files: usize,
+        /// How many pods could not be put back.
+        left: usize,
     },
     /// The process ends.
     Stopped {
@@ -152,6 +167,17 @@ impl Event {
             Self::Decision(decision) => decision.transition.at,
             Self::Notice(notice) => notice.at,
         }
+    }
+
+    /// Whether it only repeats in detail what another event says: left out of `--output text`.
+    pub const fn is_detail(&self) -> bool {
+        matches!(
+            self,
+            Self::Notice(Notice {
+                news: News::FileSet { .. },
+                ..
+            })
+        )
     }
 
     /// A notice.

@@ -195,11 +195,19 @@ impl fmt::Display for News {
                 "eviction of {}: {what}",
                 pod_name.as_deref().unwrap_or(&pod.0)
             ),
-            Self::Restored { files } => {
+            Self::Restored { files: 0, left: 0 } => f.write_str("there was nothing to put back"),
+            Self::Restored { files, left: 0 } => {
                 write!(
                     f,
-                    "restored {} to the original",
+                    "everything is put back: {}",
                     count(*files, "cgroup file")
+                )
+            }
+            Self::Restored { left, .. } => {
+                write!(
+                    f,
+                    "{} could not be put back: try again",
+                    count(*left, "pod")
                 )
             }
             Self::Stopped {
@@ -230,11 +238,19 @@ impl News {
             Self::PolicyProblem(problem) => write!(f, "policy {problem}"),
             Self::PodRefused(refusal) => write!(f, "not looked after: {refusal}"),
             Self::PodsTaken { pods } => write!(f, "looking after {}", count(*pods, "pod")),
+            Self::FileSet {
+                pod_name,
+                file,
+                from,
+                to,
+            } => named(
+                f,
+                pod_name.as_deref(),
+                &format!("{file}: `{from}` -> `{to}`"),
+            ),
             Self::ThrottleFailed { pod_name, reason } => {
-                write!(
-                    f,
-                    "throttle of {pod_name} failed, nothing was changed: {reason}"
-                )
+                let what = format!("throttle failed, nothing was changed: {reason}");
+                named(f, pod_name.as_deref(), &what)
             }
             Self::StateNotWritten { reason } => f.write_str(reason),
             _ => Ok(()),

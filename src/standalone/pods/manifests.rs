@@ -1,8 +1,6 @@
 //! `--pods FILE|DIR`: ordinary `v1` Pod manifests, whose annotation `plimsoll.dev/cgroup` names the cgroup.
 
-use std::fs;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as k8s;
@@ -13,12 +11,10 @@ use super::{Found, Refusal, Workload, inode, overlap};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::pod_facts::{annotation, pod_facts};
+use crate::standalone::manifest::{self, Place};
 
 /// Names the pod's cgroup, relative to the cgroup root.
 pub const CGROUP_ANNOTATION: &str = "plimsoll.dev/cgroup";
-
-/// A manifest larger than this is not read: it is something else.
-const MAX_BYTES: u64 = 16 << 20;
 
 /// Pods as manifests declare them, before anyone has looked for their cgroups.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,8 +26,7 @@ pub struct Manifests {
 /// One usable manifest.
 #[derive(Clone, Debug, PartialEq)]
 struct Draft {
-    file: PathBuf,
-    line: usize,
+    place: Place,
     pod: Pod,
     /// The manifest gives a UID.
     has_uid: bool,
@@ -42,34 +37,15 @@ impl Manifests {
     /// Reads `paths`: files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders.
     pub fn read(paths: &[PathBuf]) -> Self {
         let mut manifests = Self::default();
-        for path in paths {
-            match expand(path) {
-                Ok(files) => files.iter().for_each(|file| manifests.load(file)),
-                Err(error) => manifests.refuse(path, 0, None, format!("failed to read: {error}")),
-            }
-        }
+        manifest::read(paths, |place, object| match object {
+            Ok(object) => manifests.take(place, object),
+            Err(reason) => manifests.refuse(place, None, reason),
+        });
         manifests
     }
 
-    fn load(&mut self, path: &Path) {
-        let text = match read(path) {
-            Ok(text) => text,
-            Err(reason) => return self.refuse(path, 0, None, reason),
-        };
-        for (line, document) in documents(&text) {
-            match objects(document) {
-                Ok(objects) => {
-                    for object in objects {
-                        self.take(path, line, object);
-                    }
-                }
-                Err(reason) => self.refuse(path, line, None, reason),
-            }
-        }
-    }
-
     /// Adds one object where it is a pod. Our own policy kinds may lie in the same file and are passed over.
-    fn take(&mut self, path: &Path, line: usize, object: Value) {
+    fn take(&mut self, place: &Place, object: Value) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let api = text("/apiVersion").unwrap_or_default();
         if api.starts_with("ensurance.crane.io/") {
@@ -81,7 +57,7 @@ impl Manifests {
         });
         let kind = text("/kind").unwrap_or_default();
         let draft = if (api, kind) == ("v1", "Pod") {
-            draft(path, line, object)
+            draft(place, object)
         } else {
             Err(format!(
                 "a `{kind}` of `{api}`, where a `Pod` of `v1` is wanted"
@@ -89,12 +65,12 @@ impl Manifests {
         };
         match draft {
             Ok(draft) => self.drafts.push(draft),
-            Err(reason) => self.refuse(path, line, name, reason),
+            Err(reason) => self.refuse(place, name, reason),
         }
     }
 
-    fn refuse(&mut self, path: &Path, line: usize, pod: Option<String>, reason: String) {
-        self.refused.push(refusal(path, line, pod, reason));
+    fn refuse(&mut self, place: &Place, pod: Option<String>, reason: String) {
+        self.refused.push(refusal(place, pod, reason));
     }
 
     /// Finds the cgroup of each.
@@ -108,7 +84,7 @@ impl Manifests {
                     let name = draft.pod.full_name().to_string();
                     found
                         .refused
-                        .push(refusal(&draft.file, draft.line, Some(name), reason));
+                        .push(refusal(&draft.place, Some(name), reason));
                 }
             }
         }
@@ -126,88 +102,12 @@ impl Draft {
         Ok(Workload {
             pod: Arc::new(pod),
             cgroup: self.cgroup.clone(),
+            inode,
         })
     }
 }
 
-/// The files that `path` stands for.
-///
-/// # Errors
-/// Where a folder cannot be listed, or nothing is there.
-pub(crate) fn expand(path: &Path) -> io::Result<Vec<PathBuf>> {
-    if !fs::metadata(path)?.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path)? {
-        let file = entry?.path();
-        let extension = file.extension().and_then(|extension| extension.to_str());
-        if matches!(extension, Some("yaml" | "yml" | "json")) && file.is_file() {
-            files.push(file);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    let failed = |error: io::Error| format!("failed to read: {error}");
-    let file = fs::File::open(path).map_err(failed)?;
-    let mut text = String::new();
-    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-    let bytes = read.map_err(failed)?;
-    if bytes as u64 > MAX_BYTES {
-        return Err(format!("larger than {} MiB: split it", MAX_BYTES >> 20));
-    }
-    Ok(text)
-}
-
-/// The documents of a YAML stream with the line that each starts at. Taken apart by hand, so that a syntax error in
-/// one document leaves the others readable.
-fn documents(text: &str) -> Vec<(usize, &str)> {
-    let mut documents = Vec::new();
-    let (mut start, mut first_line, mut offset) = (0, 1, 0);
-    for (number, line) in text.split_inclusive('\n').enumerate() {
-        let bare = line.trim_end();
-        if bare == "---" || bare.starts_with("--- ") {
-            documents.push((first_line, &text[start..offset]));
-            (start, first_line) = (offset + 3, number + 1);
-        }
-        offset += line.len();
-    }
-    documents.push((first_line, &text[start..]));
-    documents
-}
-
-/// The objects of a document: itself, or the items of a list. An empty document has none.
-fn objects(document: &str) -> Result<Vec<Value>, String> {
-    let blank = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
-    if document.lines().all(blank) {
-        return Ok(Vec::new());
-    }
-    let value: Value = serde_saphyr::from_str(document)
-        .map_err(|error| format!("not a YAML object: {}", first_line(&error.to_string())))?;
-    match value {
-        Value::Null => Ok(Vec::new()),
-        Value::Object(mut object) if is_list(&object) => match object.remove("items") {
-            Some(Value::Array(items)) => Ok(items),
-            _ => Ok(Vec::new()),
-        },
-        object @ Value::Object(_) => Ok(vec![object]),
-        _ => Err("not a YAML object".to_owned()),
-    }
-}
-
-fn is_list(object: &serde_json::Map<String, Value>) -> bool {
-    let kind = object.get("kind").and_then(Value::as_str);
-    matches!(kind, Some("List" | "PodList"))
-}
-
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or_default()
-}
-
-fn draft(file: &Path, line: usize, object: Value) -> Result<Draft, String> {
+fn draft(place: &Place, object: Value) -> Result<Draft, String> {
     let manifest = k8s::Pod::deserialize(object).map_err(|error| format!("not a Pod: {error}"))?;
     let mut pod = pod_facts(&manifest).map_err(|error| error.to_string())?;
     if manifest.spec.is_none_or(|spec| spec.containers.is_empty()) {
@@ -223,8 +123,7 @@ fn draft(file: &Path, line: usize, object: Value) -> Result<Draft, String> {
     let cgroup = CgroupPath::new(cgroup)
         .map_err(|error| format!("annotation `{CGROUP_ANNOTATION}`: {error}"))?;
     Ok(Draft {
-        file: file.to_owned(),
-        line,
+        place: place.clone(),
         pod,
         has_uid: manifest.metadata.uid.is_some(),
         cgroup,
@@ -248,10 +147,10 @@ fn alone(workload: Workload, known: &[Workload]) -> Result<Workload, String> {
     Ok(workload)
 }
 
-fn refusal(path: &Path, line: usize, pod: Option<String>, reason: String) -> Refusal {
+fn refusal(place: &Place, pod: Option<String>, reason: String) -> Refusal {
     Refusal {
-        place: path.display().to_string(),
-        line,
+        place: place.file.display().to_string(),
+        line: place.line,
         pod,
         reason,
     }

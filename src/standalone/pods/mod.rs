@@ -27,6 +27,8 @@ pub struct Workload {
     pub pod: Arc<Pod>,
     /// Its cgroup.
     pub cgroup: CgroupPath,
+    /// Inode of the cgroup's folder: tells one that was made anew from the one before. 0 where nobody looks.
+    pub inode: u64,
 }
 
 /// A pod that cannot be looked after, and why. The others are unharmed.

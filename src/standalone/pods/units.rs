@@ -43,7 +43,7 @@ pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found
         let taken = |known: &Workload| overlap(&known.cgroup, &cgroup);
         if !found.workloads.iter().any(taken) {
             let pod = Arc::new(unit(parent, &folder, inode));
-            found.workloads.push(Workload { pod, cgroup });
+            found.workloads.push(Workload { pod, cgroup, inode });
         }
     }
 }

@@ -1,0 +1,72 @@
+//! Events on standard output: words for people, or one JSON object a line. `docs/run-output.md` describes both.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::event::{Event, Line};
+use crate::engine::time::BootTime;
+
+/// How events are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Words for people, in local time.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Writes events, each with the wall time at which it happened.
+#[derive(Debug)]
+pub struct Output<W> {
+    format: Format,
+    zone: TimeZone,
+    out: W,
+}
+
+impl<W: Write> Output<W> {
+    /// An output in local time.
+    pub fn new(format: Format, out: W) -> Self {
+        Self {
+            format,
+            zone: TimeZone::system(),
+            out,
+        }
+    }
+
+    /// Writes `events`. `time` is the wall clock at `now`, from which the times of the events are counted back.
+    ///
+    /// # Errors
+    /// Where `out` cannot be written.
+    pub fn write(&mut self, events: &[Event], now: BootTime, time: Timestamp) -> io::Result<()> {
+        for event in events {
+            let ago = now.since(event.at());
+            let time = time.checked_sub(ago).unwrap_or(time);
+            self.write_one(event, time)?;
+        }
+        if events.is_empty() {
+            return Ok(());
+        }
+        self.out.flush()
+    }
+
+    fn write_one(&mut self, event: &Event, time: Timestamp) -> io::Result<()> {
+        match self.format {
+            Format::Text if event.is_detail() => Ok(()),
+            Format::Text => {
+                let local = time.to_zoned(self.zone.clone());
+                writeln!(self.out, "{} {event}", local.strftime("%H:%M:%S%.3f"))
+            }
+            Format::Json => {
+                let line = Line {
+                    time,
+                    event: event.clone(),
+                };
+                serde_json::to_writer(&mut self.out, &line)?;
+                writeln!(self.out)
+            }
+        }
+    }
+}

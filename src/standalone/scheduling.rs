@@ -1,0 +1,176 @@
+//! The scheduling state file: what a job launcher asks before it starts more work on this machine.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::state_dir::{self, StateError, Writer};
+use crate::engine::plan::Scheduling;
+use crate::engine::policy::{RuleId, TaintEffect};
+
+/// Its name in the state directory.
+pub const FILE: &str = "scheduling.json";
+
+/// Whether new work may be started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulingState {
+    /// New work may be started.
+    pub schedulable: bool,
+    /// How strongly it is kept away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+    /// The rules that keep it away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleId>,
+    /// When this was decided.
+    pub since: Timestamp,
+    /// Who says so. It says nothing once that process is gone.
+    pub writer: Writer,
+}
+
+/// Keeps the file in step with the plans.
+#[derive(Debug)]
+pub struct SchedulingFile {
+    path: PathBuf,
+    writer: Writer,
+    current: Option<SchedulingState>,
+}
+
+impl SchedulingFile {
+    /// The file of `state_dir`, going on from what an earlier process of this boot left there: until the first full
+    /// evaluation says otherwise it holds, now in the name of `writer`.
+    pub fn open(state_dir: &Path, writer: &Writer) -> Self {
+        let path = state_dir.join(FILE);
+        let left = state_dir::read(&path).ok();
+        let left = left.filter(|state: &SchedulingState| state.writer.boot_id == writer.boot_id);
+        let mut file = Self {
+            path,
+            writer: writer.clone(),
+            current: None,
+        };
+        if let Some(state) = left {
+            let ours = SchedulingState {
+                writer: writer.clone(),
+                ..state
+            };
+            // Where it cannot be written now, the first evaluation tries again.
+            if state_dir::replace(&file.path, &ours).is_ok() {
+                file.current = Some(ours);
+            }
+        }
+        file
+    }
+
+    /// What is decided; `None` before the first full evaluation.
+    pub const fn current(&self) -> Option<&SchedulingState> {
+        self.current.as_ref()
+    }
+
+    /// Writes the file where `wanted` differs from what it says. Allocates nothing where it does not.
+    ///
+    /// # Errors
+    /// Where the file cannot be written; the old one stands, and the next call tries again.
+    pub fn keep(&mut self, wanted: &Scheduling, time: Timestamp) -> Result<bool, StateError> {
+        if self.says(wanted) {
+            return Ok(false);
+        }
+        let (effect, rules) = match wanted {
+            Scheduling::Hold => return Ok(false),
+            Scheduling::Enabled => (None, Vec::new()),
+            Scheduling::Disabled { effect, rules } => (Some(*effect), rules.clone()),
+        };
+        let state = SchedulingState {
+            schedulable: effect.is_none(),
+            effect,
+            rules,
+            since: time,
+            writer: self.writer.clone(),
+        };
+        state_dir::replace(&self.path, &state)?;
+        self.current = Some(state);
+        Ok(true)
+    }
+
+    fn says(&self, wanted: &Scheduling) -> bool {
+        match (wanted, &self.current) {
+            (Scheduling::Hold, _) => true,
+            (_, None) => false,
+            (Scheduling::Enabled, Some(state)) => state.schedulable,
+            (Scheduling::Disabled { effect, rules }, Some(state)) => {
+                state.effect == Some(*effect) && state.rules == *rules
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn boot(id: &str) -> Writer {
+        Writer {
+            boot_id: id.to_owned(),
+            ..Writer::default()
+        }
+    }
+
+    fn read(path: &Path) -> SchedulingState {
+        state_dir::read(path).expect("readable")
+    }
+
+    fn disabled(rules: &[&str]) -> Scheduling {
+        Scheduling::Disabled {
+            effect: TaintEffect::NoSchedule,
+            rules: rules.iter().copied().map(RuleId::from).collect(),
+        }
+    }
+
+    #[test]
+    fn the_file_follows_the_plans_and_outlives_the_process_within_a_boot() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let path = dir.path().join(FILE);
+        let mut file = SchedulingFile::open(dir.path(), &boot("one"));
+        let time = Timestamp::UNIX_EPOCH;
+        assert!(
+            !file
+                .keep(&Scheduling::Hold, time)
+                .expect("nothing to write")
+        );
+        assert!(!path.exists());
+        assert!(file.keep(&disabled(&["n/a"]), time).expect("written"));
+        assert!(
+            !file
+                .keep(&disabled(&["n/a"]), time)
+                .expect("nothing to write")
+        );
+        let written = read(&path);
+        assert!(!written.schedulable);
+        assert_eq!(written.rules, [RuleId::from("n/a")]);
+
+        let mut next = SchedulingFile::open(dir.path(), &boot("one"));
+        assert_eq!(next.current(), Some(&written));
+        assert!(!next.keep(&Scheduling::Hold, time).expect("held"));
+        assert!(next.keep(&Scheduling::Enabled, time).expect("written"));
+        assert!(read(&path).schedulable);
+        assert_eq!(
+            SchedulingFile::open(dir.path(), &boot("two")).current(),
+            None
+        );
+    }
+
+    #[test]
+    fn a_failed_write_is_tried_again() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let state_dir = dir.path().join("later");
+        let mut file = SchedulingFile::open(&state_dir, &boot("one"));
+        let time = Timestamp::UNIX_EPOCH;
+        file.keep(&Scheduling::Enabled, time)
+            .expect_err("no folder");
+        fs::create_dir(&state_dir).expect("a folder");
+        assert!(file.keep(&Scheduling::Enabled, time).expect("written"));
+    }
+}

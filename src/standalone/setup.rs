@@ -1,0 +1,254 @@
+//! From what the command line says to a running loop. Everything is checked before anything is changed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Stdout};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
+
+use super::daemon::{Daemon, DaemonError, SIGNALS};
+use super::discovery::{Discovery, Watched};
+use super::enforce::{Actuators, Effect};
+use super::event::{Event, News};
+use super::machine::{Machine, MachineError, Settings};
+use super::notify::Notifier;
+use super::output::{Format, Output};
+use super::pods::own::OwnCgroups;
+use super::pods::{Sources, Workload};
+use super::policies::Overrides;
+use super::state_dir::Writer;
+use super::status;
+use super::wake::Wake;
+use crate::engine::Demand;
+use crate::engine::policy::NodeFacts;
+use crate::engine::sample::Sample;
+use crate::engine::time::BootTime;
+use crate::node::actuate::throttle::OpenError;
+use crate::node::cgroup::layout::LayoutError;
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::clock;
+use crate::node::collect::Sampler;
+use crate::trace::record::{RecordError, Recorder};
+use crate::trace::{self, Header};
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where policies are.
+    pub policies: Vec<PathBuf>,
+    /// Where pods are.
+    pub pods: Sources,
+    /// Where the cgroup trees are mounted; found by themselves where absent.
+    pub cgroup_root: Option<PathBuf>,
+    /// Where `/proc` is mounted.
+    pub proc_root: PathBuf,
+    /// Where the files live that outlive the process.
+    pub state_dir: PathBuf,
+    /// What a `NodeQOS` selects this node by.
+    pub node_labels: BTreeMap<String, String>,
+    /// The node's files are read at least this often.
+    pub sample_interval: Duration,
+    /// What stands in place of what the policies say.
+    pub overrides: Overrides,
+    /// It ends by itself after this time.
+    pub duration: Option<Duration>,
+    /// How events are written.
+    pub format: Format,
+    /// Where the trace goes.
+    pub record: Option<PathBuf>,
+}
+
+/// Why nothing was started. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// No cgroup trees.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// No usable `/proc`.
+    #[error(
+        "failed to read CPU time or memory from {}: {reason}; name the folder that proc is mounted at with --proc-root, usually /proc",
+        root.display()
+    )]
+    Proc {
+        /// The folder.
+        root: PathBuf,
+        /// The first thing that went wrong there.
+        reason: String,
+    },
+    /// No right to write cgroups.
+    #[error(
+        "failed to get write access to {}: {source}; run as root, or have the cgroups delegated to this user, or try the policies with --preview, which changes nothing",
+        path.display()
+    )]
+    Permission {
+        /// A cgroup file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The state directory or its journal.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The trace.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The kernel refused a descriptor or a thread.
+    #[error("failed to start: {0}")]
+    Start(#[from] io::Error),
+    /// The loop broke.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+}
+
+/// Runs until a signal or the given time ends it.
+///
+/// # Errors
+/// Where it cannot start, in which case nothing was changed, or cannot go on.
+pub fn run(options: &Options) -> Result<(), SetupError> {
+    // Before any thread: a signal must not reach one that does not block it.
+    let wake = Wake::new(&SIGNALS)?;
+    let now = clock::boot_time();
+    let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
+    let node = node_facts(options, &hierarchy, now)?;
+    let watched = Watched {
+        policies: options.policies.clone(),
+        pods: options.pods.clone(),
+        hierarchy: Arc::new(hierarchy.clone()),
+        own: OwnCgroups::read(Path::new("/proc")),
+        node: node.clone(),
+        overrides: options.overrides,
+    };
+    let (seen, loaded, found) = watched.look();
+    if !options.overrides.preview {
+        check_access(&hierarchy, &found.workloads)?;
+    }
+    let settings = Settings {
+        hierarchy,
+        proc_root: options.proc_root.clone(),
+        state_dir: options.state_dir.clone(),
+        sample_interval: options.sample_interval,
+        sample_everything: options.record.is_some(),
+    };
+    let recorder = recorder(options, &node, now)?;
+    let machine = Machine::open(settings, Arc::new(loaded.policy), found.workloads, now)?;
+    let daemon = Daemon {
+        machine,
+        discovery: Discovery::start(watched, seen, wake.bell())?,
+        wake,
+        output: Output::new(options.format, io::stdout()),
+        recorder,
+        notifier: Notifier::from_environment(now),
+        end: options.duration.map(|duration| now + duration),
+        status_file: options.state_dir.join(status::FILE),
+        problems: loaded.problems,
+        refused: found.refused,
+        status_written: None,
+    };
+    Ok(daemon.run()?)
+}
+
+/// What policies are compiled for; at the same time the proof that `/proc` can be read.
+fn node_facts(
+    options: &Options,
+    hierarchy: &Hierarchy,
+    now: BootTime,
+) -> Result<NodeFacts, SetupError> {
+    let mut sampler = Sampler::new(&options.proc_root, hierarchy.clone());
+    let mut sample = Sample::default();
+    sampler.sample_node(now, &Demand::default(), &mut sample);
+    let (Some(cpu), Some(memory)) = (sample.node.cpu, sample.node.memory) else {
+        let fault = sampler.faults().first();
+        return Err(SetupError::Proc {
+            root: options.proc_root.clone(),
+            reason: fault.map_or_else(
+                || "there is no `stat` or no `meminfo` in it".to_owned(),
+                ToString::to_string,
+            ),
+        });
+    };
+    Ok(NodeFacts {
+        labels: options.node_labels.clone(),
+        cpus: cpu.online,
+        memory: memory.total,
+    })
+}
+
+/// Fails where not one pod's quota could be written.
+fn check_access(hierarchy: &Hierarchy, workloads: &[Workload]) -> Result<(), SetupError> {
+    let file = if hierarchy.is_v2() {
+        "cpu.max"
+    } else {
+        "cpu.cfs_quota_us"
+    };
+    let quota = |cgroup: &CgroupPath| Some(hierarchy.dir(Controller::Cpu, cgroup)?.join(file));
+    let mut refused = None;
+    for workload in workloads {
+        let Some(path) = quota(&workload.cgroup) else {
+            continue;
+        };
+        match access(&path, AccessFlags::W_OK) {
+            Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS)) => {
+                refused.get_or_insert((path, errno));
+            }
+            _ => return Ok(()),
+        }
+    }
+    match refused {
+        None => Ok(()),
+        Some((path, errno)) => Err(SetupError::Permission {
+            path,
+            source: errno.into(),
+        }),
+    }
+}
+
+fn recorder(
+    options: &Options,
+    node: &NodeFacts,
+    now: BootTime,
+) -> Result<Option<Recorder>, SetupError> {
+    let Some(path) = &options.record else {
+        return Ok(None);
+    };
+    let period = options.overrides.period;
+    let header = Header {
+        version: trace::VERSION,
+        plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
+        boot_id: Writer::this_process()?.boot_id,
+        at: now,
+        time: clock::wall_time(),
+        node: node.into(),
+        period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
+    };
+    Ok(Some(Recorder::create(path, header)?))
+}
+
+/// Undoes from the journal alone whatever an earlier process left in force, and tells each file; true where nothing
+/// is left.
+///
+/// # Errors
+/// Where a process still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+pub fn restore(options: &Options) -> Result<bool, SetupError> {
+    let now = clock::boot_time();
+    let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
+    let (mut actuators, recovered) = Actuators::open(&options.state_dir, hierarchy, now)
+        .map_err(|error: OpenError| SetupError::Machine(error.into()))?;
+    let mut effects: Vec<Effect> = Effect::from_outcomes(recovered.outcomes).collect();
+    actuators.restore_all(now, &mut effects);
+    let left = actuators.held().count();
+    let files = effects.len();
+    let mut events: Vec<Event> = effects
+        .into_iter()
+        .map(|effect| {
+            let pod = effect.pod.as_ref().map(ToString::to_string);
+            Event::notice(now, effect.news(pod))
+        })
+        .collect();
+    events.push(Event::notice(now, News::Restored { files, left }));
+    let mut output: Output<Stdout> = Output::new(options.format, io::stdout());
+    output.write(&events, now, clock::wall_time())?;
+    Ok(left == 0)
+}

@@ -1,0 +1,159 @@
+//! The files of the state directory that are ours besides the journal.
+//!
+//! | file | what |
+//! |---|---|
+//! | `lock` | held by the one process that uses the directory |
+//! | `journal` | every cgroup file that was changed, and what it was before |
+//! | `engine.json` | rule states and counters, to go on from after a restart |
+//! | `scheduling.json` | whether new work may be started |
+//! | `status.json` | what `plimsoll state` prints |
+//!
+//! All but the journal are worth something within one boot only. They are replaced whole, so that a reader never
+//! sees half a file, and not synced: a machine that loses power is another boot.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A file of the state directory could not be written; the old one stands.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to write {}: {source}", path.display())]
+pub struct StateError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Makes the directory where it is missing, but not its parents; a job launcher may read it.
+///
+/// # Errors
+/// Where it cannot be made.
+pub fn make(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o755).create(dir) {
+        Err(error) if !dir.is_dir() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces `path` by `value` as one JSON line.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
+    let failed = |source| StateError {
+        path: path.to_owned(),
+        source,
+    };
+    let mut text = serde_json::to_vec(value)
+        .map_err(io::Error::from)
+        .map_err(failed)?;
+    text.push(b'\n');
+    let temporary = path.with_extension("new");
+    let replaced = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+    if replaced.is_err() {
+        // Half a file on a full disk: give the room back. Nobody reads it.
+        let _removed = fs::remove_file(&temporary);
+    }
+    replaced.map_err(failed)
+}
+
+/// Reads what [`replace`] wrote.
+///
+/// # Errors
+/// Where it cannot be read, or is something else (`InvalidData`).
+pub fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<T> {
+    let text = fs::read(path)?;
+    serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Which process wrote a file, so that a reader can tell whether it still runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Writer {
+    /// The kernel's id of this boot.
+    pub boot_id: String,
+    /// Process id.
+    pub pid: u32,
+    /// When that process started, in clock ticks since boot (`starttime` of `/proc/PID/stat`): the id alone may
+    /// have gone to another process.
+    pub started: u64,
+}
+
+impl Writer {
+    /// This process. The real `/proc` is asked, whatever stands in for it elsewhere.
+    ///
+    /// # Errors
+    /// Where `/proc` cannot be read.
+    pub fn this_process() -> io::Result<Self> {
+        let pid = std::process::id();
+        Ok(Self {
+            boot_id: boot_id()?,
+            pid,
+            started: started(pid)?,
+        })
+    }
+
+    /// Whether it is of this boot.
+    pub fn is_of_this_boot(&self) -> bool {
+        boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        self.is_of_this_boot() && started(self.pid).is_ok_and(|started| started == self.started)
+    }
+}
+
+fn boot_id() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
+fn started(pid: u32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is the command's name, which may hold blanks and brackets; `starttime` is the 22nd.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let field = after_name.split_whitespace().nth(19);
+    field
+        .and_then(|field| field.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_and_its_boot() {
+        let this = Writer::this_process().expect("/proc");
+        assert!(this.is_alive());
+        let recycled = Writer {
+            started: this.started + 1,
+            ..this.clone()
+        };
+        assert!(!recycled.is_alive() && recycled.is_of_this_boot());
+        let rebooted = Writer {
+            boot_id: "other".to_owned(),
+            ..this
+        };
+        assert!(!rebooted.is_alive() && !rebooted.is_of_this_boot());
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let path = dir.path().join("status.json");
+        replace(&path, &1).expect("written");
+        replace(&path, &2).expect("replaced");
+        assert_eq!(read::<u32>(&path).expect("readable"), 2);
+        fs::create_dir(dir.path().join("status.new")).expect("in the way");
+        let error = replace(&path, &3).expect_err("refused");
+        assert!(error.to_string().starts_with("failed to write "), "{error}");
+        assert_eq!(read::<u32>(&path).expect("untouched"), 2);
+        fs::write(&path, "{").expect("broken");
+        let error = read::<u32>(&path).expect_err("broken");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,97 @@
+//! What is in force, for `plimsoll state`.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::event::{Decision, PolicyProblem};
+use super::pods::Refusal;
+use super::scheduling::SchedulingState;
+use super::state_dir::Writer;
+use crate::engine::plan::{RuleState, Unknown};
+use crate::engine::policy::{RuleId, Strategy};
+use crate::engine::time::BootTime;
+
+/// Its name in the state directory.
+pub const FILE: &str = "status.json";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+
+/// One look at a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The process that keeps it.
+    pub writer: Writer,
+    /// When.
+    pub at: BootTime,
+    /// The wall clock then.
+    pub time: Timestamp,
+    /// Pods that are looked after.
+    pub pods: usize,
+    /// Whether new work may be started; absent before the first full evaluation.
+    pub scheduling: Option<SchedulingState>,
+    /// Every rule, in order of id.
+    pub rules: Vec<RuleStatus>,
+    /// Every cgroup file that is not as it was.
+    pub throttled: Vec<ThrottledFile>,
+    /// Pods that are being evicted.
+    pub evicting: Vec<String>,
+    /// What the Preview rules would have in force.
+    pub would: Vec<Decision>,
+    /// Policies that are left out, or worth a look.
+    pub problems: Vec<PolicyProblem>,
+    /// Pods that cannot be looked after.
+    pub refused: Vec<Refusal>,
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleStatus {
+    /// `<NodeQOS>/<rule>`
+    pub rule: RuleId,
+    /// Its metric.
+    pub metric: Option<String>,
+    /// Act or report.
+    pub strategy: Strategy,
+    /// State.
+    pub state: RuleState,
+    /// How long it has been in that state; absent before the first evaluation.
+    pub lasts: Option<Duration>,
+    /// Last value.
+    pub value: Option<f64>,
+    /// High mark.
+    pub watermark: f64,
+    /// Low mark.
+    pub restore: f64,
+    /// Consecutive breaches counted.
+    pub breaches: u32,
+    /// Consecutive quiet evaluations counted.
+    pub quiets: u32,
+    /// Why it could not be judged.
+    pub unknown: Option<Unknown>,
+}
+
+/// One cgroup file that is not as it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ThrottledFile {
+    /// `namespace/name`, or the UID where the name is not known.
+    pub pod_name: String,
+    /// The cgroup below the pod's; empty for its own.
+    pub lever: String,
+    /// The file.
+    pub file: String,
+    /// What it held before.
+    pub original: String,
+    /// What it holds now.
+    pub now: String,
+    /// Percent of the base that the pod may use.
+    pub ratio: u8,
+    /// The rule that it is for.
+    pub rule: RuleId,
+}
