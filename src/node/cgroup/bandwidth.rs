@@ -13,7 +13,7 @@ impl Bandwidth {
         parse::cpu_max(line(text).as_bytes())
     }
 
-    /// The same from `cpu.cfs_quota` and `cpu.cfs_period`.
+    /// The same from `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
     pub fn parse_v1(quota: &str, period: &str) -> Option<Self> {
         let quota = parse::cfs_quota(line(quota).as_bytes())?;
         let period = parse::number(line(period).as_bytes()).filter(|period| *period > 0)?;

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Runs test binaries on a real cgroup v2 kernel: Debian's cloud kernel in a qemu guest, by software emulation.
+#
+#   tests/guest/run.sh                the kernel tests (tests/kernel_*.rs), built here
+#   tests/guest/run.sh FILE...        these static test binaries (a file named `plimsoll` is only put into /bin)
+#
+# Environment: GUEST_TIMEOUT seconds (default 900), GUEST_ARGS for every test binary (such as a filter).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+target=x86_64-unknown-linux-musl
+cache=$PWD/target/guest
+timeout=${GUEST_TIMEOUT:-900}
+mkdir -p "$cache"
+
+main() {
+    need qemu-system-x86_64 qemu-system-x86
+    need cpio cpio
+    need "$(busybox)" busybox-static
+    local kernel tests=("$@")
+    kernel=$(kernel)
+    [ ${#tests[@]} -gt 0 ] || mapfile -t tests < <(build)
+    local work
+    work=$(mktemp -d)
+    # shellcheck disable=SC2064
+    trap "rm -rf '$work'" EXIT
+    pack "$work" "${tests[@]}"
+    boot "$kernel" "$work/initrd.gz" "$work/console"
+}
+
+busybox() { command -v /bin/busybox || command -v busybox || echo /bin/busybox; }
+
+need() { # COMMAND PACKAGE
+    command -v "$1" >/dev/null && return
+    echo "installing $2"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null
+}
+
+# Prints the path of the kernel, which is fetched once.
+kernel() {
+    local found
+    found=$(ls "$cache"/kernel/boot/vmlinuz-* 2>/dev/null | head -1 || true)
+    if [ -z "$found" ]; then
+        echo "fetching Debian's cloud kernel" >&2
+        local fetch
+        fetch=$(mktemp -d "$cache/fetch.XXXX")
+        (
+            cd "$fetch"
+            package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ {print $2; exit}')
+            if [ -z "$package" ]; then
+                apt-get update -qq
+                package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/ {print $2; exit}')
+            fi
+            apt-get download -qq "$package" 2>/dev/null
+            dpkg -x ./*.deb unpacked
+        ) >&2
+        rm -rf "$cache/kernel"
+        mkdir -p "$cache/kernel/boot"
+        cp "$fetch"/unpacked/boot/vmlinuz-* "$cache/kernel/boot/"
+        rm -rf "$fetch"
+        found=$(ls "$cache"/kernel/boot/vmlinuz-* | head -1)
+    fi
+    echo "$found"
+}
+
+# Builds the kernel tests and prints their paths.
+build() {
+    local names=()
+    for file in tests/kernel_*.rs; do names+=(--test "$(basename "$file" .rs)"); done
+    cargo test -q --no-run --target $target --message-format=json "${names[@]}" |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'
+}
+
+# Packs an initramfs with busybox, the binaries and an init that runs them.
+pack() { # FOLDER TEST...
+    local root=$1/root
+    shift
+    mkdir -p "$root"/{bin,dev,proc,sys,tmp,tests}
+    cp "$(busybox)" "$root/bin/busybox"
+    cp tests/guest/init "$root/init"
+    chmod 755 "$root/init"
+    local number=0
+    for test in "$@"; do
+        if [ "$(basename "$test")" = plimsoll ]; then
+            cp "$test" "$root/bin/plimsoll"
+        else
+            # The hash behind the name is no news to anybody.
+            cp "$test" "$root/tests/$(printf '%02d' $number)-$(basename "$test" | sed 's/-[0-9a-f]\{16\}$//')"
+            number=$((number + 1))
+        fi
+    done
+    strip "$root"/tests/* "$root"/bin/plimsoll 2>/dev/null || true
+    printf '%s\n' "${GUEST_ARGS:-}" >"$root/args"
+    (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$(dirname "$root")/initrd.gz"
+}
+
+boot() { # KERNEL INITRD CONSOLE
+    local status=0
+    timeout --foreground "$timeout" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 1024 \
+        -nodefaults -display none -no-reboot -serial stdio -kernel "$1" -initrd "$2" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable clocksource=tsc" </dev/null |
+        tr -d '\r' | tee "$3" || status=$?
+    [ "$status" -ne 124 ] || { echo "the guest did not finish within $timeout s" >&2; exit 1; }
+    grep -q '^guest: all passed$' "$3" || { echo "the guest's tests failed" >&2; exit 1; }
+}
+
+main "$@"

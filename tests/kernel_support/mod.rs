@@ -1,0 +1,402 @@
+//! Real cgroups of this machine for a test: below one parent of its own, removed with everything in it on drop.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    missing_docs,
+    reason = "a test may panic, and its name says what it does"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use plimsoll::engine::plan::{Lever, Throttle};
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::policy::RuleId;
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::MilliCpu;
+use plimsoll::node::actuate::throttle::{Outcome, Recovered, Throttler};
+use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use plimsoll::node::clock::boot_time;
+use tempfile::TempDir;
+
+/// A parent cgroup in every tree of the machine, with a state directory beside it.
+pub struct World {
+    pub hierarchy: Hierarchy,
+    pub parent: CgroupPath,
+    pub state: TempDir,
+    children: Vec<Child>,
+}
+
+static WORLDS: AtomicU32 = AtomicU32::new(0);
+
+/// The world for a test; `None`, with the reason printed, where cgroups cannot be made.
+pub fn world() -> Option<World> {
+    let number = WORLDS.fetch_add(1, Ordering::Relaxed);
+    match World::named(&format!("plimsoll-kernel-{}-{number}", std::process::id())) {
+        Ok(world) => Some(world),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+impl World {
+    fn named(name: &str) -> Result<Self, String> {
+        if !Uid::effective().is_root() {
+            return Err("making cgroups needs root".to_owned());
+        }
+        let hierarchy =
+            Hierarchy::detect(Path::new("/proc"), None).map_err(|error| error.to_string())?;
+        let parent = CgroupPath::new(name).map_err(|error| error.to_string())?;
+        let state = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let world = Self {
+            hierarchy,
+            parent: parent.clone(),
+            state,
+            children: Vec::new(),
+        };
+        if let Hierarchy::V2 { root } = &world.hierarchy {
+            delegate(root)?;
+        }
+        world.mkdir(&parent)?;
+        Ok(world)
+    }
+
+    /// Other work on a busy machine does not take what a test measures.
+    pub fn prefer(&self) {
+        let most = if self.is_v2() { "10000" } else { "262144" };
+        self.write(&self.parent, self.weight_file(), most);
+    }
+
+    pub fn is_v2(&self) -> bool {
+        self.hierarchy.is_v2()
+    }
+
+    /// Makes the cgroup of a pod.
+    pub fn pod(&self, name: &str) -> CgroupPath {
+        let path = self.parent.join(name).unwrap();
+        self.mkdir(&path).unwrap();
+        path
+    }
+
+    /// Makes the cgroup of a container.
+    pub fn container(&self, pod: &CgroupPath, name: &str) -> CgroupPath {
+        let path = pod.join(name).unwrap();
+        self.mkdir(&path).unwrap();
+        path
+    }
+
+    /// In every tree; on v2 the parent hands its controllers down.
+    fn mkdir(&self, path: &CgroupPath) -> Result<(), String> {
+        for folder in self.folders(path) {
+            if let (true, Some(parent)) = (self.is_v2(), folder.parent()) {
+                delegate(parent)?;
+            }
+            fs::create_dir(&folder)
+                .map_err(|error| format!("failed to make {}: {error}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends what runs in a cgroup and removes it with those below.
+    pub fn remove(&self, path: &CgroupPath) {
+        let folders = self.folders(path);
+        let gone = wait_for(Duration::from_secs(20), || {
+            for folder in &folders {
+                kill_all(folder);
+                remove_tree(folder);
+            }
+            folders.iter().all(|folder| !folder.exists())
+        });
+        assert!(gone || std::thread::panicking(), "{path} cannot be removed");
+    }
+
+    pub fn dir(&self, path: &CgroupPath) -> PathBuf {
+        self.hierarchy.dir(Controller::Cpu, path).unwrap()
+    }
+
+    pub fn read(&self, path: &CgroupPath, file: &str) -> String {
+        let path = self.dir(path).join(file);
+        fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            .trim_end()
+            .to_owned()
+    }
+
+    pub fn write(&self, path: &CgroupPath, file: &str, value: &str) {
+        let path = self.dir(path).join(file);
+        fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// The name of the file that carries the quota here.
+    pub fn quota_file(&self) -> &'static str {
+        if self.is_v2() {
+            "cpu.max"
+        } else {
+            "cpu.cfs_quota_us"
+        }
+    }
+
+    pub fn burst_file(&self) -> &'static str {
+        if self.is_v2() {
+            "cpu.max.burst"
+        } else {
+            "cpu.cfs_burst_us"
+        }
+    }
+
+    pub fn weight_file(&self) -> &'static str {
+        if self.is_v2() {
+            "cpu.weight"
+        } else {
+            "cpu.shares"
+        }
+    }
+
+    /// What the quota file holds for so many microseconds in 100 ms; `None`: no limit.
+    pub fn quota_text(&self, micros: Option<u64>) -> String {
+        match (self.is_v2(), micros) {
+            (true, None) => "max 100000".to_owned(),
+            (true, Some(micros)) => format!("{micros} 100000"),
+            (false, None) => "-1".to_owned(),
+            (false, Some(micros)) => micros.to_string(),
+        }
+    }
+
+    pub fn quota(&self, path: &CgroupPath) -> String {
+        self.read(path, self.quota_file())
+    }
+
+    pub fn set_quota(&self, path: &CgroupPath, micros: Option<u64>) {
+        self.write(path, self.quota_file(), &self.quota_text(micros));
+    }
+
+    pub fn has(&self, path: &CgroupPath, file: &str) -> bool {
+        self.dir(path).join(file).exists()
+    }
+
+    /// Runs a shell script inside a cgroup, in every tree.
+    pub fn spawn(&mut self, path: &CgroupPath, script: &str) -> u32 {
+        let enter = self
+            .folders(path)
+            .iter()
+            .fold(String::new(), |script, folder| {
+                script + &format!("echo $$ > {}/cgroup.procs && ", folder.display())
+            });
+        let child = Command::new("sh")
+            .args(["-c", &format!("{enter} {{ {script}\n}}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        self.children.push(child);
+        let inside = wait_for(Duration::from_secs(20), || self.holds(path, pid));
+        assert!(inside, "the process did not enter {path}");
+        pid
+    }
+
+    /// Keeps `count` CPUs busy.
+    pub fn burn(&mut self, path: &CgroupPath, count: usize) {
+        for _ in 0..count {
+            self.spawn(path, "while :; do :; done");
+        }
+    }
+
+    fn holds(&self, path: &CgroupPath, pid: u32) -> bool {
+        self.folders(path).iter().all(|folder| {
+            fs::read_to_string(folder.join("cgroup.procs"))
+                .is_ok_and(|text| text.lines().any(|line| line == pid.to_string()))
+        })
+    }
+
+    /// Process ids in a cgroup.
+    pub fn procs(&self, path: &CgroupPath) -> Vec<i32> {
+        procs(&self.dir(path))
+    }
+
+    /// Waits for processes that have ended, as whoever started them has to.
+    pub fn reap(&mut self) {
+        self.children
+            .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+    }
+
+    fn cpu_nanos(&self, path: &CgroupPath) -> u64 {
+        let folder = self.hierarchy.dir(Controller::Cpuacct, path).unwrap();
+        if self.is_v2() {
+            let text = fs::read_to_string(folder.join("cpu.stat")).unwrap();
+            let usage = text
+                .lines()
+                .find_map(|line| line.strip_prefix("usage_usec "));
+            usage.unwrap().parse::<u64>().unwrap() * 1000
+        } else {
+            let text = fs::read_to_string(folder.join("cpuacct.usage")).unwrap();
+            text.trim_end().parse().unwrap()
+        }
+    }
+
+    /// Measured CPU use of a cgroup over `window`, in millicores.
+    pub fn measure(&self, path: &CgroupPath, window: Duration) -> f64 {
+        let (start, before) = (boot_time(), self.cpu_nanos(path));
+        wait_for(window, || false);
+        let (end, after) = (boot_time(), self.cpu_nanos(path));
+        (after - before) as f64 * 1000.0 / end.since(start).as_nanos() as f64
+    }
+
+    pub fn open(&self) -> (Throttler, Recovered) {
+        Throttler::open(self.state.path(), self.hierarchy.clone(), boot_time()).unwrap()
+    }
+
+    pub fn throttler(&self) -> Throttler {
+        self.open().0
+    }
+
+    /// Records in the journal on disk.
+    pub fn journal_lines(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.state.path().join("journal")).unwrap_or_default();
+        text.lines()
+            .filter(|line| line.starts_with('{'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The pods of this world are found by their names.
+    pub fn find(&self) -> impl Fn(&PodUid) -> Option<CgroupPath> + use<> {
+        let parent = self.parent.clone();
+        move |uid| parent.join(&uid.0).ok()
+    }
+
+    fn folders(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        let controllers = [
+            Controller::Cpu,
+            Controller::Cpuacct,
+            Controller::Memory,
+            Controller::Freezer,
+        ];
+        let mut folders: Vec<_> = controllers
+            .into_iter()
+            .filter_map(|controller| self.hierarchy.dir(controller, path))
+            .collect();
+        folders.dedup();
+        folders
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.remove(&self.parent.clone());
+        for child in &mut self.children {
+            child.wait().ok();
+        }
+    }
+}
+
+fn delegate(folder: &Path) -> Result<(), String> {
+    let file = folder.join("cgroup.subtree_control");
+    fs::write(&file, "+cpu +memory").map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn procs(folder: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// Only what was started below this test's own parent.
+fn kill_all(folder: &Path) {
+    for child in children(folder) {
+        kill_all(&child);
+    }
+    fs::write(folder.join("freezer.state"), "THAWED").ok();
+    for pid in procs(folder).into_iter().filter(|pid| *pid > 1) {
+        kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+    }
+}
+
+fn remove_tree(folder: &Path) {
+    for child in children(folder) {
+        remove_tree(&child);
+    }
+    fs::remove_dir(folder).ok();
+}
+
+/// Whether `condition` came true in time.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a condition of the kernel can only be polled; spinning would take the CPU that is measured"
+)]
+pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+pub fn uid(name: &str) -> PodUid {
+    PodUid::from(name)
+}
+
+pub fn at(seconds: u64) -> BootTime {
+    BootTime::from_nanos(boot_time().as_nanos() + seconds * 1_000_000_000)
+}
+
+/// A throttle of the pod's own cgroup.
+pub fn throttle(name: &str, quota: u64) -> Throttle {
+    on_levers(name, &[("", Some(quota))])
+}
+
+/// A throttle of several cgroups of a pod.
+pub fn on_levers(name: &str, levers: &[(&str, Option<u64>)]) -> Throttle {
+    Throttle {
+        uid: uid(name),
+        rule: RuleId::from("test/cpu"),
+        ratio: 50,
+        idle: false,
+        levers: levers
+            .iter()
+            .map(|(cgroup, quota)| Lever {
+                cgroup: (*cgroup).into(),
+                base: MilliCpu(1000),
+                quota: quota.map(MilliCpu),
+            })
+            .collect(),
+    }
+}
+
+/// The same, and idle class.
+pub fn idle(throttle: Throttle) -> Throttle {
+    Throttle {
+        idle: true,
+        ..throttle
+    }
+}
+
+/// No outcome is a failure.
+pub fn assert_fine(outcomes: &[Outcome]) {
+    let failed = outcomes.iter().find(|outcome| {
+        matches!(
+            outcome,
+            Outcome::Failed { .. } | Outcome::JournalFailed { .. } | Outcome::NotThrottled { .. }
+        )
+    });
+    assert!(failed.is_none(), "{failed:?}");
+}

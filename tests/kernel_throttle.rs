@@ -1,0 +1,508 @@
+//! The throttler on this machine's own kernel, cgroup v1 or v2.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod kernel_support;
+
+use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
+use plimsoll::engine::plan::Feedback;
+use plimsoll::engine::units::{MilliCpu, Quota};
+use plimsoll::node::actuate::throttle::Outcome;
+use plimsoll::node::cgroup::CgroupPath;
+
+/// Down to the floor in steps and back again, with every file as it was.
+fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
+    let mut throttler = world.throttler();
+    let find = world.find();
+    for (second, quota) in [900, 700, 500, 300, 100, 200, 400, 800]
+        .into_iter()
+        .enumerate()
+    {
+        let now = at(second as u64);
+        assert_fine(&throttler.verify(now));
+        assert_fine(&throttler.apply(now, &[throttle("pod", quota)], &find));
+        let expected = world.quota_text(Some(quota * 100));
+        assert_eq!(world.quota(pod), expected);
+        assert_eq!(world.journal_lines().len(), 1);
+        let line = &world.journal_lines()[0];
+        assert!(
+            line.contains(&format!("\"original\":\"{original}\"")),
+            "{line}"
+        );
+    }
+    assert_fine(&throttler.apply(at(9), &[], &find));
+    assert_eq!(world.quota(pod), original);
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn a_pod_without_a_limit_goes_down_in_steps_and_back_to_max() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let original = world.quota_text(None);
+    assert_eq!(world.quota(&pod), original);
+    step_down_and_back(&world, &pod, &original);
+}
+
+#[test]
+fn a_pod_with_a_limit_goes_down_in_steps_and_back_to_it() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.set_quota(&pod, Some(123_457));
+    let original = world.quota_text(Some(123_457));
+    step_down_and_back(&world, &pod, &original);
+}
+
+#[test]
+fn an_unusual_period_is_kept() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if world.is_v2() {
+        world.write(&pod, "cpu.max", "30000 20000");
+    } else {
+        world.write(&pod, "cpu.cfs_period_us", "20000");
+        world.write(&pod, "cpu.cfs_quota_us", "30000");
+    }
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 500)], &world.find());
+    let expected = if world.is_v2() {
+        "10000 20000"
+    } else {
+        "10000"
+    };
+    assert_eq!(world.quota(&pod), expected);
+    throttler.apply(at(1), &[], &world.find());
+    let original = if world.is_v2() {
+        "30000 20000"
+    } else {
+        "30000"
+    };
+    assert_eq!(world.quota(&pod), original);
+}
+
+#[test]
+fn a_quota_below_the_least_of_the_kernel_is_the_least() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let mut throttler = world.throttler();
+    assert_fine(&throttler.apply(at(0), &[throttle("pod", 3)], &world.find()));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(1000)));
+}
+
+#[test]
+fn a_limit_below_what_is_asked_for_is_left_alone() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.set_quota(&pod, Some(20_000));
+    let mut throttler = world.throttler();
+    assert!(
+        throttler
+            .apply(at(0), &[throttle("pod", 300)], &world.find())
+            .is_empty()
+    );
+    assert_eq!(world.quota(&pod), world.quota_text(Some(20_000)));
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn containers_with_limits_go_down_each_and_the_pod_is_left_alone() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let web = world.container(&pod, "web");
+    let log = world.container(&pod, "log");
+    world.set_quota(&web, Some(80_000));
+    world.set_quota(&log, Some(40_000));
+    let mut throttler = world.throttler();
+    let both = on_levers("pod", &[("web", Some(400)), ("log", Some(200))]);
+    assert_fine(&throttler.apply(at(0), &[both], &world.find()));
+    assert_eq!(world.quota(&web), world.quota_text(Some(40_000)));
+    assert_eq!(world.quota(&log), world.quota_text(Some(20_000)));
+    assert_eq!(world.quota(&pod), world.quota_text(None));
+    let one = on_levers("pod", &[("web", Some(400)), ("log", None)]);
+    assert_fine(&throttler.apply(at(1), &[one], &world.find()));
+    assert_eq!(world.quota(&log), world.quota_text(Some(40_000)));
+    assert_fine(&throttler.apply(at(2), &[], &world.find()));
+    assert_eq!(world.quota(&web), world.quota_text(Some(80_000)));
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn a_pod_and_its_container_go_down_and_up_in_the_order_that_the_kernel_wants() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let web = world.container(&pod, "web");
+    world.set_quota(&pod, Some(80_000));
+    world.set_quota(&web, Some(80_000));
+    let mut throttler = world.throttler();
+    for (second, quota) in [500, 200, 600].into_iter().enumerate() {
+        let levers = on_levers("pod", &[("", Some(quota)), ("web", Some(quota))]);
+        assert_fine(&throttler.apply(at(second as u64), &[levers], &world.find()));
+        assert_eq!(world.quota(&web), world.quota_text(Some(quota * 100)));
+        assert_eq!(world.quota(&pod), world.quota_text(Some(quota * 100)));
+    }
+    assert_fine(&throttler.apply(at(5), &[], &world.find()));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(80_000)));
+    assert_eq!(world.quota(&web), world.quota_text(Some(80_000)));
+}
+
+#[test]
+fn a_pod_that_the_kernel_refuses_does_not_stop_the_others() {
+    let Some(world) = world() else { return };
+    if world.is_v2() {
+        eprintln!("skipped: cgroup v2 refuses no quota for the sake of a parent or child");
+        return;
+    }
+    let bad = world.pod("bad");
+    let web = world.container(&bad, "web");
+    world.set_quota(&web, Some(80_000));
+    let good = world.pod("good");
+    let mut throttler = world.throttler();
+    let plan = [throttle("bad", 200), throttle("good", 200)];
+    let outcomes = throttler.apply(at(0), &plan, &world.find());
+    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    assert_eq!(feedback, [Feedback::ThrottleFailed { uid: uid("bad") }]);
+    assert_eq!(world.quota(&bad), world.quota_text(None));
+    assert_eq!(world.quota(&good), world.quota_text(Some(20_000)));
+    throttler.verify(at(1));
+    assert_eq!(
+        world.journal_lines().len(),
+        1,
+        "a file that was not changed has no record"
+    );
+}
+
+#[test]
+fn a_restarted_container_with_a_limit_is_dropped_and_taken_anew() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let first = world.container(&pod, "first");
+    world.set_quota(&first, Some(80_000));
+    let mut throttler = world.throttler();
+    let find = world.find();
+    assert_fine(&throttler.apply(at(0), &[on_levers("pod", &[("first", Some(300))])], &find));
+    world.remove(&first);
+    let second = world.container(&pod, "second");
+    world.set_quota(&second, Some(80_000));
+    assert_fine(&throttler.verify(at(1)));
+    assert!(world.journal_lines().is_empty());
+    assert_fine(&throttler.apply(at(2), &[on_levers("pod", &[("second", Some(300))])], &find));
+    assert_eq!(world.quota(&second), world.quota_text(Some(30_000)));
+    assert_fine(&throttler.apply(at(3), &[], &find));
+    assert_eq!(world.quota(&second), world.quota_text(Some(80_000)));
+}
+
+#[test]
+fn a_vanished_pod_is_dropped_and_told() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.pod("other");
+    let mut throttler = world.throttler();
+    let plan = [throttle("pod", 200), throttle("other", 200)];
+    throttler.apply(at(0), &plan, &world.find());
+    world.remove(&pod);
+    let outcomes = throttler.verify(at(1));
+    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    assert_eq!(feedback, [Feedback::Gone { uid: uid("pod") }]);
+    assert_eq!(world.journal_lines().len(), 1);
+    let outcomes = throttler.apply(at(2), &plan, &world.find());
+    assert!(
+        matches!(&outcomes[..], [Outcome::Gone { .. }]),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
+fn another_cgroup_of_the_same_name_is_never_written() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 200)], &world.find());
+    world.remove(&pod);
+    world.pod("pod");
+    world.set_quota(&pod, Some(70_000));
+    throttler.apply(at(1), &[], &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(70_000)));
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn a_burst_above_the_quota_goes_down_first_and_comes_back_last() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if !world.has(&pod, world.burst_file()) {
+        eprintln!("skipped: this kernel has no burst");
+        return;
+    }
+    world.set_quota(&pod, Some(90_000));
+    world.write(&pod, world.burst_file(), "50000");
+    let mut throttler = world.throttler();
+    let expected = [
+        (600, "50000", 1),
+        (300, "30000", 2),
+        (100, "10000", 2),
+        (800, "10000", 2),
+    ];
+    for (second, (quota, burst, records)) in expected.into_iter().enumerate() {
+        let plan = [throttle("pod", quota)];
+        assert_fine(&throttler.apply(at(second as u64), &plan, &world.find()));
+        assert_eq!(world.quota(&pod), world.quota_text(Some(quota * 100)));
+        assert_eq!(world.read(&pod, world.burst_file()), burst);
+        assert_eq!(world.journal_lines().len(), records);
+    }
+    assert_fine(&throttler.apply(at(9), &[], &world.find()));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
+    assert_eq!(world.read(&pod, world.burst_file()), "50000");
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn idle_class_comes_and_goes_with_the_exact_weight() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if !world.has(&pod, "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    for weight in ["4", "37", "1234"] {
+        world.write(&pod, world.weight_file(), weight);
+        let mut throttler = world.throttler();
+        let only_idle = idle(on_levers("pod", &[("", None)]));
+        let outcomes = throttler.apply(at(0), std::slice::from_ref(&only_idle), &world.find());
+        assert_fine(&outcomes);
+        assert_eq!(world.read(&pod, "cpu.idle"), "1");
+        assert_eq!(world.quota(&pod), world.quota_text(None));
+        assert_eq!(world.journal_lines().len(), 2);
+        let both = idle(throttle("pod", 300));
+        assert_fine(&throttler.apply(at(1), &[both], &world.find()));
+        assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+        assert!(throttler.verify(at(2)).is_empty());
+        assert_fine(&throttler.apply(at(3), &[only_idle], &world.find()));
+        assert_eq!(world.quota(&pod), world.quota_text(None));
+        assert_fine(&throttler.apply(at(4), &[], &world.find()));
+        assert_eq!(world.read(&pod, "cpu.idle"), "0");
+        assert_eq!(world.read(&pod, world.weight_file()), weight);
+        assert!(world.journal_lines().is_empty());
+    }
+}
+
+#[test]
+fn a_pod_that_is_idle_class_by_itself_is_left_so() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if !world.has(&pod, "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    world.write(&pod, "cpu.idle", "1");
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[idle(throttle("pod", 300))], &world.find());
+    assert_eq!(world.journal_lines().len(), 1);
+    throttler.apply(at(1), &[], &world.find());
+    assert_eq!(world.read(&pod, "cpu.idle"), "1");
+}
+
+#[test]
+fn an_idle_class_that_somebody_takes_back_is_set_again_in_the_same_tick() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if !world.has(&pod, "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    world.write(&pod, world.weight_file(), "37");
+    let mut throttler = world.throttler();
+    throttler.apply(
+        at(0),
+        &[idle(on_levers("pod", &[("", None)]))],
+        &world.find(),
+    );
+    world.write(&pod, "cpu.idle", "0");
+    assert_fine(&throttler.verify(at(1)));
+    assert_eq!(world.read(&pod, "cpu.idle"), "1");
+    // With a weight of its own, which then is the original.
+    world.write(&pod, "cpu.idle", "0");
+    world.write(&pod, world.weight_file(), "55");
+    assert_fine(&throttler.verify(at(2)));
+    assert_eq!(world.read(&pod, "cpu.idle"), "1");
+    throttler.apply(at(3), &[], &world.find());
+    assert_eq!(world.read(&pod, "cpu.idle"), "0");
+    assert_eq!(world.read(&pod, world.weight_file()), "55");
+}
+
+#[test]
+fn somebody_elses_larger_quota_is_taken_back_in_the_same_tick_and_is_the_original_then() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.set_quota(&pod, Some(80_000));
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    world.set_quota(&pod, Some(150_000));
+    let outcomes = throttler.verify(at(1));
+    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    let resized = Feedback::Resized {
+        uid: uid("pod"),
+        cgroup: "".into(),
+        original: Quota::Limit(MilliCpu(1500)),
+    };
+    assert_eq!(feedback, [resized]);
+    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+    assert!(throttler.verify(at(2)).is_empty());
+    throttler.apply(at(3), &[], &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(150_000)));
+}
+
+#[test]
+fn somebody_elses_smaller_quota_stays() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.set_quota(&pod, Some(80_000));
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    world.set_quota(&pod, Some(10_000));
+    let outcomes = throttler.verify(at(1));
+    assert!(
+        outcomes
+            .iter()
+            .any(|o| matches!(o, Outcome::Resized { .. })),
+        "{outcomes:?}"
+    );
+    assert_eq!(world.quota(&pod), world.quota_text(Some(10_000)));
+    assert!(world.journal_lines().is_empty(), "it is not ours any more");
+    throttler.apply(at(2), &[throttle("pod", 50)], &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(5_000)));
+    throttler.apply(at(3), &[], &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(10_000)));
+}
+
+#[test]
+fn a_change_between_the_look_and_the_step_is_not_lost() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.set_quota(&pod, Some(80_000));
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    throttler.verify(at(1));
+    world.set_quota(&pod, Some(150_000));
+    throttler.apply(at(1), &[throttle("pod", 200)], &world.find());
+    throttler.verify(at(2));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(20_000)));
+    throttler.apply(at(3), &[], &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(150_000)));
+}
+
+#[test]
+fn sweeps_over_all_pods_count_once_each_and_are_answered() {
+    let Some(world) = world() else { return };
+    let pods: Vec<_> = ["a", "b", "c"].iter().map(|name| world.pod(name)).collect();
+    let plan = ["a", "b", "c"].map(|name| throttle(name, 300));
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &plan, &world.find());
+    for second in 1..=3 {
+        for pod in &pods {
+            world.set_quota(pod, None);
+        }
+        let outcomes = throttler.verify(at(second));
+        let swept = outcomes
+            .iter()
+            .filter(|o| matches!(o, Outcome::Swept { pods: 3 }))
+            .count();
+        assert_eq!(swept, 1, "{outcomes:?}");
+        assert!(outcomes.iter().all(|outcome| outcome.feedback().is_none()));
+        for pod in &pods {
+            assert_eq!(world.quota(pod), world.quota_text(Some(30_000)));
+        }
+    }
+    // A minute later the next one is the first again.
+    for pod in &pods {
+        world.set_quota(pod, None);
+    }
+    assert!(
+        throttler
+            .verify(at(70))
+            .iter()
+            .all(|outcome| outcome.feedback().is_none())
+    );
+    assert_eq!(world.quota(&pods[0]), world.quota_text(Some(30_000)));
+}
+
+#[test]
+fn a_pod_that_somebody_keeps_writing_is_left_to_them_for_five_minutes() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    world.pod("other");
+    let plan = [throttle("pod", 300), throttle("other", 300)];
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &plan, &world.find());
+    let mut contested = Vec::new();
+    for second in 1..=4 {
+        assert!(
+            contested.is_empty(),
+            "only more than three a minute are too many"
+        );
+        world.set_quota(&pod, Some(90_000 + second));
+        let outcomes = throttler.verify(at(second));
+        contested = outcomes
+            .iter()
+            .filter(|outcome| matches!(outcome, Outcome::Contested { .. }))
+            .filter_map(Outcome::feedback)
+            .collect();
+    }
+    assert!(matches!(&contested[..], [Feedback::Contested { uid, .. }] if uid.0 == "pod".into()));
+    let theirs = world.quota_text(Some(90_004));
+    assert_eq!(world.quota(&pod), theirs);
+    assert_eq!(world.journal_lines().len(), 1);
+    throttler.apply(at(60), &plan, &world.find());
+    assert_eq!(world.quota(&pod), theirs);
+    throttler.apply(at(310), &plan, &world.find());
+    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+}
+
+#[test]
+fn a_throttle_that_nobody_asks_for_ends_at_its_deadline() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let mut throttler = world.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    assert!(throttler.verify(at(29 * 60)).is_empty());
+    let outcomes = throttler.verify(at(30 * 60 + 1));
+    assert!(
+        outcomes
+            .iter()
+            .any(|o| matches!(o, Outcome::Expired { .. })),
+        "{outcomes:?}"
+    );
+    assert_eq!(world.quota(&pod), world.quota_text(None));
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn asking_again_extends_the_deadline_durably_at_half_of_it_and_not_before() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let mut throttler = world.throttler();
+    let plan = [throttle("pod", 300)];
+    throttler.apply(at(0), &plan, &world.find());
+    let first = world.journal_lines();
+    throttler.apply(at(14 * 60), &plan, &world.find());
+    assert_eq!(world.journal_lines(), first);
+    throttler.apply(at(16 * 60), &plan, &world.find());
+    assert_ne!(world.journal_lines(), first);
+    throttler.verify(at(40 * 60));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+}
+
+#[test]
+fn a_tick_without_changes_writes_no_journal() {
+    let Some(world) = world() else { return };
+    world.pod("pod");
+    let mut throttler = world.throttler();
+    let plan = [throttle("pod", 300)];
+    throttler.apply(at(0), &plan, &world.find());
+    let journal = world.state.path().join("journal");
+    std::fs::remove_file(&journal).unwrap();
+    for second in 1..10 {
+        assert!(throttler.verify(at(second)).is_empty());
+        assert!(throttler.apply(at(second), &plan, &world.find()).is_empty());
+    }
+    assert!(!journal.exists());
+}
