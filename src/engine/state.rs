@@ -49,6 +49,9 @@ struct ClaimMemory {
     idle: bool,
     step: u8,
     period: Duration,
+    /// Nobody needs it any more: when its next step up is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retired: Option<BootTime>,
 }
 
 /// A throttle found in force at the start, from the journal.
@@ -125,7 +128,7 @@ impl Engine {
             before: Depth::NONE,
             step: known.map_or(STEP, |claim| claim.step),
             period: known.map_or(PERIOD, |claim| claim.period),
-            retired: None,
+            retired: known.and_then(|claim| claim.retired),
         });
         for claim in &mut grip.claims {
             claim.before = claim.depth;
@@ -149,6 +152,7 @@ fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
         idle: claim.depth.idle,
         step: claim.step,
         period: claim.period,
+        retired: claim.retired,
     })
 }
 
@@ -163,7 +167,7 @@ impl ClaimMemory {
             before: Depth::NONE,
             step: self.step.max(1),
             period: self.period.max(Duration::from_millis(100)),
-            retired: None,
+            retired: self.retired,
         }
     }
 }

@@ -5,13 +5,14 @@
     reason = "every test file is its own crate and uses a part of this; a builder may fail its test"
 )]
 
+pub mod scenario;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll::engine::Engine;
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{Change, Plan, RuleState, Transition};
+use plimsoll::engine::plan::{Change, Plan, RuleState, Throttle, Transition};
 use plimsoll::engine::pod::{Pod, PodUid, QosClass};
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
@@ -22,6 +23,7 @@ use plimsoll::engine::sample::{
 use plimsoll::engine::selector::Selector;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
+use plimsoll::engine::{AdoptedThrottle, Engine};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const PERIOD: Duration = Duration::from_secs(10);
@@ -320,4 +322,30 @@ pub fn moves(transitions: &[Transition]) -> Vec<(RuleState, RuleState)> {
             _ => None,
         })
         .collect()
+}
+
+/// A new engine goes on from what the old one kept and from what is in force, as a journal would tell it.
+pub fn restart(node: &mut Node, policy: PolicySet) {
+    let kept = serde_json::to_string(&node.engine.state()).unwrap();
+    let state = serde_json::from_str(&kept).unwrap();
+    let quota = |uid: &PodUid| {
+        let load = node.pods.iter().find(|load| load.pod.uid == *uid);
+        load.map_or(Quota::Unlimited, |load| load.quota)
+    };
+    let adopt = |throttle: &Throttle| AdoptedThrottle {
+        uid: throttle.uid.clone(),
+        rule: throttle.rule.clone(),
+        ratio: throttle.ratio,
+        idle: throttle.idle,
+        levers: throttle
+            .levers
+            .iter()
+            .map(|lever| (lever.cgroup.clone(), lever.base, quota(&throttle.uid)))
+            .collect(),
+    };
+    let throttles: Vec<_> = node.plan.throttles.iter().map(adopt).collect();
+    node.engine = Engine::new();
+    node.engine.set_policy(Arc::new(policy));
+    node.set_pods();
+    node.engine.adopt(&state, &throttles);
 }

@@ -1,0 +1,244 @@
+//! The rule machine against a reference model: the state is worked out anew from the whole history of observations,
+//! by what the diagram says about it and with no counters carried along.
+
+mod engine_support;
+
+use std::time::Duration;
+
+use engine_support::{PERIOD, action, policy, rule};
+use plimsoll::engine::Engine;
+use plimsoll::engine::plan::{Change, Plan, RuleState};
+use plimsoll::engine::policy::{Action, Rule};
+use plimsoll::engine::sample::{NodeSample, Sample};
+use plimsoll::engine::time::BootTime;
+use proptest::prelude::*;
+
+const HIGH: f64 = 10.0;
+const LOW: f64 = 6.0;
+const UNKNOWN_LIMIT: Duration = Duration::from_secs(55);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen {
+    Breach,
+    Between,
+    Quiet,
+    Unknown,
+}
+use Seen::{Between, Breach, Quiet, Unknown};
+
+impl Seen {
+    fn load(self) -> Option<[f64; 3]> {
+        let load = match self {
+            Breach => HIGH + 0.5,
+            Between => HIGH,
+            Quiet => LOW,
+            Unknown => return None,
+        };
+        Some([load; 3])
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    avoidance: usize,
+    restore: usize,
+    cool_down: Duration,
+}
+
+type History = [(BootTime, Seen)];
+
+/// The state after the whole history.
+fn state(history: &History, terms: Terms) -> RuleState {
+    let mut rest = history;
+    loop {
+        let Some(start) = breached_at(rest, terms) else {
+            return RuleState::Normal;
+        };
+        let episode = &rest[start..];
+        match normal_at(episode, terms) {
+            Ok(end) => rest = &episode[end + 1..],
+            Err(state) => return state,
+        }
+    }
+}
+
+/// From Normal: the first look at which enough breaches lie behind it with no quiet one among them.
+fn breached_at(history: &History, terms: Terms) -> Option<usize> {
+    (0..history.len()).find(|&at| {
+        let known = history[..=at].iter().rev().map(|(_, seen)| *seen);
+        let run = known.take_while(|seen| *seen != Quiet);
+        history[at].1 == Breach && run.filter(|seen| *seen == Breach).count() >= terms.avoidance
+    })
+}
+
+/// From the look that breached: the one at which it is over; else the state it is in at the end.
+fn normal_at(episode: &History, terms: Terms) -> Result<usize, RuleState> {
+    for end in 1..episode.len() {
+        if unknown_too_long(&episode[..=end]) {
+            return Ok(end);
+        }
+        if episode[end].1 != Unknown && cooling(&episode[..=end], terms) {
+            let last = last_breach(&episode[..=end]);
+            if episode[end].0.since(episode[last].0) >= terms.cool_down {
+                return Ok(end);
+            }
+        }
+    }
+    Err(if cooling(episode, terms) {
+        RuleState::Cooling
+    } else {
+        RuleState::Breached
+    })
+}
+
+fn last_breach(episode: &History) -> usize {
+    let breach = |(_, seen): &(BootTime, Seen)| *seen == Breach;
+    episode.iter().rposition(breach).unwrap()
+}
+
+/// Enough quiet looks since the last breach.
+fn cooling(episode: &History, terms: Terms) -> bool {
+    let since = &episode[last_breach(episode)..];
+    since.iter().filter(|(_, seen)| *seen == Quiet).count() >= terms.restore
+}
+
+fn unknown_too_long(history: &History) -> bool {
+    let (now, seen) = history[history.len() - 1];
+    let known = history.iter().rposition(|(_, seen)| *seen != Unknown);
+    let first = known.map_or(0, |known| known + 1);
+    seen == Unknown && now.since(history[first].0) >= UNKNOWN_LIMIT
+}
+
+fn rule_of(terms: Terms) -> Rule {
+    Rule {
+        restore: LOW,
+        avoidance_threshold: u32::try_from(terms.avoidance).unwrap(),
+        restore_threshold: u32::try_from(terms.restore).unwrap(),
+        ..rule(
+            "n/load",
+            "cpu_load_1_min",
+            HIGH,
+            Action {
+                cool_down: terms.cool_down,
+                ..action("watch")
+            },
+        )
+    }
+}
+
+fn states_of_engine(history: &History, terms: Terms) -> Vec<RuleState> {
+    let mut engine = Engine::new().with_unknown_limit(UNKNOWN_LIMIT);
+    engine.set_policy(policy(vec![rule_of(terms)]));
+    let mut plan = Plan::default();
+    let mut told = RuleState::Normal;
+    let mut states = Vec::new();
+    for (at, seen) in history {
+        let sample = Sample {
+            at: *at,
+            node: NodeSample {
+                load: seen.load(),
+                ..NodeSample::default()
+            },
+            ..Sample::default()
+        };
+        engine.step(*at, &sample, &mut plan);
+        assert!(plan.evaluated, "an evaluation was due at {at:?}");
+        for transition in &plan.transitions {
+            if let Change::State { from, to, .. } = transition.change {
+                assert_eq!(from, told, "the transitions make a chain");
+                told = to;
+            }
+        }
+        let state = engine.reports().next().unwrap().state;
+        assert_eq!(state, told, "every change of state is told");
+        states.push(state);
+    }
+    states
+}
+
+fn seen() -> impl Strategy<Value = Seen> {
+    prop_oneof![4 => Just(Breach), 1 => Just(Between), 4 => Just(Quiet), 2 => Just(Unknown)]
+}
+
+/// Runs of the same observation, since these are what moves the machine.
+fn history() -> impl Strategy<Value = Vec<(BootTime, Seen)>> {
+    let run = (seen(), 1_usize..6);
+    proptest::collection::vec(run, 1..25).prop_map(|runs| {
+        let seen = runs.into_iter().flat_map(|(seen, n)| vec![seen; n]);
+        let mut now = BootTime::from_nanos(1_000_000_000_000);
+        let look = |seen| {
+            now = now + PERIOD;
+            (now, seen)
+        };
+        seen.map(look).collect()
+    })
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    (1_usize..4, 1_usize..4, 1_u64..60).prop_map(|(avoidance, restore, cool_down)| Terms {
+        avoidance,
+        restore,
+        cool_down: Duration::from_secs(cool_down),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_machine_is_in_the_state_that_its_history_says(history in history(), terms in terms()) {
+        let expected: Vec<_> = (1..=history.len()).map(|n| state(&history[..n], terms)).collect();
+        prop_assert_eq!(states_of_engine(&history, terms), expected);
+    }
+}
+
+fn table(seen: &[Seen], terms: Terms) -> Vec<RuleState> {
+    let at =
+        |n: usize| BootTime::from_nanos(1_000_000_000_000) + PERIOD * u32::try_from(n).unwrap();
+    let history: Vec<_> = seen.iter().enumerate().map(|(n, s)| (at(n), *s)).collect();
+    states_of_engine(&history, terms)
+}
+
+const TERMS: Terms = Terms {
+    avoidance: 2,
+    restore: 2,
+    cool_down: Duration::from_secs(30),
+};
+use RuleState::{Breached as B, Cooling as C, Normal as N};
+
+#[test]
+fn breaches_have_to_be_consecutive() {
+    let seen = [Breach, Quiet, Breach, Quiet, Breach, Breach];
+    assert_eq!(table(&seen, TERMS), [N, N, N, N, N, B]);
+}
+
+#[test]
+fn between_the_marks_no_counter_moves() {
+    let seen = [Breach, Between, Breach, Quiet, Between, Quiet, Between];
+    assert_eq!(table(&seen, TERMS), [N, N, B, B, B, N, N]);
+}
+
+#[test]
+fn a_breach_sets_the_quiet_count_back() {
+    let seen = [Breach, Breach, Quiet, Breach, Quiet, Quiet, Quiet];
+    assert_eq!(table(&seen, TERMS), [N, B, B, B, B, C, N]);
+}
+
+#[test]
+fn one_breach_while_cooling_is_enough() {
+    let seen = [Breach, Breach, Quiet, Quiet, Breach, Quiet, Quiet, Quiet];
+    assert_eq!(table(&seen, TERMS), [N, B, B, C, B, B, C, N]);
+}
+
+#[test]
+fn the_cool_down_runs_from_the_last_breach_and_ends_only_on_a_known_value() {
+    let seen = [Breach, Breach, Quiet, Quiet, Unknown, Unknown, Between];
+    assert_eq!(table(&seen, TERMS), [N, B, B, C, C, C, N]);
+}
+
+#[test]
+fn unknown_freezes_everything_until_it_lasts_too_long() {
+    let mut seen = vec![Breach, Unknown, Breach];
+    seen.extend([Unknown; 7]);
+    assert_eq!(table(&seen, TERMS), [N, N, B, B, B, B, B, B, B, N]);
+}
