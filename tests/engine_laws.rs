@@ -1,4 +1,5 @@
 //! What holds over any history of any node.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 mod engine_support;
 
@@ -203,7 +204,9 @@ proptest! {
     #[test]
     fn quiet_metrics_put_everything_back((rules, loads, beats) in case()) {
         let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        beats.iter().for_each(|beat| play(&mut node, beat));
+        for beat in &beats {
+            play(&mut node, beat);
+        }
         restored(&mut node, &rules);
     }
 
@@ -212,7 +215,9 @@ proptest! {
         (rules, loads, beats) in case()
     ) {
         let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        beats.iter().for_each(|beat| play(&mut node, beat));
+        for beat in &beats {
+            play(&mut node, beat);
+        }
         node.engine.set_policy(policy(Vec::new()));
         let periods = time_to_restore(&rules).as_secs().div_ceil(PERIOD.as_secs());
         let hot = Beat { cpu: 8000, memory: 0, load: 50.0, fault: Fault::None };

@@ -1,4 +1,5 @@
 //! The engine decides and touches nothing: no file of it names the world outside.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::path::{Path, PathBuf};
 

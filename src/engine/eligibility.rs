@@ -101,3 +101,6 @@ impl<T> Membership<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -46,3 +46,63 @@ fn unit(metric: &Metric, node: &NodeSample) -> Option<f64> {
 const fn whole(value: f64) -> u64 {
     value as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{CpuTimes, NodeMemory};
+    use super::super::testing::rule;
+    use super::super::units::Bytes;
+    use super::*;
+
+    fn node() -> NodeSample {
+        NodeSample {
+            cpu: Some(CpuTimes {
+                online: 4,
+                ..CpuTimes::default()
+            }),
+            memory: Some(NodeMemory {
+                total: Bytes(2_000_000),
+                available: Bytes(0),
+            }),
+            ..NodeSample::default()
+        }
+    }
+
+    fn known(value: f64) -> Judgement {
+        Judgement::Known {
+            value,
+            breach: true,
+            quiet: false,
+        }
+    }
+
+    #[test]
+    fn a_gap_is_the_excess_and_a_tenth_in_the_unit_of_the_resource() {
+        let table = [
+            ("cpu_total_usage", 4000.0, 5000.0, 0, 1100),
+            ("cpu_total_usage", 4000.0, 5000.0, 400, 660),
+            ("cpu_total_usage", 4000.0, 5000.0, 1000, 0),
+            ("cpu_total_usage", 4000.0, 4000.01, 0, 1),
+            ("cpu_total_usage", 4000.0, 4000.0, 0, 0),
+            ("cpu_total_usage", 4000.0, 3000.0, 0, 0),
+            ("cpu_total_utilization", 50.0, 75.0, 0, 1100),
+            ("memory_total_usage", 100.0, 300.0, 0, 220),
+            ("memory_total_utilization", 50.0, 60.0, 0, 220_000),
+            ("cpu_load_1_min", 1.0, 10.0, 0, 0),
+            ("disk_read_iops", 1.0, 10.0, 0, 0),
+        ];
+        for (metric, watermark, value, saved, expected) in table {
+            let rule = rule(metric, watermark);
+            let found = gap(&rule, Some(known(value)), saved, &node());
+            assert_eq!(found, expected, "{metric} at {value}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_gap() {
+        let unknown = Judgement::Unknown(super::super::plan::Unknown::Stale);
+        let rule = rule("cpu_total_usage", 1.0);
+        assert_eq!(gap(&rule, None, 0, &node()), 0);
+        assert_eq!(gap(&rule, Some(unknown), 0, &node()), 0);
+    }
+}

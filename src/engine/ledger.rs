@@ -328,3 +328,6 @@ impl Ledger {
         self.0.binary_search_by(|grip| grip.uid.cmp(uid))
     }
 }
+
+#[cfg(test)]
+mod tests;

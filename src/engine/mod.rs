@@ -28,6 +28,8 @@ pub mod sample;
 mod scheduling;
 pub mod selector;
 mod state;
+#[cfg(test)]
+mod testing;
 mod throttle;
 pub mod time;
 mod track;

@@ -1,0 +1,248 @@
+use super::super::testing::pod;
+use super::*;
+
+const SPEC: CpuThrottle = CpuThrottle {
+    min_ratio: 10,
+    step: 40,
+    idle: false,
+};
+const IDLE: CpuThrottle = CpuThrottle { idle: true, ..SPEC };
+
+fn held(cgroup: &str, base: u64, original: Quota) -> Held {
+    Held {
+        cgroup: Arc::from(cgroup),
+        base: MilliCpu(base),
+        original,
+    }
+}
+
+fn limit(millicores: u64) -> Quota {
+    Quota::Limit(MilliCpu(millicores))
+}
+
+fn lever(cgroup: &str, quota: Quota) -> LeverSample {
+    LeverSample {
+        cgroup: Arc::from(cgroup),
+        cpu_nanos: None,
+        quota: Some(quota),
+    }
+}
+
+fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
+    let depth = Depth { ratio, idle };
+    Claim {
+        rule: RuleId::from(rule),
+        depth,
+        before: depth,
+        step: 10,
+        period: Duration::from_secs(10),
+        retired: None,
+    }
+}
+
+#[test]
+fn steps_down_end_at_the_least_ratio_and_steps_up_at_the_original() {
+    let mut depth = Depth::NONE;
+    let mut ratios = Vec::new();
+    for _ in 0..4 {
+        depth = depth.lower(SPEC);
+        ratios.push(depth.ratio);
+    }
+    assert_eq!(ratios, [60, 20, 10, 10]);
+    ratios.clear();
+    for _ in 0..4 {
+        depth = depth.raise(SPEC.step);
+        ratios.push(depth.ratio);
+    }
+    assert_eq!(ratios, [50, 90, 100, 100]);
+    assert_eq!(depth, Depth::NONE);
+}
+
+#[test]
+fn the_idle_class_comes_first_on_the_way_down_and_goes_last_on_the_way_up() {
+    let down = Depth::NONE.lower(IDLE);
+    assert_eq!((down.ratio, down.idle), (100, true));
+    let down = down.lower(IDLE);
+    assert_eq!((down.ratio, down.idle), (60, true));
+    let up = down.raise(40);
+    assert_eq!((up.ratio, up.idle), (100, true));
+    assert_eq!(up.raise(40), Depth::NONE);
+}
+
+#[test]
+fn a_least_ratio_above_the_present_one_lowers_nothing() {
+    let depth = Depth {
+        ratio: 5,
+        idle: false,
+    };
+    assert_eq!(depth.lower(SPEC), depth);
+}
+
+#[test]
+fn a_quota_stays_above_request_and_ten_millicores_and_below_the_original() {
+    let table = [
+        // base, request, original, ratio, quota
+        (1000, 0, Quota::Unlimited, 100, None),
+        (1000, 0, Quota::Unlimited, 50, Some(500)),
+        (1000, 700, Quota::Unlimited, 50, Some(700)),
+        (15, 0, Quota::Unlimited, 10, Some(10)),
+        (0, 0, Quota::Unlimited, 90, Some(10)),
+        (1000, 0, limit(2000), 50, Some(500)),
+        (1000, 1000, limit(1000), 50, None),
+        (5, 0, limit(5), 50, None),
+        (1000, 0, Quota::Unlimited, 0, Some(10)),
+    ];
+    for (base, request, original, ratio, expected) in table {
+        let mut pod = pod("a");
+        pod.cpu_request = MilliCpu(request);
+        let quota = held("", base, original).quota(&pod, ratio);
+        assert_eq!(quota, expected.map(MilliCpu), "{base} {original} {ratio}");
+    }
+}
+
+#[test]
+fn a_container_is_held_to_its_own_request() {
+    let mut pod = pod("a");
+    pod.cpu_request = MilliCpu(900);
+    pod.container_requests
+        .insert("main".to_owned(), MilliCpu(300));
+    let at_half = |cgroup| held(cgroup, 400, Quota::Unlimited).quota(&pod, 50);
+    assert_eq!(at_half("main"), Some(MilliCpu(300)));
+    assert_eq!(at_half("sidecar"), Some(MilliCpu(200)));
+    assert_eq!(at_half(""), Some(MilliCpu(900)));
+}
+
+#[test]
+fn levers_allow_together_what_each_allows() {
+    let levers = [
+        held("a", 1000, limit(1500)),
+        held("b", 100, Quota::Unlimited),
+    ];
+    assert_eq!(allowance(&levers, &pod("a"), 50), limit(550));
+    assert_eq!(allowance(&levers, &pod("a"), 100), Quota::Unlimited);
+    assert_eq!(allowance(&levers[..1], &pod("a"), 100), limit(1500));
+}
+
+#[test]
+fn small_steps_are_not_taken_for_the_floor() {
+    let levers = [held("", 50, Quota::Unlimited)];
+    assert_eq!(
+        levers[0].quota(&pod("a"), 99),
+        levers[0].quota(&pod("a"), 98)
+    );
+    assert!(!at_floor(&levers, &pod("a"), 99, 10));
+    assert!(at_floor(&levers, &pod("a"), 20, 10), "10 m already");
+    assert!(at_floor(&levers, &pod("a"), 100, 100));
+}
+
+#[test]
+fn the_lowest_claim_rules() {
+    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
+    grip.put(claim("n/b", 60, false));
+    grip.put(claim("n/c", 100, true));
+    grip.put(claim("n/a", 80, false));
+    assert_eq!(
+        grip.depth(),
+        Depth {
+            ratio: 60,
+            idle: true
+        }
+    );
+    let mut throttles = Vec::new();
+    let mut ledger = Ledger(vec![grip]);
+    assert!(ledger.write(&pod("a"), 0, &mut throttles));
+    assert_eq!(throttles[0].rule, RuleId::from("n/b"));
+    assert_eq!(throttles[0].levers[0].quota, Some(MilliCpu(600)));
+    assert!(!ledger.write(&pod("b"), 1, &mut throttles));
+    ledger.0[0].claims.clear();
+    ledger.prune();
+    assert!(ledger.get(&PodUid::from("a")).is_none());
+}
+
+#[test]
+fn a_restarted_container_takes_over_the_share_of_the_one_before() {
+    let levers = vec![
+        held("old", 600, limit(1000)),
+        held("side", 200, Quota::Unlimited),
+    ];
+    let mut grip = Grip::new(PodUid::from("a"), levers);
+    grip.follow(&pod("a"), &[]);
+    assert_eq!(
+        grip.levers.len(),
+        2,
+        "a pod that could not be read is left as it is"
+    );
+    let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
+    grip.follow(&pod("a"), &now);
+    let expected = [
+        held("side", 200, Quota::Unlimited),
+        held("new", 600, limit(1000)),
+    ];
+    assert_eq!(grip.levers, expected);
+    grip.follow(
+        &pod("a"),
+        &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
+    );
+    assert_eq!(grip.levers[1], held("tiny", 50, limit(50)));
+}
+
+#[test]
+fn containers_that_appear_together_share_and_have_at_least_their_requests() {
+    let mut pod = pod("a");
+    pod.container_requests.insert("y".to_owned(), MilliCpu(700));
+    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+    let now = [lever("x", limit(1000)), lever("y", limit(1000))];
+    grip.follow(&pod, &now);
+    assert_eq!(
+        grip.levers,
+        [held("x", 300, limit(1000)), held("y", 700, limit(1000))]
+    );
+}
+
+#[test]
+fn a_lever_whose_quota_cannot_be_read_is_taken_in_later() {
+    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+    let mut unread = lever("new", limit(1000));
+    unread.quota = None;
+    grip.follow(&pod("a"), &[unread]);
+    assert_eq!(grip.levers, []);
+    grip.follow(&pod("a"), &[lever("new", limit(1000))]);
+    assert_eq!(grip.levers, [held("new", 600, limit(1000))]);
+}
+
+#[test]
+fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
+    let resized = |base, from, to| {
+        let mut grip = Grip::new(PodUid::from("a"), vec![held("", base, from)]);
+        grip.resize("", to);
+        (grip.levers[0].base.0, grip.levers[0].original, grip.base.0)
+    };
+    let table = [
+        (500, limit(500), limit(800), 800),
+        (500, limit(500), limit(300), 300),
+        (400, limit(500), limit(800), 400),
+        (400, Quota::Unlimited, limit(300), 300),
+        (400, limit(500), Quota::Unlimited, 400),
+    ];
+    for (base, from, to, expected) in table {
+        assert_eq!(
+            resized(base, from, to),
+            (expected, to, expected),
+            "{from} {to}"
+        );
+    }
+}
+
+#[test]
+fn a_step_that_could_not_be_put_in_force_is_taken_back() {
+    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
+    let mut stepped = claim("n/a", 80, false);
+    stepped.depth.ratio = 60;
+    grip.put(stepped);
+    let mut begun = claim("n/b", 90, true);
+    begun.before = Depth::NONE;
+    grip.put(begun);
+    let mut ledger = Ledger(vec![grip]);
+    ledger.revert(&PodUid::from("a"));
+    assert_eq!(ledger.0[0].claims, [claim("n/a", 80, false)]);
+}

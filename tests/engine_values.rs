@@ -1,0 +1,462 @@
+//! What a metric's value is, and when there is none.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod engine_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, rule};
+use plimsoll::engine::RuleReport;
+use plimsoll::engine::metric::Metric;
+use plimsoll::engine::plan::{Change, RuleState, Unknown};
+use plimsoll::engine::policy::{Probe, Rule};
+use plimsoll::engine::sample::{
+    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeMemory, Pressure, ProbeSample,
+    Sample, Series,
+};
+use plimsoll::engine::selector::{Requirement, Selector};
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::Bytes;
+
+type Edit<'a> = &'a dyn Fn(&mut Sample);
+
+const NOTHING: Edit<'static> = &|_| {};
+
+/// The report after looks ten seconds apart, the sample of each edited.
+fn looks(rule: Rule, edits: &[Edit]) -> RuleReport {
+    let mut node = Node::new(vec![rule], vec![Load::new("a", 100)]);
+    for edit in edits {
+        node.pass(PERIOD);
+        edit(&mut node.sample);
+        node.step();
+        assert!(node.plan.evaluated);
+    }
+    node.engine.reports().next().unwrap()
+}
+
+fn value(rule: Rule, edits: &[Edit]) -> Result<f64, Unknown> {
+    let report = looks(rule, edits);
+    report.value.ok_or_else(|| report.unknown.unwrap())
+}
+
+fn watch(metric: &str) -> Rule {
+    rule("n/rule", metric, 50.0, action("watch"))
+}
+
+fn selecting(metric: &str, key: &str, value: &str) -> Rule {
+    let requirement = Requirement::In(key.to_owned(), vec![value.to_owned()]);
+    Rule {
+        series: Some(Selector {
+            requirements: vec![requirement],
+        }),
+        ..watch(metric)
+    }
+}
+
+fn cpu(busy_seconds: u64) -> impl Fn(&mut Sample) {
+    move |sample| {
+        sample.node.cpu = Some(CpuTimes {
+            busy: busy_seconds * 1_000_000_000,
+            idle: 0,
+            online: CPUS,
+        });
+    }
+}
+
+#[test]
+fn cpu_use_is_the_busy_time_over_the_measured_interval() {
+    let twelve = [&cpu(100) as Edit, &cpu(112)];
+    assert_eq!(value(watch("cpu_total_usage"), &twelve), Ok(1200.0));
+    assert_eq!(value(watch("cpu_total_utilization"), &twelve), Ok(15.0));
+}
+
+#[test]
+fn cpu_use_that_cannot_be_told_is_unknown() {
+    let none: Edit = &|sample| sample.node.cpu = None;
+    let offline: Edit = &|sample| sample.node.cpu.as_mut().unwrap().online = 0;
+    let table: [(&[Edit], Unknown); 7] = [
+        (&[&cpu(100)], Unknown::Rebased),
+        (&[none, &cpu(100)], Unknown::Rebased),
+        (&[&cpu(100), none], Unknown::Missing),
+        (&[&cpu(100), &cpu(99)], Unknown::Impossible),
+        (&[&cpu(100), &cpu(186)], Unknown::Impossible),
+        (&[&cpu(100), offline], Unknown::Impossible),
+        (
+            &[&cpu(100), &|sample| {
+                sample.at = BootTime::from_nanos(900_000_000_000)
+            }],
+            Unknown::Stale,
+        ),
+    ];
+    for (edits, reason) in table {
+        assert_eq!(value(watch("cpu_total_usage"), edits), Err(reason));
+    }
+    let full = value(watch("cpu_total_usage"), &[&cpu(100), &cpu(184)]);
+    assert_eq!(full, Ok(8400.0), "up to 105 % is the grain of the counters");
+}
+
+#[test]
+fn a_counter_that_went_back_is_the_base_of_the_next_look() {
+    let looks = [&cpu(100) as Edit, &cpu(40), &cpu(60)];
+    assert_eq!(value(watch("cpu_total_usage"), &looks), Ok(2000.0));
+}
+
+#[test]
+fn the_same_sample_twice_says_nothing() {
+    let first: Edit = &|sample| sample.at = BootTime::from_nanos(1_000_000_000_000);
+    let found = value(watch("cpu_total_usage"), &[first, first]);
+    assert_eq!(found, Err(Unknown::Impossible));
+}
+
+#[test]
+fn memory_in_use_is_what_is_not_available() {
+    let memory = |total, available| {
+        move |sample: &mut Sample| {
+            sample.node.memory = Some(NodeMemory {
+                total: Bytes(total),
+                available: Bytes(available),
+            });
+        }
+    };
+    let look = memory(16 * GIB, 12 * GIB);
+    assert_eq!(
+        value(watch("memory_total_usage"), &[&look]),
+        Ok(4.0 * GIB as f64)
+    );
+    assert_eq!(value(watch("memory_total_utilization"), &[&look]), Ok(25.0));
+    for (total, available) in [(0, 0), (10, 11)] {
+        let found = value(watch("memory_total_usage"), &[&memory(total, available)]);
+        assert_eq!(found, Err(Unknown::Impossible));
+    }
+    let none: Edit = &|sample| sample.node.memory = None;
+    assert_eq!(
+        value(watch("memory_total_usage"), &[none]),
+        Err(Unknown::Missing)
+    );
+}
+
+#[test]
+fn load_and_pressure_are_taken_as_they_are() {
+    let load: Edit = &|sample| sample.node.load = Some([1.0, 5.0, 15.0]);
+    assert_eq!(value(watch("cpu_load_1_min"), &[load]), Ok(1.0));
+    assert_eq!(value(watch("cpu_load_15_min"), &[load]), Ok(15.0));
+    let pressure: Edit = &|sample| {
+        sample.node.pressure[1] = Some(Pressure {
+            some: [1.0, 2.0, 3.0],
+            full: None,
+        });
+    };
+    assert_eq!(
+        value(watch("memory_pressure_some_avg60"), &[pressure]),
+        Ok(2.0)
+    );
+    for metric in ["memory_pressure_full_avg60", "cpu_pressure_some_avg10"] {
+        assert_eq!(value(watch(metric), &[pressure]), Err(Unknown::Missing));
+    }
+    for nonsense in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+        let look = |sample: &mut Sample| sample.node.load = Some([nonsense; 3]);
+        let found = value(watch("cpu_load_5_min"), &[&look]);
+        assert_eq!(found, Err(Unknown::Impossible), "{nonsense}");
+    }
+}
+
+#[test]
+fn what_is_not_kept_here_is_missing() {
+    for metric in [
+        "cpu_usage_avg_5m",
+        "mem_usage_max_avg_1d",
+        "ext_cpu_total_distribute",
+    ] {
+        assert_eq!(
+            value(watch(metric), &[NOTHING, NOTHING]),
+            Err(Unknown::Missing)
+        );
+    }
+}
+
+fn disk(device: &str, n: u64) -> DiskSample {
+    DiskSample {
+        device: device.into(),
+        reads: 10 * n,
+        read_bytes: 20_480 * n,
+        writes: 30 * n,
+        write_bytes: 40_960 * n,
+        io_ms: 500 * n,
+    }
+}
+
+fn disks(disks: Vec<DiskSample>) -> impl Fn(&mut Sample) {
+    move |sample| sample.node.disks.clone_from(&disks)
+}
+
+#[test]
+fn disk_rates_are_per_second_and_the_busiest_device_decides() {
+    let before = disks(vec![disk("vda", 1), disk("vdb", 1)]);
+    let after = disks(vec![disk("vdb", 11), disk("vda", 3)]);
+    let table = [
+        ("disk_read_iops", 10.0, 2.0),
+        ("disk_read_kibps", 20.0, 4.0),
+        ("disk_write_iops", 30.0, 6.0),
+        ("disk_write_kibps", 40.0, 8.0),
+        ("disk_utilization", 50.0, 10.0),
+    ];
+    for (metric, busiest, vda) in table {
+        let looks = [&before as Edit, &after];
+        assert_eq!(value(watch(metric), &looks), Ok(busiest), "{metric}");
+        let rule = selecting(metric, "device", "vda");
+        assert_eq!(value(rule, &looks), Ok(vda), "{metric}");
+    }
+}
+
+#[test]
+fn series_that_are_not_there_are_missing_and_new_ones_have_no_rate_yet() {
+    let one = disks(vec![disk("vda", 1)]);
+    let two = disks(vec![disk("vda", 2), disk("vdb", 99)]);
+    let looks = [&one as Edit, &two];
+    assert_eq!(value(watch("disk_read_iops"), &looks), Ok(1.0));
+    let new = selecting("disk_read_iops", "device", "vdb");
+    assert_eq!(value(new, &looks), Err(Unknown::Rebased));
+    let absent = selecting("disk_read_iops", "device", "sda");
+    assert_eq!(value(absent, &looks), Err(Unknown::Missing));
+    assert_eq!(
+        value(watch("disk_read_iops"), &[NOTHING]),
+        Err(Unknown::Missing)
+    );
+    let labelled = selecting("cpu_load_1_min", "device", "vda");
+    assert_eq!(value(labelled, &[NOTHING]), Err(Unknown::Missing));
+}
+
+#[test]
+fn a_disk_that_is_busier_than_time_allows_is_not_believed() {
+    let before = disks(vec![disk("vda", 0)]);
+    let after = disks(vec![disk("vda", 22)]);
+    let found = value(watch("disk_utilization"), &[&before, &after]);
+    assert_eq!(found, Err(Unknown::Impossible));
+}
+
+#[test]
+fn network_rates_are_per_second_and_per_interface() {
+    let link = |n: u64| {
+        move |sample: &mut Sample| {
+            sample.node.interfaces = vec![InterfaceSample {
+                interface: "eth0".into(),
+                receive_bytes: 10_240 * n,
+                receive_packets: 20 * n,
+                receive_drops: 30 * n,
+                send_bytes: 40_960 * n,
+                send_packets: 50 * n,
+                send_drops: 60 * n,
+            }];
+        }
+    };
+    let table = [
+        ("network_receive_kibps", 1.0),
+        ("network_receive_pckps", 2.0),
+        ("network_drop_in", 3.0),
+        ("network_sent_kibps", 4.0),
+        ("network_sent_pckps", 5.0),
+        ("network_drop_out", 6.0),
+    ];
+    for (metric, expected) in table {
+        let rule = selecting(metric, "interface", "eth0");
+        assert_eq!(value(rule, &[&link(1), &link(2)]), Ok(expected), "{metric}");
+    }
+}
+
+fn container(delay: u64, periods: u64, throttled: u64) -> impl Fn(&mut Sample) {
+    move |sample| {
+        sample.pods[0].containers = vec![ContainerSample {
+            container: "main".into(),
+            run_delay_nanos: Some(delay),
+            periods: Some(periods),
+            throttled_periods: Some(throttled),
+        }];
+    }
+}
+
+#[test]
+fn containers_have_a_run_queue_time_and_a_throttled_ratio() {
+    let looks = [
+        &container(0, 100, 10) as Edit,
+        &container(5_000_000, 200, 35),
+    ];
+    let queue = "container_sched_run_queue_time";
+    let ratio = "container_cpu_throttled_ratio";
+    assert_eq!(value(watch(queue), &looks), Ok(500.0), "5 ms in 10 s");
+    assert_eq!(value(watch(ratio), &looks), Ok(25.0));
+    for (key, taken, other) in [("pod", "a", "b"), ("container", "main", "x")] {
+        assert_eq!(value(selecting(queue, key, taken), &looks), Ok(500.0));
+        assert_eq!(
+            value(selecting(queue, key, other), &looks),
+            Err(Unknown::Missing)
+        );
+    }
+    let idle = [&container(0, 100, 10) as Edit, &container(0, 100, 10)];
+    assert_eq!(
+        value(watch(ratio), &idle),
+        Err(Unknown::Missing),
+        "no period passed"
+    );
+    let back = [&container(9, 100, 10) as Edit, &container(0, 90, 10)];
+    for metric in [queue, ratio] {
+        assert_eq!(value(watch(metric), &back), Err(Unknown::Impossible));
+        assert_eq!(value(watch(metric), &back[..1]), Err(Unknown::Rebased));
+    }
+}
+
+fn probe(values: &[(&str, f64)]) -> impl Fn(&mut Sample) {
+    let series: Arc<[Series]> = values
+        .iter()
+        .map(|(zone, value)| Series {
+            name: "queue_depth".into(),
+            labels: vec![("zone".into(), (*zone).into())],
+            value: *value,
+        })
+        .collect();
+    move |sample| {
+        sample.probes = vec![ProbeSample {
+            url: "http://localhost/metrics".into(),
+            at: sample.at,
+            series: Arc::clone(&series),
+        }];
+    }
+}
+
+fn probing() -> Rule {
+    Rule {
+        metric: Metric::Probe("queue_depth".into()),
+        probe: Some(Probe {
+            url: "http://localhost/metrics".into(),
+            headers: Vec::new(),
+            timeout: SECOND,
+        }),
+        ..watch("cpu_load_1_min")
+    }
+}
+
+#[test]
+fn a_probe_answers_with_the_largest_series_that_the_selector_takes() {
+    let answer = probe(&[("a", 7.0), ("b", -3.0)]);
+    assert_eq!(value(probing(), &[&answer]), Ok(7.0));
+    let other = Rule {
+        series: selecting("cpu_load_1_min", "zone", "b").series,
+        ..probing()
+    };
+    assert_eq!(value(other, &[&answer]), Ok(-3.0));
+    assert_eq!(value(probing(), &[NOTHING]), Err(Unknown::Missing));
+    let old = |sample: &mut Sample| {
+        answer(sample);
+        sample.probes[0].at = BootTime::default();
+    };
+    assert_eq!(value(probing(), &[&old]), Err(Unknown::Stale));
+}
+
+#[test]
+fn a_series_that_is_no_number_is_left_out_but_is_not_known_to_be_quiet() {
+    let hot = probe(&[("a", 60.0), ("b", f64::NAN)]);
+    let doubtful = probe(&[("a", 1.0), ("b", f64::NAN)]);
+    let quiet = probe(&[("a", 1.0), ("b", 2.0)]);
+    let nonsense = probe(&[("a", f64::NAN), ("b", f64::INFINITY)]);
+    let state = |edits: &[Edit]| looks(probing(), edits).state;
+    assert_eq!(value(probing(), &[&nonsense]), Err(Unknown::Impossible));
+    assert_eq!(value(probing(), &[&doubtful]), Ok(1.0));
+    assert_eq!(state(&[&hot]), RuleState::Breached);
+    assert_eq!(state(&[&hot, &doubtful]), RuleState::Breached);
+    assert_eq!(state(&[&hot, &quiet]), RuleState::Cooling);
+}
+
+#[test]
+fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
+    for (gap, unknown) in [
+        (PERIOD * 3, None),
+        (PERIOD * 3 + SECOND, Some(Unknown::Rebased)),
+    ] {
+        let rules = vec![
+            watch("cpu_total_usage"),
+            rule("n/load", "cpu_load_1_min", 5.0, action("x")),
+        ];
+        let mut node = Node::new(rules, Vec::new());
+        node.tick();
+        node.tick();
+        node.pass(gap);
+        node.sample.node.load = Some([1.0; 3]);
+        node.step();
+        assert!(
+            node.engine
+                .reports()
+                .all(|report| report.unknown == unknown)
+        );
+        assert_eq!(
+            node.engine.next_due(),
+            Some(node.now + PERIOD),
+            "a new grid"
+        );
+        node.pass(PERIOD);
+        node.sample.node.load = Some([1.0; 3]);
+        node.step();
+        assert!(node.engine.reports().all(|report| report.unknown.is_none()));
+    }
+}
+
+#[test]
+fn evaluations_keep_a_steady_grid() {
+    let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
+    node.tick();
+    let first = node.now;
+    let due = |node: &Node| node.engine.next_due().unwrap().since(first);
+    assert_eq!(due(&node), PERIOD);
+    node.pass(SECOND * 9);
+    assert!(!node.step().evaluated);
+    node.pass(SECOND * 3);
+    assert!(node.step().evaluated);
+    assert_eq!(due(&node), PERIOD * 2, "two seconds late shift nothing");
+    node.pass(SECOND * 17);
+    assert!(node.step().evaluated);
+    assert_eq!(
+        due(&node),
+        PERIOD * 4,
+        "a second before the next is too near"
+    );
+    node.pass(Duration::from_millis(1));
+    assert!(!node.step().evaluated);
+}
+
+#[test]
+fn rules_of_different_periods_keep_their_own_intervals() {
+    let slow = Rule {
+        period: PERIOD * 3,
+        ..rule("n/slow", "cpu_total_usage", 5000.0, action("x"))
+    };
+    let mut node = Node::new(vec![watch("cpu_total_usage"), slow], Vec::new());
+    node.at(0);
+    node.at(1000);
+    node.at(2000);
+    node.at(6000);
+    let values: Vec<_> = node.engine.reports().map(|report| report.value).collect();
+    assert_eq!(values, [Some(6000.0), Some(3000.0)]);
+}
+
+#[test]
+fn unknown_is_told_once_and_its_end_too_but_not_the_first_look() {
+    let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
+    let mut told = Vec::new();
+    for round in 0..7 {
+        node.pass(PERIOD);
+        if (3..5).contains(&round) {
+            node.sample.node.cpu = None;
+        }
+        node.step();
+        for transition in &node.plan.transitions {
+            told.push((round, transition.change.clone()));
+        }
+    }
+    let missing = Change::Unknown {
+        reason: Unknown::Missing,
+    };
+    let rebased = Change::Unknown {
+        reason: Unknown::Rebased,
+    };
+    let known = Change::Known { value: 0.0 };
+    assert_eq!(told, [(3, missing), (5, rebased), (6, known)]);
+}
