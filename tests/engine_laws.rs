@@ -3,7 +3,7 @@
 
 mod engine_support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,6 +252,30 @@ proptest! {
     }
 
     #[test]
+    fn a_gap_is_never_covered_by_more_victims_than_it_takes(
+        loads in loads(), cpu in 4001_u64..8000, min in 0_u8..60, step in 1_u8..60
+    ) {
+        let rule = engine_support::rule(
+            "n/cpu", "cpu_total_usage", 4000.0, engine_support::throttling(min, step),
+        );
+        let mut node = Node::with(Arc::new(set(vec![rule])), loads);
+        let gap = ((cpu - 4000) as f64 * 1.1).round();
+        let mut passed_over = BTreeSet::new();
+        node.at(cpu);
+        for _ in 0..6 {
+            node.at(cpu);
+            let (stepped, releases) = steps(&node.plan);
+            if let Some((_, others)) = releases.split_last() {
+                prop_assert!((others.iter().sum::<u64>() as f64) < gap, "one victim too many");
+            }
+            passed_over.extend(node.spared().into_iter().map(|(uid, _)| uid));
+            let covered = releases.iter().sum::<u64>() as f64 >= gap;
+            let tried = |uid: &String| stepped.contains(uid) || passed_over.contains(uid);
+            prop_assert!(covered || node.pods.iter().all(|load| tried(&load.pod.name)));
+        }
+    }
+
+    #[test]
     fn a_restart_between_any_two_steps_changes_nothing_that_is_in_force(
         (rules, loads, beats) in case(), at in 0_usize..30
     ) {
@@ -272,6 +296,15 @@ proptest! {
         }
         restored(&mut node, &rules);
     }
+}
+
+/// The pods that went a step down, and what that releases, in order.
+fn steps(plan: &Plan) -> (Vec<String>, Vec<u64>) {
+    let steps = plan.transitions.iter().filter_map(|t| match &t.change {
+        Change::Throttle { pod, release, .. } => Some((pod.to_string(), release.0)),
+        _ => None,
+    });
+    steps.unzip()
 }
 
 /// The throttles by UID: without usage there is no other order.

@@ -1,13 +1,45 @@
 //! The throttle as those who act see it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
 
-use engine_support::{Load, Node, rule, throttling};
-use plimsoll::engine::plan::RuleState;
+use std::sync::Arc;
+
+use engine_support::{
+    Load, Node, PERIOD, SECOND, anything, idling, policy, rule, scenario, throttling,
+};
+use plimsoll::engine::plan::{Change, Feedback, RuleState, Spared};
+use plimsoll::engine::pod::{PodUid, QosClass};
+use plimsoll::engine::policy::{Action, PodPolicy, PolicySet, Rule, Strategy};
+use plimsoll::engine::sample::LeverSample;
+use plimsoll::engine::selector::{Requirement, Selector};
+use plimsoll::engine::units::{MilliCpu, Quota};
+
+fn cpu(watermark: f64, action: Action) -> Vec<Rule> {
+    vec![rule("n/cpu", "cpu_total_usage", watermark, action)]
+}
+
+/// A node on its second look at this load.
+fn hot(rules: Vec<Rule>, pods: Vec<Load>, cpu: u64) -> Node {
+    let mut node = Node::new(rules, pods);
+    node.at(cpu);
+    node.at(cpu);
+    node
+}
+
+fn ratios(expected: &[(&str, u8)]) -> Vec<(String, u8)> {
+    let owned = |(uid, ratio): &(&str, u8)| ((*uid).to_owned(), *ratio);
+    expected.iter().map(owned).collect()
+}
+
+fn spared(expected: &[(&str, Spared)]) -> Vec<(String, Spared)> {
+    let owned = |(uid, why): &(&str, Spared)| ((*uid).to_owned(), *why);
+    expected.iter().map(owned).collect()
+}
 
 #[test]
 fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
-    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, throttling(40, 20))];
+    let rules = cpu(4000.0, throttling(40, 20));
     let mut node = Node::new(rules, vec![Load::new("a", 3000), Load::new("b", 500)]);
     node.at(6000);
     assert_eq!(
@@ -17,19 +49,480 @@ fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
     );
     node.at(6000);
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
-    assert_eq!(node.ratios(), [("a".into(), 80), ("b".into(), 80)]);
+    assert_eq!(node.ratios(), ratios(&[("a", 80), ("b", 80)]));
     assert_eq!(node.quotas("a"), [Some(2400)]);
     node.at(6000);
     node.at(6000);
     node.at(6000);
-    assert_eq!(node.ratios(), [("a".into(), 40), ("b".into(), 40)]);
+    assert_eq!(node.ratios(), ratios(&[("a", 40), ("b", 40)]));
+    assert_eq!(
+        node.spared(),
+        spared(&[("a", Spared::AtFloor), ("b", Spared::AtFloor)])
+    );
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Cooling);
     node.at(3000);
+    assert_eq!(
+        node.ratios(),
+        ratios(&[("a", 40), ("b", 40)]),
+        "cooling holds"
+    );
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
-    assert_eq!(node.ratios(), [("a".into(), 60), ("b".into(), 60)]);
+    assert_eq!(node.ratios(), ratios(&[("a", 60), ("b", 60)]));
     node.at(3000);
     node.at(3000);
     assert!(node.plan.throttles.is_empty());
+}
+
+#[test]
+fn victims_are_taken_until_what_they_release_covers_the_gap() {
+    let pods = vec![
+        Load::new("a", 1000),
+        Load::new("b", 2000),
+        Load::new("c", 900),
+    ];
+    // The gap is 550: b releases 400, a 200, and c is left alone.
+    let node = hot(cpu(4000.0, throttling(10, 20)), pods, 4500);
+    assert_eq!(node.ratios(), ratios(&[("b", 80), ("a", 80)]));
+    let releases = node.plan.transitions.iter().filter_map(|t| match t.change {
+        Change::Throttle { release, quota, .. } => Some((release.0, quota)),
+        _ => None,
+    });
+    let limit = |millicores| Quota::Limit(MilliCpu(millicores));
+    let expected = [(400, limit(1600)), (200, limit(800))];
+    assert_eq!(releases.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn the_largest_gap_bounds_the_walk_and_each_rule_stops_at_its_own() {
+    let mut rules = cpu(4000.0, throttling(10, 20));
+    rules.push(rule(
+        "n/late",
+        "cpu_total_usage",
+        4800.0,
+        throttling(10, 50),
+    ));
+    let pods = vec![
+        Load::new("a", 2000),
+        Load::new("b", 1900),
+        Load::new("c", 1800),
+    ];
+    // The gaps are 1100 and 220. "late" takes a only; a releases 1000 at 50 %, b 380.
+    let node = hot(rules, pods, 5000);
+    assert_eq!(node.ratios(), ratios(&[("a", 50), ("b", 80)]));
+    assert_eq!(node.plan.throttles[0].rule.to_string(), "n/late");
+}
+
+#[test]
+fn the_lowest_ratio_rules_and_the_end_of_one_rule_leaves_the_other_in_force() {
+    let mut rules = cpu(4000.0, throttling(10, 20));
+    rules.push(rule(
+        "n/high",
+        "cpu_total_usage",
+        6000.0,
+        throttling(10, 45),
+    ));
+    let mut node = hot(rules, vec![Load::new("a", 4000)], 7000);
+    assert_eq!(node.ratios(), ratios(&[("a", 55)]));
+    for _ in 0..5 {
+        node.at(5000);
+    }
+    assert_eq!(node.state("n/high"), RuleState::Normal);
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    assert_eq!(node.ratios(), ratios(&[("a", 10)]));
+    assert_eq!(node.plan.throttles[0].rule.to_string(), "n/cpu");
+}
+
+#[test]
+fn nothing_steps_down_in_an_evaluation_that_is_no_breach() {
+    let mut rules = cpu(4000.0, throttling(10, 20));
+    rules[0].restore = 2000.0;
+    let mut node = hot(rules, vec![Load::new("a", 3000)], 6000);
+    node.at(3000);
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]));
+}
+
+#[test]
+fn nothing_steps_up_above_the_low_mark_or_while_unknown() {
+    let mut rules = cpu(4000.0, throttling(10, 20));
+    rules[0].restore = 2000.0;
+    rules[0].avoidance_threshold = 2;
+    let mut node = hot(rules, vec![Load::new("a", 3000)], 6000);
+    node.at(6000);
+    node.at(6000);
+    for _ in 0..3 {
+        node.at(1000);
+    }
+    assert_eq!(node.state("n/cpu"), RuleState::Normal);
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]));
+    node.at(3000);
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "between the marks");
+    node.at(5000);
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "one breach of two");
+    node.pass(PERIOD);
+    node.sample.node.cpu = None;
+    node.step();
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "unknown");
+    node.at(1000);
+    assert_eq!(
+        node.ratios(),
+        ratios(&[("a", 80)]),
+        "no base to compare with"
+    );
+    node.at(1000);
+    assert_eq!(node.ratios(), []);
+}
+
+#[test]
+fn a_metric_unknown_for_too_long_is_undone_step_by_step() {
+    let mut node = hot(
+        cpu(4000.0, throttling(10, 30)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    node.engine = std::mem::take(&mut node.engine).with_unknown_limit(PERIOD * 3);
+    node.at(6000);
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        node.pass(PERIOD);
+        node.sample.node.cpu = None;
+        node.step();
+        seen.push(node.ratios().first().map(|(_, ratio)| *ratio));
+        let told = node.plan.transitions.iter().any(|t| {
+            matches!(
+                t.change,
+                Change::State {
+                    unknown_too_long: true,
+                    ..
+                }
+            )
+        });
+        assert_eq!(told, seen.len() == 4, "told once");
+    }
+    let expected = [Some(40), Some(40), Some(40), Some(70), None, None];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn pods_are_spared_with_the_reason_told_once() {
+    let mut pods = vec![
+        Load::new("busy", 2000),
+        Load::new("little", 9),
+        Load::new("request", 500),
+        Load::new("kept", 700),
+        Load::new("waiting", 700),
+        Load::new("unseen", 700),
+    ];
+    pods[2].pod.cpu_request = MilliCpu(500);
+    pods[3].pod.protected = true;
+    pods[4].pod.running = false;
+    let mut node = Node::new(cpu(1000.0, throttling(50, 10)), pods);
+    let look = |node: &mut Node| {
+        node.cpu = 6000;
+        node.pass(PERIOD);
+        node.sample
+            .pods
+            .retain(|pod| pod.uid.to_string() != "unseen");
+        node.step();
+    };
+    look(&mut node);
+    look(&mut node);
+    assert_eq!(node.ratios(), ratios(&[("busy", 90)]));
+    let expected = [
+        ("kept", Spared::Protected),
+        ("waiting", Spared::NotRunning),
+        ("request", Spared::AtFloor),
+        ("little", Spared::UsesLittle),
+        ("unseen", Spared::NoSample),
+    ];
+    assert_eq!(node.spared(), spared(&expected));
+    look(&mut node);
+    assert_eq!(node.spared(), [], "nothing new to tell");
+    node.pods[3].pod.protected = false;
+    node.pods[3].pod.running = false;
+    node.set_pods();
+    look(&mut node);
+    assert_eq!(node.spared(), spared(&[("kept", Spared::NotRunning)]));
+}
+
+#[test]
+fn only_pods_that_some_policy_matches_are_told_as_not_allowed() {
+    let mut evict_only = anything();
+    evict_only.allowed = vec!["evict".to_owned()];
+    evict_only.labels = Some(with_label("app", "a"));
+    let set = PolicySet {
+        rules: cpu(1000.0, throttling(10, 10)),
+        pods: vec![evict_only],
+    };
+    let mut pods = vec![Load::new("a", 2000), Load::new("b", 2000)];
+    pods[0].pod.labels.insert("app".to_owned(), "a".to_owned());
+    let mut node = Node::with(Arc::new(set), pods);
+    node.at(6000);
+    node.at(6000);
+    assert_eq!(node.ratios(), []);
+    assert_eq!(node.spared(), spared(&[("a", Spared::NotAllowed)]));
+}
+
+fn with_label(key: &str, value: &str) -> Selector {
+    let requirement = Requirement::In(key.to_owned(), vec![value.to_owned()]);
+    Selector {
+        requirements: vec![requirement],
+    }
+}
+
+#[test]
+fn the_base_is_the_smaller_of_quota_and_usage_so_that_the_first_step_bites() {
+    let mut pods = vec![Load::new("a", 2000), Load::new("b", 2000)];
+    pods[0].quota = Quota::Limit(MilliCpu(1500));
+    pods[1].quota = Quota::Limit(MilliCpu(5000));
+    let node = hot(cpu(1000.0, throttling(10, 50)), pods, 8000);
+    assert_eq!(node.quotas("a"), [Some(750)]);
+    assert_eq!(node.quotas("b"), [Some(1000)]);
+}
+
+#[test]
+fn the_base_stays_while_the_pod_is_held() {
+    let mut node = hot(
+        cpu(1000.0, throttling(10, 10)),
+        vec![Load::new("a", 2000)],
+        8000,
+    );
+    node.pods[0].cpu = 1800;
+    node.at(8000);
+    assert_eq!(node.plan.throttles[0].levers[0].base, MilliCpu(2000));
+    assert_eq!(node.quotas("a"), [Some(1600)]);
+}
+
+#[test]
+fn the_idle_class_comes_first_and_goes_last() {
+    let mut node = hot(
+        cpu(4000.0, idling(40, 60)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    let level = |node: &Node| {
+        let throttle = node.plan.throttles.first();
+        throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
+    };
+    assert_eq!(level(&node), Some((100, true, None)));
+    node.at(6000);
+    assert_eq!(level(&node), Some((40, true, Some(MilliCpu(1200)))));
+    node.at(3000);
+    node.at(3000);
+    node.at(3000);
+    assert_eq!(level(&node), Some((100, true, None)));
+    node.at(3000);
+    assert_eq!(level(&node), None);
+}
+
+#[test]
+fn a_metric_without_a_unit_of_release_takes_one_victim_a_round() {
+    let rules = vec![rule("n/load", "cpu_load_1_min", 4.0, throttling(40, 30))];
+    let pods = vec![Load::new("a", 2000), Load::new("b", 1000)];
+    let mut node = Node::new(rules, pods);
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        node.pass(PERIOD);
+        node.sample.node.load = Some([9.0; 3]);
+        node.step();
+        seen.push(node.ratios());
+    }
+    assert_eq!(seen[0], [], "no use of pods is known at the first look");
+    assert_eq!(seen[1], ratios(&[("a", 70)]));
+    assert_eq!(seen[2], ratios(&[("a", 40)]));
+    assert_eq!(seen[3], ratios(&[("a", 40), ("b", 70)]));
+    assert_eq!(seen[5], ratios(&[("a", 40), ("b", 40)]));
+}
+
+#[test]
+fn containers_are_throttled_each_by_its_own_use() {
+    let mut pods = vec![Load::new("a", 1000)];
+    pods[0].pod.container_requests = [("side".to_owned(), MilliCpu(150))].into();
+    let mut node = Node::new(cpu(1000.0, throttling(10, 50)), pods);
+    let look = |node: &mut Node, names: [&str; 2]| {
+        node.cpu = 8000;
+        node.pass(PERIOD);
+        let nanos = node.pods[0].nanos;
+        let lever = |(index, name): (u64, &&str)| LeverSample {
+            cgroup: Arc::from(*name),
+            cpu_nanos: Some(nanos / 4 * (3 - 2 * index)),
+            quota: Some(Quota::Limit(MilliCpu(4000))),
+        };
+        node.sample.pods[0].levers = (0..).zip(&names).map(lever).collect();
+        node.step();
+    };
+    look(&mut node, ["main", "side"]);
+    look(&mut node, ["main", "side"]);
+    assert_eq!(node.quotas("a"), [Some(375), Some(150)]);
+    look(&mut node, ["again", "side"]);
+    let throttle = &node.plan.throttles[0];
+    let found: Vec<_> = throttle
+        .levers
+        .iter()
+        .map(|l| (&*l.cgroup, l.base.0))
+        .collect();
+    assert_eq!(found, [("side", 250), ("again", 750)]);
+}
+
+#[test]
+fn a_pod_whose_quota_cannot_be_read_is_no_victim() {
+    let mut node = Node::new(cpu(1000.0, throttling(10, 50)), vec![Load::new("a", 1000)]);
+    node.at(8000);
+    node.cpu = 8000;
+    node.pass(PERIOD);
+    node.sample.pods[0].levers[0].quota = None;
+    node.step();
+    assert_eq!(node.spared(), spared(&[("a", Spared::NoSample)]));
+    node.pass(PERIOD);
+    node.sample.pods[0].levers.clear();
+    node.step();
+    assert_eq!(node.ratios(), []);
+}
+
+fn on_the_way(edit: impl Fn(&mut Node)) -> Vec<Option<u8>> {
+    let mut node = hot(
+        cpu(4000.0, throttling(10, 30)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    node.at(6000);
+    node.at(6000);
+    edit(&mut node);
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        node.at(6000);
+        seen.push(node.ratios().first().map(|(_, ratio)| *ratio));
+    }
+    seen
+}
+
+#[test]
+fn what_is_no_longer_asked_for_is_taken_back_step_by_step_whatever_the_metric_says() {
+    let taken_back = [Some(40), Some(70), None, None, None];
+    let preview = |node: &mut Node| {
+        let mut rules = cpu(4000.0, throttling(10, 30));
+        rules[0].strategy = Strategy::Preview;
+        node.engine.set_policy(policy(rules));
+    };
+    let disallow = |node: &mut Node| {
+        let mut set = scenario::set(cpu(4000.0, throttling(10, 30)));
+        set.pods[0].allowed = vec!["evict".to_owned()];
+        node.engine.set_policy(Arc::new(set));
+    };
+    let no_policies = |node: &mut Node| {
+        let mut set = scenario::set(cpu(4000.0, throttling(10, 30)));
+        set.pods = Vec::<PodPolicy>::new();
+        node.engine.set_policy(Arc::new(set));
+    };
+    let protect = |node: &mut Node| {
+        node.pods[0].pod.protected = true;
+        node.set_pods();
+    };
+    let watch = |node: &mut Node| {
+        let rules = cpu(4000.0, engine_support::action("watch"));
+        node.engine.set_policy(policy(rules));
+    };
+    let remove = |node: &mut Node| node.engine.set_policy(policy(Vec::new()));
+    assert_eq!(on_the_way(preview), taken_back);
+    assert_eq!(on_the_way(disallow), taken_back);
+    assert_eq!(on_the_way(no_policies), taken_back);
+    assert_eq!(on_the_way(protect), taken_back);
+    assert_eq!(on_the_way(watch), taken_back);
+    assert_eq!(on_the_way(remove), taken_back);
+}
+
+#[test]
+fn a_raised_least_ratio_raises_what_is_in_force_at_the_next_step() {
+    let edit = |node: &mut Node| {
+        node.engine
+            .set_policy(policy(cpu(4000.0, throttling(60, 30))));
+    };
+    assert_eq!(on_the_way(edit), [Some(60); 5]);
+}
+
+#[test]
+fn a_rule_that_comes_back_takes_its_claims_up_again() {
+    let edit = |node: &mut Node| {
+        node.engine.set_policy(policy(Vec::new()));
+        node.at(6000);
+        assert_eq!(node.ratios(), ratios(&[("a", 40)]));
+        node.engine
+            .set_policy(policy(cpu(4000.0, throttling(10, 30))));
+    };
+    assert_eq!(on_the_way(edit)[1..], [Some(10); 4]);
+}
+
+#[test]
+fn a_pod_that_is_gone_is_forgotten_and_a_change_of_policy_is_followed_by_an_evaluation() {
+    let mut node = hot(
+        cpu(4000.0, throttling(10, 30)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    let uid = PodUid::from("a");
+    node.engine.feedback(&Feedback::Gone { uid });
+    node.at(6000);
+    assert_eq!(node.ratios(), []);
+    node.engine.set_policy(policy(Vec::new()));
+    assert!(node.engine.next_due().unwrap() <= node.now);
+    assert!(node.step().evaluated);
+    assert_eq!(node.engine.next_due(), None);
+}
+
+#[test]
+fn a_throttle_that_failed_is_taken_back_and_tried_again_later() {
+    let pods = vec![Load::new("a", 3000), Load::new("b", 100)];
+    let mut node = hot(cpu(4000.0, throttling(10, 30)), pods, 4100);
+    assert_eq!(node.ratios(), ratios(&[("a", 70)]));
+    let uid = PodUid::from("a");
+    node.engine.feedback(&Feedback::ThrottleFailed { uid });
+    node.at(4100);
+    assert_eq!(node.ratios(), ratios(&[("b", 70)]));
+    assert_eq!(node.spared(), spared(&[("a", Spared::BackingOff)]));
+    node.at(4100);
+    node.at(4100);
+    assert_eq!(node.ratios(), ratios(&[("a", 70), ("b", 40)]));
+}
+
+#[test]
+fn a_contested_pod_is_held_where_it_is_until_the_time_is_over() {
+    let mut node = hot(
+        cpu(4000.0, throttling(10, 30)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    let until = node.now + PERIOD + SECOND;
+    let uid = PodUid::from("a");
+    node.engine.feedback(&Feedback::Contested { uid, until });
+    node.at(6000);
+    assert_eq!(node.ratios(), ratios(&[("a", 70)]));
+    assert_eq!(node.spared(), spared(&[("a", Spared::Contested)]));
+    node.at(6000);
+    assert_eq!(node.ratios(), ratios(&[("a", 40)]));
+}
+
+#[test]
+fn a_resize_moves_base_and_original() {
+    let mut pods = vec![Load::new("a", 3000)];
+    pods[0].quota = Quota::Limit(MilliCpu(2000));
+    let mut node = hot(cpu(4000.0, throttling(10, 50)), pods, 6000);
+    assert_eq!(node.quotas("a"), [Some(1000)]);
+    node.engine.feedback(&Feedback::Resized {
+        uid: PodUid::from("a"),
+        cgroup: Arc::from(""),
+        original: Quota::Limit(MilliCpu(1200)),
+    });
+    node.at(3000);
+    assert_eq!(node.quotas("a"), [Some(600)]);
+}
+
+#[test]
+fn guaranteed_pods_come_last() {
+    let mut pods = vec![Load::new("a", 3000), Load::new("b", 100)];
+    pods[0].pod.qos = QosClass::Guaranteed;
+    pods[1].pod.qos = QosClass::Burstable;
+    let node = hot(cpu(4000.0, throttling(10, 30)), pods, 6000);
+    assert_eq!(node.ratios(), ratios(&[("b", 70), ("a", 70)]));
 }

@@ -84,7 +84,7 @@ fn cpu_use_that_cannot_be_told_is_unknown() {
         (&[&cpu(100), offline], Unknown::Impossible),
         (
             &[&cpu(100), &|sample| {
-                sample.at = BootTime::from_nanos(900_000_000_000)
+                sample.at = BootTime::from_nanos(900_000_000_000);
             }],
             Unknown::Stale,
         ),

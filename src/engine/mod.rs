@@ -421,10 +421,17 @@ impl Engine {
         }
     }
 
-    /// Over which period the use of pods is taken: that of the most frequent rules that are due and not at a gap.
+    /// Over which period the use of pods is taken: that of the most frequent rules that are due and not at a gap. A
+    /// Preview has no say in it where a rule that acts is due.
     fn period(&self) -> Duration {
-        let mut groups = self.groups.iter().filter(|group| group.due && !group.gap);
-        groups.next().map_or(Duration::ZERO, |group| group.period)
+        let due = |group: &&Group| group.due && !group.gap;
+        let acts = |group: &&Group| {
+            let mut runs = self.runs.iter();
+            runs.any(|run| !run.would() && run.rule.period == group.period)
+        };
+        let groups = || self.groups.iter().filter(due);
+        let group = groups().find(acts).or_else(|| groups().next());
+        group.map_or(Duration::ZERO, |group| group.period)
     }
 
     /// Writes the levels that have to be in force.

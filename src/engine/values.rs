@@ -123,8 +123,10 @@ impl Judge<'_> {
     fn gauge(&self) -> Value {
         let node = &self.view.sample.node;
         match &self.rule.metric {
-            Metric::CpuUsage => self.cpu().map(|(busy, _)| busy * 1000.0),
-            Metric::CpuUtilization => self.cpu().map(|(busy, online)| busy / online * 100.0),
+            Metric::CpuUsage => self.cpu().map(|(millicores, _)| millicores),
+            Metric::CpuUtilization => self
+                .cpu()
+                .map(|(millicores, cpus)| millicores / cpus / 10.0),
             Metric::MemoryUsage => memory(node).map(|(used, _)| used),
             Metric::MemoryUtilization => memory(node).map(|(used, total)| used / total * 100.0),
             Metric::Load(index) => node
@@ -141,7 +143,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Busy CPUs over the interval, and CPUs online.
+    /// Busy millicores over the interval, and CPUs online.
     fn cpu(&self) -> Result<(f64, f64), Unknown> {
         let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
         let interval = self.interval(self.view.base.at, self.view.sample.at)?;
@@ -152,7 +154,7 @@ impl Judge<'_> {
         let busy = grown(before.busy, now.busy)?;
         let capacity = f64::from(now.online.max(before.online));
         believed(busy, interval, capacity)?;
-        Ok((busy / interval, f64::from(now.online)))
+        Ok((busy * 1000.0 / interval, f64::from(now.online)))
     }
 
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {

@@ -1,0 +1,219 @@
+//! What a new process makes of what the old one left.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod engine_support;
+
+use std::sync::Arc;
+
+use engine_support::{
+    GIB, Load, Node, PERIOD, closing, evicting, policy, restart, rule, scenario, throttling,
+};
+use plimsoll::engine::plan::{RuleState, Scheduling};
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::policy::{Action, Rule, RuleId, Strategy};
+use plimsoll::engine::units::{MilliCpu, Quota};
+use plimsoll::engine::{AdoptedThrottle, Engine, EngineState};
+
+fn rules() -> Vec<Rule> {
+    let action = Action {
+        scheduling: closing("x").scheduling,
+        ..throttling(10, 30)
+    };
+    vec![rule("n/cpu", "cpu_total_usage", 4000.0, action)]
+}
+
+fn hot() -> Node {
+    let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    assert_eq!(node.ratios(), [("a".to_owned(), 40)]);
+    node
+}
+
+fn throttle(rule: &str) -> AdoptedThrottle {
+    AdoptedThrottle {
+        uid: PodUid::from("a"),
+        rule: RuleId::from(rule),
+        ratio: 40,
+        idle: false,
+        levers: vec![(Arc::from(""), MilliCpu(3000), Quota::Unlimited)],
+    }
+}
+
+fn ratio(node: &Node) -> Option<u8> {
+    node.ratios().first().map(|(_, ratio)| *ratio)
+}
+
+#[test]
+fn a_breached_rule_goes_on_where_it_was() {
+    let mut node = hot();
+    restart(&mut node, scenario::set(rules()));
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    node.at(6000);
+    assert_eq!(ratio(&node), Some(40), "the first look has no rate");
+    assert!(
+        matches!(node.plan.scheduling, Scheduling::Disabled { .. }),
+        "at once"
+    );
+    node.at(6000);
+    assert_eq!(ratio(&node), Some(10));
+    assert_eq!(node.quotas("a"), [Some(300)], "of the journal's base");
+    assert_eq!(
+        node.plan.transitions.len(),
+        1,
+        "nothing but the step is news"
+    );
+}
+
+#[test]
+fn a_cool_down_goes_on_over_a_restart() {
+    let mut node = hot();
+    node.at(1000);
+    restart(&mut node, scenario::set(rules()));
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Cooling);
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Normal);
+    assert_eq!(ratio(&node), Some(70));
+}
+
+#[test]
+fn a_throttle_whose_rule_is_gone_is_taken_back_step_by_step() {
+    for set in [
+        policy(Vec::new()),
+        policy(vec![Rule {
+            strategy: Strategy::Preview,
+            ..rules().remove(0)
+        }]),
+    ] {
+        let mut node = hot();
+        restart(&mut node, (*set).clone());
+        let steps: Vec<_> = (0..4)
+            .map(|_| {
+                node.at(6000);
+                ratio(&node)
+            })
+            .collect();
+        assert_eq!(steps, [Some(70), None, None, None]);
+    }
+}
+
+#[test]
+fn a_throttle_of_which_the_state_knows_nothing_is_held_until_the_metric_is_low() {
+    let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
+    node.engine
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+    node.at(3000);
+    assert_eq!(ratio(&node), Some(40), "not judged yet");
+    assert_eq!(node.plan.scheduling, Scheduling::Hold);
+    node.at(3000);
+    assert_eq!(ratio(&node), Some(70));
+    assert_eq!(node.plan.scheduling, Scheduling::Enabled);
+    node.at(6000);
+    assert_eq!(ratio(&node), Some(40));
+}
+
+#[test]
+fn a_throttle_of_a_pod_that_is_gone_is_left_out() {
+    let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
+    node.engine
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+    node.at(3000);
+    assert_eq!(ratio(&node), None);
+}
+
+#[test]
+fn a_claim_that_never_came_into_force_is_forgotten() {
+    let mut node = hot();
+    let state = node.engine.state();
+    node.engine = Engine::new();
+    node.engine.set_policy(policy(rules()));
+    node.set_pods();
+    node.engine.adopt(&state, &[]);
+    node.at(6000);
+    assert_eq!(ratio(&node), None);
+}
+
+#[test]
+fn the_claims_of_all_rules_on_a_pod_are_kept() {
+    let mut both = rules();
+    both.push(rule(
+        "n/other",
+        "cpu_total_usage",
+        5000.0,
+        throttling(10, 20),
+    ));
+    let mut node = Node::new(both.clone(), vec![Load::new("a", 3000)]);
+    node.at(6000);
+    node.at(6000);
+    restart(&mut node, scenario::set(both[1..].to_vec()));
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        node.at(6000);
+        seen.push(ratio(&node));
+    }
+    assert_eq!(
+        seen.last(),
+        Some(&Some(20)),
+        "only the rule that is gone lets go: {seen:?}"
+    );
+}
+
+#[test]
+fn a_round_of_evictions_settles_over_a_restart() {
+    let rules = || {
+        vec![rule(
+            "n/memory",
+            "memory_total_usage",
+            8.0 * GIB as f64,
+            evicting(1),
+        )]
+    };
+    let pods = ["a", "b"].map(|uid| Load {
+        held: GIB,
+        ..Load::new(uid, 100)
+    });
+    let mut node = Node::new(rules(), pods.into());
+    node.holding(12 * GIB);
+    assert_eq!(node.evicted(), ["a"]);
+    restart(&mut node, scenario::set(rules()));
+    node.holding(12 * GIB);
+    assert_eq!(node.evicted(), Vec::<String>::new());
+    node.pass(PERIOD * 3);
+    node.step();
+    assert_eq!(node.evicted(), ["a"], "35 s are over");
+}
+
+#[test]
+fn a_refused_eviction_is_remembered_over_a_restart() {
+    use plimsoll::engine::plan::Feedback;
+    let rules = || {
+        vec![rule(
+            "n/memory",
+            "memory_total_usage",
+            8.0 * GIB as f64,
+            evicting(1),
+        )]
+    };
+    let pod = Load {
+        held: GIB,
+        ..Load::new("a", 100)
+    };
+    let mut node = Node::new(rules(), vec![pod]);
+    node.holding(12 * GIB);
+    let (uid, until) = (PodUid::from("a"), node.now + PERIOD * 2);
+    node.engine
+        .feedback(&Feedback::EvictionRefused { uid, until });
+    restart(&mut node, scenario::set(rules()));
+    node.holding(12 * GIB);
+    assert_eq!(node.evicted(), Vec::<String>::new());
+    node.holding(12 * GIB);
+    assert_eq!(node.evicted(), ["a"]);
+}
+
+#[test]
+fn a_state_of_nothing_and_of_unknown_fields_is_read() {
+    let state: EngineState = serde_json::from_str(r#"{"later": 1}"#).unwrap();
+    assert_eq!(state, EngineState::default());
+}
