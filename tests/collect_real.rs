@@ -5,29 +5,17 @@ mod collect_support;
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use collect_support::{Ground, pod, uid, wait_for};
+use collect_support::{Ground, everything, pod, uid, wait_for};
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
-use plimsoll::engine::units::{MilliCpu, Quota};
-use plimsoll::node::cgroup::Controller;
+use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
+use plimsoll::node::cgroup::gauge::FdBudget;
+use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
-
-fn everything() -> Demand {
-    Demand {
-        load: true,
-        pressure: [true; 3],
-        disks: true,
-        interfaces: true,
-        pod_memory: true,
-        pod_quota: true,
-        run_delay: true,
-        throttled: true,
-        probes: Vec::new(),
-    }
-}
 
 fn sampler(ground: &Ground) -> Sampler {
     Sampler::new(Path::new("/proc"), ground.hierarchy.clone())
@@ -138,4 +126,209 @@ fn on_v1_the_levers_are_the_containers_where_one_of_them_has_a_quota() {
     assert_eq!(levers(&mut sampler).len(), 2, "by container while pinned");
     sampler.unpin_levers(&uid("p"));
     assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
+}
+
+#[test]
+fn pods_that_come_and_go_at_any_moment_never_stop_a_sample() {
+    let Some(ground) = Ground::make() else { return };
+    let steady = ground.mkdir("steady");
+    let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
+    let pods: Vec<_> = names
+        .iter()
+        .map(|name| (uid(name), ground.path(name)))
+        .chain([(uid("steady"), steady)])
+        .collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for name in &names {
+                    ground.mkdir(&format!("{name}/c"));
+                }
+                for name in &names {
+                    ground.rmdir(name);
+                }
+            }
+        });
+        let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
+        sampler.set_pods(pods.into_iter());
+        let (mut here, mut gone) = (0, 0);
+        let both = wait_for(Duration::from_secs(30), || {
+            look(&mut sampler, &everything(), &mut sample);
+            assert!(pod(&sample, "steady").unwrap().cpu_nanos.is_some());
+            assert_eq!(sample.pods.len() + sampler.gone().len(), names.len() + 1);
+            assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
+            here += sample.pods.len() - 1;
+            gone += sampler.gone().len();
+            here > 500 && gone > 500
+        });
+        done.store(true, Ordering::Relaxed);
+        assert!(both, "seen {here} times, gone {gone} times");
+    });
+}
+
+#[test]
+fn a_restarted_container_is_seen_under_its_new_name() {
+    let Some(ground) = Ground::make() else { return };
+    let path = ground.mkdir("pod");
+    ground.mkdir("pod/pause");
+    ground.mkdir("pod/first");
+    let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
+    sampler.set_pods([(uid("p"), path)].into_iter());
+    let mut names = |sampler: &mut Sampler| -> Vec<String> {
+        look(sampler, &everything(), &mut sample);
+        let containers = &pod(&sample, "p").unwrap().containers;
+        containers
+            .iter()
+            .map(|it| it.container.to_string())
+            .collect()
+    };
+    assert_eq!(names(&mut sampler), ["first", "pause"]);
+    // As many children as before, and not the same.
+    ground.rmdir("pod/first");
+    ground.mkdir("pod/second");
+    names(&mut sampler);
+    assert_eq!(names(&mut sampler), ["pause", "second"]);
+    ground.rmdir("pod/second");
+    assert_eq!(names(&mut sampler), ["pause"]);
+    ground.rmdir("pod/pause");
+    assert_eq!(
+        names(&mut sampler),
+        ["pod"],
+        "without any it is its own container"
+    );
+}
+
+#[test]
+fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
+    let Some(mut ground) = Ground::make() else {
+        return;
+    };
+    if ground.hierarchy.is_v2() {
+        eprintln!("skipped: written for cgroup v1");
+        return;
+    }
+    let path = ground.mkdir("pod");
+    ground.mkdir("pod/main");
+    let file = ground
+        .dir(Controller::Cpu, "pod/main")
+        .join("cpu.cfs_quota_us");
+    fs::write(file, "5000").unwrap();
+    for _ in 0..3 {
+        ground.spawn("pod/main", "while :; do :; done");
+    }
+    let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
+    sampler.set_pods([(uid("p"), path)].into_iter());
+    let grew = wait_for(Duration::from_secs(30), || {
+        look(&mut sampler, &everything(), &mut sample);
+        let main = &pod(&sample, "p").unwrap().containers[0];
+        main.throttled_periods > Some(3)
+            && main.periods >= main.throttled_periods
+            && main.run_delay_nanos > Some(1_000_000)
+    });
+    assert!(grew, "{:?}", sample.pods);
+}
+
+#[test]
+fn memory_that_a_process_holds_is_told_from_page_cache() {
+    let Some(mut ground) = Ground::make() else {
+        return;
+    };
+    let path = ground.mkdir("pod");
+    ground.spawn(
+        "pod",
+        "x=$(head -c 30000000 /dev/zero | tr '\\0' a); read wait",
+    );
+    let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
+    sampler.set_pods([(uid("p"), path)].into_iter());
+    let held = wait_for(Duration::from_secs(30), || {
+        look(&mut sampler, &everything(), &mut sample);
+        let pod = pod(&sample, "p").unwrap();
+        let parts = pod.memory_parts.unwrap();
+        parts.held > Bytes(29_000_000)
+            && parts.cache < Bytes(20_000_000)
+            && pod.memory >= Some(parts.held)
+    });
+    assert!(held, "{:?}", sample.pods);
+}
+
+#[test]
+fn without_a_descriptor_to_keep_the_figures_are_the_same() {
+    let Some(mut ground) = Ground::make() else {
+        return;
+    };
+    let path = ground.mkdir("pod");
+    ground.mkdir("pod/main");
+    ground.spawn("pod/main", "exec sleep 600");
+    let look_with = |fds: usize| {
+        let (budget, mut sample) = (FdBudget::new(fds), Sample::default());
+        let mut sampler =
+            Sampler::with_budget(Path::new("/proc"), ground.hierarchy.clone(), budget.clone());
+        sampler.set_pods([(uid("p"), path.clone())].into_iter());
+        look(&mut sampler, &everything(), &mut sample);
+        look(&mut sampler, &everything(), &mut sample);
+        let left = budget.left();
+        drop(sampler);
+        assert_eq!(budget.left(), fds, "all are given back");
+        let pod = sample.pods.remove(0);
+        (
+            left,
+            pod.levers.len(),
+            pod.containers.len(),
+            pod.cpu_nanos.is_some(),
+            pod.memory.is_some(),
+        )
+    };
+    assert_eq!(look_with(0), (0, 1, 1, true, true));
+    let (left, ..) = look_with(1000);
+    assert!(left < 990, "{left}");
+    assert_eq!(look_with(3), (0, 1, 1, true, true));
+}
+
+#[test]
+fn without_a_descriptor_a_new_cgroup_of_the_same_name_is_still_noticed() {
+    let Some(ground) = Ground::make() else { return };
+    let path = ground.mkdir("pod");
+    ground.mkdir("pod/old");
+    let mut sampler = Sampler::with_budget(
+        Path::new("/proc"),
+        ground.hierarchy.clone(),
+        FdBudget::new(0),
+    );
+    let mut sample = Sample::default();
+    sampler.set_pods([(uid("p"), path)].into_iter());
+    look(&mut sampler, &everything(), &mut sample);
+    ground.rmdir("pod");
+    ground.mkdir("pod/new");
+    look(&mut sampler, &everything(), &mut sample);
+    let containers = &pod(&sample, "p").unwrap().containers;
+    assert_eq!(containers.len(), 1);
+    assert_eq!(&*containers[0].container, "new");
+}
+
+#[test]
+fn a_real_v2_tree_gives_cpu_use_and_tells_what_is_gone() {
+    let unified = Path::new("/sys/fs/cgroup/unified");
+    if !unified.join("cgroup.procs").exists() {
+        eprintln!("skipped: no v2 tree beside v1 here");
+        return;
+    }
+    let name = format!("plimsoll-collect-v2-{}", std::process::id());
+    let folder = unified.join(&name);
+    fs::create_dir(&folder).unwrap();
+    let hierarchy = Hierarchy::V2 {
+        root: unified.into(),
+    };
+    let mut sampler = Sampler::new(Path::new("/proc"), hierarchy);
+    let mut sample = Sample::default();
+    sampler.set_pods([(uid("p"), CgroupPath::new(&name).unwrap())].into_iter());
+    look(&mut sampler, &everything(), &mut sample);
+    let seen = pod(&sample, "p").cloned();
+    fs::remove_dir(&folder).unwrap();
+    let seen = seen.unwrap();
+    assert_eq!((seen.cpu_nanos, seen.memory), (Some(0), None));
+    assert_eq!(seen.containers[0].run_delay_nanos, Some(0));
+    look(&mut sampler, &everything(), &mut sample);
+    assert_eq!(sampler.gone(), [uid("p")]);
+    assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
 }

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use plimsoll::engine::Demand;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::sample::{PodSample, Sample};
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
@@ -172,6 +173,21 @@ impl Fake {
         let path = self.root().join(path);
         fs::create_dir_all(&path).unwrap();
         path
+    }
+}
+
+/// Every file that a sampler knows.
+pub fn everything() -> Demand {
+    Demand {
+        load: true,
+        pressure: [true; 3],
+        disks: true,
+        interfaces: true,
+        pod_memory: true,
+        pod_quota: true,
+        run_delay: true,
+        throttled: true,
+        probes: Vec::new(),
     }
 }
 

@@ -136,3 +136,50 @@ pub fn interface(line: &[u8]) -> Option<(&str, [u64; 6])> {
         [bytes, packets, drops, sent_bytes, sent_packets, sent_drops],
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STAT: &[u8] = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1\n";
+    const MEMINFO: &[u8] = b"MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   400 kB\n";
+    const LOADAVG: &[u8] = b"0.11 0.24 0.25 1/91 17965\n";
+    const PRESSURE: &[u8] = b"some avg10=1.50 avg60=2.00 avg300=0.25 total=99\n";
+    const DISK: &[u8] = b" 254 0 vda 10 1 20 2 30 3 40 4 0 50 6";
+    const INTERFACE: &[u8] = b"  eth0: 1000 10 1 2 0 0 0 0 2000 20 3 4 0 0 0 0";
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (cpu_times(&text, 10_000_000), memory(&text), load(&text), pressure(&text));
+            let _ = (disk(&text), interface(&text));
+        }
+
+        #[test]
+        fn a_text_that_was_cut_off_is_understood_in_full_or_not_at_all(cut in 0..100_usize) {
+            fn same<T: PartialEq>(text: &[u8], cut: usize, parse: impl Fn(&[u8]) -> Option<T>) -> bool {
+                let part = parse(&text[..cut.min(text.len())]);
+                part.is_none() || part == parse(text)
+            }
+            prop_assert!(same(STAT, cut, |text| cpu_times(text, 1)));
+            prop_assert!(same(MEMINFO, cut, memory));
+            prop_assert!(same(LOADAVG, cut, load));
+            prop_assert!(same(PRESSURE, cut, pressure));
+        }
+
+        #[test]
+        fn overflowing_numbers_are_never_taken(place in 3..14_usize, column in 1..17_usize) {
+            let huge = |line: &[u8], place: usize| {
+                let text = std::str::from_utf8(line).unwrap();
+                let fields = text.split_whitespace().enumerate();
+                let fields = fields.map(|(i, it)| if i == place { "18446744073709551616" } else { it });
+                fields.collect::<Vec<_>>().join(" ").into_bytes()
+            };
+            prop_assert!(disk(&huge(DISK, place)).is_none());
+            prop_assert!(interface(&huge(INTERFACE, column)).is_none());
+            prop_assert!(disk(DISK).is_some() && interface(INTERFACE).is_some());
+        }
+    }
+}
