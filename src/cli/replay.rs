@@ -1,12 +1,107 @@
 //! `plimsoll replay`.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::run::period;
+use crate::engine::policy::NodeFacts;
+use crate::standalone::event::{Decision, Event, PolicyProblem};
+use crate::standalone::machine::metric;
+use crate::standalone::output::{Format, Output};
+use crate::standalone::policies::{self, Overrides};
+use crate::standalone::replayed::Replayed;
+use crate::trace::replay::Replay;
+
+const EXAMPLES: &str = "\
+Examples:
+  What would the edited policies have done yesterday?
+    plimsoll replay day.trace --policies edited/
+  As JSON, one object a transition and a summary as the last line:
+    plimsoll replay day.trace --policies edited/ --output json
+
+A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or
+evicted is taken off the recorded use from round to round, as far as that can be known.
+
+Exit status: 0 replayed to the end, 2 the trace or a policy could not be read.";
 
 /// Arguments of `plimsoll replay`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The trace; `-` is standard input
+    trace: PathBuf,
+
+    /// Policy manifests, or folders of them
+    #[arg(long, value_name = "FILE|DIR", num_args = 1.., required = true)]
+    policies: Vec<PathBuf>,
+
+    /// Evaluate every rule at this period [default: as recorded]
+    #[arg(long, value_name = "DURATION", value_parser = period)]
+    period: Option<Duration>,
+
+    /// How to print it
+    #[arg(long, value_enum, default_value_t)]
+    output: Format,
+}
 
 /// Runs it.
-pub(super) fn run(_args: &Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet")
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.trace == Path::new("-") {
+        replay(args, stdin().lock())?;
+    } else {
+        let file = File::open(&args.trace)
+            .with_context(|| format!("failed to open the trace {}", args.trace.display()))?;
+        replay(args, BufReader::new(file))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<()> {
+    let trace = || format!("failed to replay {}", args.trace.display());
+    let mut problems = Vec::new();
+    let opened = Replay::open(input, |header| {
+        let overrides = Overrides {
+            period: args.period.or_else(|| header.period()),
+            preview: true,
+        };
+        let loaded = policies::load(&args.policies, &NodeFacts::from(&header.node), overrides);
+        problems = loaded.problems;
+        loaded.policy
+    });
+    let (header, mut replay) = opened.with_context(trace)?;
+    problems.iter().for_each(complain);
+    let mut output = Output::new(args.output, stdout().lock());
+    while replay.step().with_context(trace)? {
+        let now = replay.tick().now;
+        let events = events(&replay);
+        output.write(&events, now, header.wall_time(now))?;
+    }
+    let summary = Replayed::new(&replay);
+    match args.output {
+        Format::Text => write!(stdout(), "{summary}")?,
+        Format::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,
+    }
+    Ok(())
+}
+
+fn complain(problem: &PolicyProblem) {
+    eprintln!("plimsoll: {problem}");
+}
+
+fn events<R: BufRead>(replay: &Replay<R>) -> Vec<Event> {
+    let transitions = replay.transitions().iter();
+    let decision = transitions.map(|transition| Decision {
+        transition: transition.clone(),
+        metric: metric(replay.policy(), &transition.rule),
+        pod_name: transition
+            .change
+            .pod()
+            .and_then(|uid| Some(replay.pod(uid)?.full_name().to_string())),
+    });
+    decision.map(Event::Decision).collect()
 }

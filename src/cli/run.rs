@@ -158,7 +158,7 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn period(text: &str) -> Result<Duration, String> {
+pub(super) fn period(text: &str) -> Result<Duration, String> {
     let period = duration::positive(text)?;
     if period < LEAST_PERIOD {
         return Err("the shortest period is 100ms".to_owned());

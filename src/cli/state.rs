@@ -1,12 +1,92 @@
 //! `plimsoll state`.
 
+use std::io::{ErrorKind, Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+
+use super::run::StateDir;
+use crate::node::clock;
+use crate::standalone::output::Format;
+use crate::standalone::report;
+use crate::standalone::scheduling::{self, SchedulingState};
+use crate::standalone::state_dir;
+use crate::standalone::status::{self, Status};
+
+const EXAMPLES: &str = "\
+Examples:
+  What is in force, and what Preview rules would do:
+    plimsoll state
+  Start a job only where the machine has room for it:
+    plimsoll state --schedulable && ./start-job
+
+With --schedulable the exit status is the answer, and nothing is printed:
+  0  yes: no rule keeps new work away
+  1  no: a rule keeps new work away
+  2  cannot tell: no `plimsoll run` uses this state directory (or it has not judged every rule once since the start
+     of the machine), or its file cannot be read. A launcher should treat this as no.";
 
 /// Arguments of `plimsoll state`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    state_dir: StateDir,
+
+    /// Answer with the exit status whether new work may be started: 0 yes, 1 no, 2 cannot tell
+    #[arg(long, conflicts_with = "output")]
+    schedulable: bool,
+
+    /// How to print it
+    #[arg(long, value_enum, default_value_t)]
+    output: Format,
+}
 
 /// Runs it.
-pub(super) fn run(_args: &Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet")
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let dir = &args.state_dir.state_dir;
+    if args.schedulable {
+        let state = schedulable(dir)?;
+        return Ok(ExitCode::from(u8::from(!state.schedulable)));
+    }
+    let status: Status = read(&dir.join(status::FILE))?;
+    let mut out = stdout().lock();
+    match args.output {
+        Format::Text => write!(out, "{}", report::Report::new(&status, clock::wall_time()))?,
+        Format::Json => {
+            serde_json::to_writer(&mut out, &status)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn schedulable(dir: &Path) -> anyhow::Result<SchedulingState> {
+    let path = dir.join(scheduling::FILE);
+    let state: SchedulingState = read(&path)?;
+    if !state.writer.is_of_this_boot() {
+        bail!(
+            "cannot tell: {} is from before the machine started",
+            path.display()
+        );
+    }
+    if !state.writer.is_alive() {
+        bail!(
+            "cannot tell: `plimsoll run` (process {}), which wrote {}, does not run any more",
+            state.writer.pid,
+            path.display()
+        );
+    }
+    Ok(state)
+}
+
+fn read<T: for<'a> serde::Deserialize<'a>>(path: &Path) -> anyhow::Result<T> {
+    match state_dir::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(anyhow!(
+            "there is no {}: has `plimsoll run` been started with this --state-dir?",
+            path.display()
+        )),
+        read => read.with_context(|| format!("failed to read {}", path.display())),
+    }
 }

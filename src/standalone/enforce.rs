@@ -1,21 +1,36 @@
 //! Those who act on a plan, and what came of it.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::event::News;
+use super::pods::Workload;
+use super::wording::short;
 use crate::engine::plan::{Feedback, Plan};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
+use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
+use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
-use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
-/// The throttler and the evictor.
+/// A pod that could not be told to end is not tried again before that.
+const REFUSAL_PAUSE: Duration = Duration::from_mins(1);
+
+/// The throttler, the evictor and the reclaimer.
 #[derive(Debug)]
 pub struct Actuators {
+    hierarchy: Hierarchy,
     throttler: Throttler,
+    evictor: Evictor,
+    reclaimer: Reclaimer,
+    /// Why page cache cannot be reclaimed here, as told.
+    unsupported: Option<&'static str>,
     /// Which kind of cgroup the pods held are limited by: their containers', or their own.
     pinned: BTreeMap<PodUid, bool>,
 }
@@ -40,12 +55,41 @@ enum Told {
     Cgroup(String),
     ThrottleFailed(String),
     NotWritten(String),
+    Eviction(String),
 }
 
 impl Effect {
-    /// What the throttler tells.
-    pub fn from_outcomes(outcomes: Vec<Outcome>) -> impl Iterator<Item = Self> {
-        outcomes.into_iter().map(Self::from)
+    /// The pod is not there any more, which is nobody's news.
+    fn gone(uid: &PodUid) -> Self {
+        Self {
+            pod: Some(uid.clone()),
+            feedback: Some(Feedback::Gone { uid: uid.clone() }),
+            told: Told::Eviction("it is gone".to_owned()),
+        }
+    }
+
+    fn of_start(uid: &PodUid, started: Result<(), EvictError>, now: BootTime) -> Self {
+        let (feedback, words) = match started {
+            Ok(()) => (None, "its processes were told to end".to_owned()),
+            Err(EvictError::Gone(_)) => return Self::gone(uid),
+            Err(error) => {
+                let refused = Feedback::EvictionRefused {
+                    uid: uid.clone(),
+                    until: now + REFUSAL_PAUSE,
+                };
+                (Some(refused), error.to_string())
+            }
+        };
+        Self {
+            pod: Some(uid.clone()),
+            feedback,
+            told: Told::Eviction(words),
+        }
+    }
+
+    /// Nothing of the pod runs any more.
+    pub const fn is_end(&self) -> bool {
+        matches!(self.feedback, Some(Feedback::Gone { .. }))
     }
 
     /// What the user is told; `name` is that of the pod.
@@ -66,6 +110,10 @@ impl Effect {
                 reason,
             },
             Told::NotWritten(reason) => News::StateNotWritten { reason },
+            Told::Eviction(what) => News::Eviction {
+                pod_name: name,
+                what,
+            },
         }
     }
 }
@@ -96,6 +144,25 @@ impl From<Outcome> for Effect {
     }
 }
 
+impl From<EvictOutcome> for Effect {
+    fn from(outcome: EvictOutcome) -> Self {
+        let (uid, over, words) = match outcome {
+            EvictOutcome::Ended { uid, after } => {
+                (uid, true, format!("it has ended, after {}", short(after)))
+            }
+            EvictOutcome::Killed { uid, after } => {
+                (uid, true, format!("it was killed, after {}", short(after)))
+            }
+            EvictOutcome::Failed { uid, error } => (uid, false, error.to_string()),
+        };
+        Self {
+            feedback: over.then(|| Feedback::Gone { uid: uid.clone() }),
+            pod: Some(uid),
+            told: Told::Eviction(words),
+        }
+    }
+}
+
 const fn pod(outcome: &Outcome) -> Option<&PodUid> {
     match outcome {
         Outcome::Set { uid, .. }
@@ -121,34 +188,94 @@ impl Actuators {
         hierarchy: Hierarchy,
         now: BootTime,
     ) -> Result<(Self, Recovered), OpenError> {
-        let (throttler, recovered) = Throttler::open(state_dir, hierarchy, now)?;
+        let (throttler, recovered) = Throttler::open(state_dir, hierarchy.clone(), now)?;
         let actuators = Self {
             throttler,
+            evictor: Evictor::new(hierarchy.clone()),
+            reclaimer: Reclaimer::new(hierarchy.clone()),
+            unsupported: None,
+            hierarchy,
             pinned: BTreeMap::new(),
         };
         Ok((actuators, recovered))
     }
 
-    /// Reads back what is in force.
-    pub fn check(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
-        effects.extend(Effect::from_outcomes(self.throttler.verify(now)));
+    /// Goes on with the evictions that an earlier process began.
+    pub fn resume(&mut self, pending: Vec<PendingEviction>) {
+        self.evictor.resume(pending);
     }
 
-    /// Does what the plan says. `pods` tells the cgroup of a pod that is there.
+    /// Reads back what is in force, and goes on with what was begun. Allocates nothing while there is nothing to tell.
+    pub fn check(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
+        effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
+        effects.extend(self.evictor.tick(now).into_iter().map(Effect::from));
+        for outcome in self.reclaimer.poll() {
+            effects.extend(self.reclaimed(outcome));
+        }
+    }
+
+    /// Does what the plan says to the pods that are there: those whose cgroup is the one that was found.
     pub fn apply(
         &mut self,
         now: BootTime,
         plan: &Plan,
-        pods: &dyn Fn(&PodUid) -> Option<CgroupPath>,
+        pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
-        let outcomes = self.throttler.apply(now, &plan.throttles, pods);
-        effects.extend(Effect::from_outcomes(outcomes));
+        let there = There(&self.hierarchy, pods);
+        let lookup = |uid: &PodUid| there.cgroup(uid);
+        let outcomes = self.throttler.apply(now, &plan.throttles, &lookup);
+        effects.extend(outcomes.into_iter().map(Effect::from));
+        for evict in &plan.evictions {
+            let started = there
+                .cgroup(&evict.uid)
+                .map(|cgroup| self.evictor.start(&evict.uid, &cgroup, evict.grace, now));
+            effects.push(match started {
+                Some(started) => Effect::of_start(&evict.uid, started, now),
+                None => Effect::gone(&evict.uid),
+            });
+        }
+        let reclaims = plan.reclaims.iter().filter_map(|reclaim| {
+            let cgroup = there.cgroup(&reclaim.uid)?;
+            self.reclaimer
+                .request(&reclaim.uid, &cgroup, reclaim.amount)
+        });
+        let reclaims: Vec<_> = reclaims.collect();
+        let told = reclaims.into_iter().filter_map(|it| self.reclaimed(it));
+        effects.extend(told);
+    }
+
+    fn reclaimed(&mut self, outcome: ReclaimOutcome) -> Option<Effect> {
+        let uid = outcome.uid().clone();
+        let told = match outcome {
+            ReclaimOutcome::Busy { .. } => return None,
+            ReclaimOutcome::Gone { .. } => return Some(Effect::gone(&uid)),
+            ReclaimOutcome::Reclaimed { freed, .. } => {
+                Told::Cgroup(format!("{freed} of page cache reclaimed"))
+            }
+            ReclaimOutcome::Unsupported { reason, .. } => {
+                if self.unsupported.replace(reason) == Some(reason) {
+                    return None;
+                }
+                Told::Cgroup(format!("no page cache can be reclaimed: {reason}"))
+            }
+            ReclaimOutcome::Failed { error, .. } => Told::Cgroup(error.to_string()),
+        };
+        Some(Effect {
+            pod: Some(uid),
+            feedback: None,
+            told,
+        })
     }
 
     /// Gives everything back.
     pub fn restore_all(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
-        effects.extend(Effect::from_outcomes(self.throttler.restore_all(now)));
+        effects.extend(
+            self.throttler
+                .restore_all(now)
+                .into_iter()
+                .map(Effect::from),
+        );
     }
 
     /// Keeps the sampler at the cgroups that are limited, whatever quotas come to stand in them.
@@ -177,8 +304,49 @@ impl Actuators {
         self.throttler.records()
     }
 
+    /// The evictions that have begun and not ended.
+    pub fn evicting(&self) -> impl Iterator<Item = &PendingEviction> {
+        self.evictor.pending()
+    }
+
     /// Something is being done to that pod.
     pub fn is_busy_with(&self, uid: &PodUid) -> bool {
         self.throttler.held().any(|held| held == uid)
+            || self.evictor.pending().any(|pending| pending.uid == *uid)
     }
+
+    /// Whether any process runs in `cgroup` or below it.
+    pub fn is_populated(&self, cgroup: &CgroupPath) -> bool {
+        let dir = self.hierarchy.dir(Controller::Cpu, cgroup);
+        dir.is_some_and(|dir| has_processes(&dir))
+    }
+}
+
+/// The pods that were found, and whether they still are there.
+struct There<'a>(&'a Hierarchy, &'a BTreeMap<PodUid, Workload>);
+
+impl There<'_> {
+    /// The pod's cgroup, where the one that has the name now is the one that was found: another pod may have taken
+    /// the name since.
+    fn cgroup(&self, uid: &PodUid) -> Option<CgroupPath> {
+        let workload = self.1.get(uid)?;
+        let dir = self.0.dir(Controller::Cpu, &workload.cgroup)?;
+        let meta = fs::symlink_metadata(dir).ok()?;
+        let same = workload.inode == 0 || meta.ino() == workload.inode;
+        same.then(|| workload.cgroup.clone())
+    }
+}
+
+fn has_processes(dir: &Path) -> bool {
+    let own = fs::read_to_string(dir.join("cgroup.procs"));
+    if own.is_ok_and(|processes| !processes.is_empty()) {
+        return true;
+    }
+    let Ok(entries) = fs::read_dir(dir) else {
+        return false;
+    };
+    entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .any(|entry| has_processes(&entry.path()))
 }

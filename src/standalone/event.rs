@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::pods::Refusal;
 use crate::engine::plan::Transition;
-use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 
 /// One thing that happened.
@@ -110,13 +109,19 @@ pub enum News {
     },
     /// An eviction went on: signalled, gone, killed, refused.
     Eviction {
-        /// Which pod.
-        pod: PodUid,
         /// `namespace/name`, where the pod is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod_name: Option<String>,
         /// What, in words.
         what: String,
+    },
+    /// A probe does not answer, or does again.
+    Probe {
+        /// Its URL.
+        url: String,
+        /// Why it has no answer; absent where it has one again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
     },
     /// A file of the state directory could not be written.
     StateNotWritten {

@@ -1,6 +1,6 @@
 //! One machine under the engine: what samples it, what decides, and what acts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -17,12 +17,14 @@ use super::previews::Previews;
 use super::scheduling::SchedulingFile;
 use super::state_dir::{self, Writer};
 use super::status::{self, RuleStatus, Status, ThrottledFile};
+use super::troubles::{Faults, Probes};
 use crate::engine::plan::{Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::{Demand, Engine, EngineState, RuleReport};
+use crate::node::actuate::evict::PendingEviction;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::clock;
@@ -75,10 +77,13 @@ pub struct Machine {
     policy: Arc<PolicySet>,
     demand: Demand,
     sampler: Sampler,
+    prober: Probes,
     actuators: Actuators,
     scheduling: SchedulingFile,
     previews: Previews,
     pods: BTreeMap<PodUid, Workload>,
+    /// Those of them that were seen to have ended.
+    ended: BTreeSet<PodUid>,
     /// Names of pods, those that just went away too: what is told of them comes later.
     names: BTreeMap<PodUid, Arc<str>>,
     sample: Sample,
@@ -87,6 +92,7 @@ pub struct Machine {
     effects: Vec<Effect>,
     settings: Settings,
     writer: Writer,
+    faults: Faults,
     next_sample: BootTime,
     kept: BootTime,
     adopted: usize,
@@ -116,10 +122,12 @@ impl Machine {
             policy: Arc::default(),
             demand: Demand::default(),
             sampler: Sampler::new(&settings.proc_root, hierarchy),
+            prober: Probes::default(),
             actuators,
             scheduling: SchedulingFile::open(&settings.state_dir, &writer),
             previews: Previews::default(),
             pods: BTreeMap::new(),
+            ended: BTreeSet::new(),
             names: BTreeMap::new(),
             sample: Sample::default(),
             plan: Plan::default(),
@@ -127,17 +135,18 @@ impl Machine {
             effects: Vec::new(),
             settings,
             writer,
+            faults: Faults::default(),
             next_sample: now,
             kept: now,
             adopted: recovered.throttles.len(),
         };
         machine.set_policy(policy);
         machine.set_pods(workloads);
-        let state = machine.kept_state();
-        machine.engine.adopt(&state, &recovered.throttles);
-        machine
-            .effects
-            .extend(Effect::from_outcomes(recovered.outcomes));
+        let kept = machine.kept_state();
+        machine.engine.adopt(&kept.state, &recovered.throttles);
+        machine.actuators.resume(kept.evictions);
+        let outcomes = recovered.outcomes.into_iter();
+        machine.effects.extend(outcomes.map(Effect::from));
         machine.refresh();
         Ok(machine)
     }
@@ -146,6 +155,7 @@ impl Machine {
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
         self.engine.set_policy(Arc::clone(&policy));
         self.previews.retain(|rule| has_rule(&policy, rule));
+        self.prober.set_policy(&policy);
         self.policy = policy;
         self.refresh();
     }
@@ -158,11 +168,34 @@ impl Machine {
             let name = workload.pod.full_name().to_string();
             self.names.insert(workload.pod.uid.clone(), name.into());
         }
-        let pods = workloads.iter().map(|workload| Arc::clone(&workload.pod));
-        self.engine.set_pods(pods.collect());
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
         self.pods = workloads.into_iter().map(uid).collect();
+        self.ended.retain(|uid| self.pods.contains_key(uid));
+        self.give_pods();
         self.refresh();
+    }
+
+    /// The engine gets the pods that run: one that has ended may still have its cgroup.
+    fn give_pods(&mut self) {
+        let running = self
+            .pods
+            .values()
+            .filter(|known| !self.ended.contains(&known.pod.uid));
+        self.engine
+            .set_pods(running.map(|known| Arc::clone(&known.pod)).collect());
+    }
+
+    /// A pod that had ended runs again where its cgroup has processes again.
+    fn look_for_restarts(&mut self) {
+        let before = self.ended.len();
+        let (pods, actuators) = (&self.pods, &self.actuators);
+        self.ended.retain(|uid| {
+            pods.get(uid)
+                .is_some_and(|known| !actuators.is_populated(&known.cgroup))
+        });
+        if self.ended.len() != before {
+            self.give_pods();
+        }
     }
 
     /// What the next samples have to hold may have changed.
@@ -207,9 +240,13 @@ impl Machine {
             self.sampler
                 .sample_pods(now, &self.demand, &mut self.sample);
         }
+        self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
         self.actuators.check(now, &mut self.effects);
         self.tell_effects(now);
+        if due && !self.ended.is_empty() {
+            self.look_for_restarts();
+        }
         self.engine.step(now, &self.sample, &mut self.plan);
         if self.plan.evaluated {
             self.act(now);
@@ -218,11 +255,9 @@ impl Machine {
     }
 
     fn act(&mut self, now: BootTime) {
-        let pods = &self.pods;
-        let lookup = |uid: &PodUid| pods.get(uid).map(|known| known.cgroup.clone());
         // First of all: everything else can wait for it.
         self.actuators
-            .apply(now, &self.plan, &lookup, &mut self.effects);
+            .apply(now, &self.plan, &self.pods, &mut self.effects);
         self.tell_plan();
         self.tell_effects(now);
         self.keep_scheduling(now);
@@ -232,6 +267,9 @@ impl Machine {
             self.refresh_demand();
         }
         self.keep_state(now, changed);
+        self.prober.ask(&self.demand);
+        self.prober.tell(now, &mut self.events);
+        self.faults.tell(self.sampler.faults());
     }
 
     fn tell_plan(&mut self) {
@@ -253,6 +291,9 @@ impl Machine {
         for effect in self.effects.drain(..) {
             if let Some(feedback) = &effect.feedback {
                 self.engine.feedback(feedback);
+            }
+            if let (true, Some(uid)) = (effect.is_end(), &effect.pod) {
+                self.ended.insert(uid.clone());
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
             self.events.push(Event::notice(now, effect.news(name)));
@@ -281,6 +322,7 @@ impl Machine {
         let kept = Kept {
             boot_id: self.writer.boot_id.clone(),
             state: self.engine.state(),
+            evictions: self.actuators.evicting().cloned().collect(),
         };
         let path = self.settings.state_dir.join(ENGINE_FILE);
         if let Err(error) = state_dir::replace(&path, &kept) {
@@ -288,13 +330,12 @@ impl Machine {
         }
     }
 
-    fn kept_state(&self) -> EngineState {
+    fn kept_state(&self) -> Kept {
         let kept = state_dir::read::<Kept>(&self.settings.state_dir.join(ENGINE_FILE));
-        match kept {
-            Ok(kept) if kept.boot_id == self.writer.boot_id => kept.state,
-            // Nothing was kept, or in another boot: the journal alone says what is in force.
-            _ => EngineState::default(),
-        }
+        // Where nothing was kept, or in another boot, the journal alone says what is in force.
+        kept.ok()
+            .filter(|kept| kept.boot_id == self.writer.boot_id)
+            .unwrap_or_default()
     }
 
     fn tell_unwritten(&mut self, now: BootTime, reason: String) {
@@ -331,6 +372,7 @@ impl Machine {
     pub fn is_acting(&self) -> bool {
         let mut reports = self.engine.reports();
         self.actuators.held().next().is_some()
+            || self.actuators.evicting().next().is_some()
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
 
@@ -347,11 +389,18 @@ impl Machine {
             scheduling: self.scheduling.current().cloned(),
             rules: rules.map(|rule| self.rule_status(rule, now)).collect(),
             throttled: files.map(|file| self.throttled_file(file)).collect(),
-            evicting: Vec::new(),
+            evicting: self.evicting(),
             would: self.previews.current().to_vec(),
             problems: Vec::new(),
             refused: Vec::new(),
         }
+    }
+
+    fn evicting(&self) -> Vec<String> {
+        let pending = self.actuators.evicting();
+        pending
+            .map(|it| name(&self.names, &it.uid).unwrap_or_else(|| it.uid.to_string()))
+            .collect()
     }
 
     fn rule_status(&self, report: RuleReport, now: BootTime) -> RuleStatus {
@@ -419,11 +468,13 @@ impl Machine {
 }
 
 /// What is kept of the engine over a restart.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kept {
     boot_id: String,
     state: EngineState,
+    #[serde(default)]
+    evictions: Vec<PendingEviction>,
 }
 
 fn has_rule(policy: &PolicySet, rule: &RuleId) -> bool {
@@ -431,7 +482,7 @@ fn has_rule(policy: &PolicySet, rule: &RuleId) -> bool {
 }
 
 /// The name of a rule's metric.
-pub(super) fn metric(policy: &PolicySet, rule: &RuleId) -> Option<String> {
+pub fn metric(policy: &PolicySet, rule: &RuleId) -> Option<String> {
     let rule = policy.rules.iter().find(|known| known.id == *rule)?;
     Some(rule.metric.to_string())
 }

@@ -1,14 +1,15 @@
 //! Policies from manifest files, and when an edit of them is taken over.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::event::PolicyProblem;
-use super::manifest::{self, Place};
-use crate::crd::{Finding, Objects, compile};
+use super::manifest;
+use crate::crd::manifest::{Lines, Object};
+use crate::crd::{API_VERSION, Finding, GROUP, Kind, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 
 /// What the command line says over what the policies say.
@@ -62,14 +63,17 @@ impl Loaded {
 /// as they are. Objects of other kinds (pods may lie in the same folder) are passed over.
 pub fn load(paths: &[PathBuf], node: &NodeFacts, overrides: Overrides) -> Loaded {
     let mut problems = Vec::new();
-    let mut places = BTreeMap::new();
+    let mut places = Places::new();
     let mut values = Vec::new();
-    manifest::read(paths, |place, object| match object {
+    manifest::read(paths, |file, object| match object {
         Ok(object) => {
-            places.entry(key(&object)).or_insert_with(|| place.clone());
-            values.push(object);
+            problems.extend(misspelt(file, &object));
+            places
+                .entry(key(&object.value))
+                .or_insert_with(|| (file.to_owned(), object.lines));
+            values.push(object.value);
         }
-        Err(reason) => problems.push(problem(Some(place), "error", reason)),
+        Err(flaw) => problems.push(problem(file, flaw.line, "error", flaw.message)),
     });
     let compiled = compile(&Objects::from_values(values), node);
     problems.extend(
@@ -84,6 +88,9 @@ pub fn load(paths: &[PathBuf], node: &NodeFacts, overrides: Overrides) -> Loaded
     Loaded { policy, problems }
 }
 
+/// Where the first object of each kind and name stands.
+type Places = BTreeMap<(String, String), (PathBuf, Lines)>;
+
 fn key(object: &Value) -> (String, String) {
     let text = |pointer: &str| {
         let text = object.pointer(pointer).and_then(Value::as_str);
@@ -92,21 +99,38 @@ fn key(object: &Value) -> (String, String) {
     (text("/kind"), text("/metadata/name"))
 }
 
-fn locate(finding: &Finding, places: &BTreeMap<(String, String), Place>) -> PolicyProblem {
+/// An object of our group that is of none of its kinds was meant to be one.
+fn misspelt(file: &Path, object: &Object) -> Option<PolicyProblem> {
+    let api = object.value.get("apiVersion").and_then(Value::as_str)?;
+    if api.split('/').next() != Some(GROUP) || Kind::of(&object.value).is_some() {
+        return None;
+    }
+    let (kind, name) = key(&object.value);
+    let kinds = Kind::ALL.map(Kind::name).join(", ");
+    let message = format!(
+        "{kind}/{name}: there is no kind {kind} in {api}; write apiVersion: {API_VERSION}, and kind: one of {kinds}"
+    );
+    Some(problem(file, object.lines.line("kind"), "error", message))
+}
+
+fn locate(finding: &Finding, places: &Places) -> PolicyProblem {
     let object = &finding.object;
-    let place = places.get(&(object.kind.clone(), object.name.clone()));
     let field = match finding.path.as_str() {
         "" => String::new(),
         path => format!(" {path}"),
     };
     let message = format!("{object}{field}: {}", finding.message);
-    problem(place, &finding.severity.to_string(), message)
+    let severity = finding.severity.to_string();
+    match places.get(&(object.kind.clone(), object.name.clone())) {
+        Some((file, lines)) => problem(file, lines.line(&finding.path), &severity, message),
+        None => problem(Path::new(""), 0, &severity, message),
+    }
 }
 
-fn problem(place: Option<&Place>, severity: &str, message: String) -> PolicyProblem {
+fn problem(file: &Path, line: usize, severity: &str, message: String) -> PolicyProblem {
     PolicyProblem {
-        file: place.map_or_else(String::new, |place| place.file.display().to_string()),
-        line: place.map_or(0, |place| place.line),
+        file: file.display().to_string(),
+        line,
         severity: severity.to_owned(),
         message,
     }

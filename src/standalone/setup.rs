@@ -236,7 +236,7 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let (mut actuators, recovered) = Actuators::open(&options.state_dir, hierarchy, now)
         .map_err(|error: OpenError| SetupError::Machine(error.into()))?;
-    let mut effects: Vec<Effect> = Effect::from_outcomes(recovered.outcomes).collect();
+    let mut effects: Vec<Effect> = recovered.outcomes.into_iter().map(Effect::from).collect();
     actuators.restore_all(now, &mut effects);
     let left = actuators.held().count();
     let files = effects.len();

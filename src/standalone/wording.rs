@@ -186,15 +186,14 @@ impl fmt::Display for News {
                 }
             }
             Self::Cgroup { pod_name, what } => named(f, pod_name.as_deref(), what),
-            Self::Eviction {
-                pod,
-                pod_name,
-                what,
-            } => write!(
-                f,
-                "eviction of {}: {what}",
-                pod_name.as_deref().unwrap_or(&pod.0)
-            ),
+            Self::Eviction { pod_name, what } => {
+                named(f, pod_name.as_deref(), &format!("eviction: {what}"))
+            }
+            Self::Probe {
+                url,
+                failure: Some(failure),
+            } => write!(f, "the probe {url} has no answer: {failure}"),
+            Self::Probe { url, failure: None } => write!(f, "the probe {url} answers again"),
             Self::Restored { files: 0, left: 0 } => f.write_str("there was nothing to put back"),
             Self::Restored { files, left: 0 } => {
                 write!(

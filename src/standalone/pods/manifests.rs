@@ -1,6 +1,6 @@
 //! `--pods FILE|DIR`: ordinary `v1` Pod manifests, whose annotation `plimsoll.dev/cgroup` names the cgroup.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as k8s;
@@ -11,7 +11,7 @@ use super::{Found, Refusal, Workload, inode, overlap};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::pod_facts::{annotation, pod_facts};
-use crate::standalone::manifest::{self, Place};
+use crate::standalone::manifest;
 
 /// Names the pod's cgroup, relative to the cgroup root.
 pub const CGROUP_ANNOTATION: &str = "plimsoll.dev/cgroup";
@@ -33,13 +33,32 @@ struct Draft {
     cgroup: CgroupPath,
 }
 
+/// Where an object stands: its file and line.
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    file: PathBuf,
+    line: usize,
+}
+
+impl Place {
+    fn new(file: &Path, line: usize) -> Self {
+        Self {
+            file: file.to_owned(),
+            line,
+        }
+    }
+}
+
 impl Manifests {
     /// Reads `paths`: files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders.
     pub fn read(paths: &[PathBuf]) -> Self {
         let mut manifests = Self::default();
-        manifest::read(paths, |place, object| match object {
-            Ok(object) => manifests.take(place, object),
-            Err(reason) => manifests.refuse(place, None, reason),
+        manifest::read(paths, |file, object| match object {
+            Ok(object) => {
+                let place = Place::new(file, object.lines.line(""));
+                manifests.take(&place, object.value);
+            }
+            Err(flaw) => manifests.refuse(&Place::new(file, flaw.line), None, flaw.message),
         });
         manifests
     }

@@ -1,0 +1,98 @@
+//! What a replay came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::BufRead;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::wording::{count, short};
+use crate::engine::policy::RuleId;
+use crate::trace::replay::{Replay, RuleSummary, Summary};
+
+/// The summary of a replay, with the names of pods.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Replayed {
+    /// What happened.
+    summary: Summary,
+    /// `namespace/name` of the pods of each rule.
+    pods: BTreeMap<RuleId, Vec<String>>,
+}
+
+impl Replayed {
+    /// What `replay` has come to so far.
+    pub fn new<R: BufRead>(replay: &Replay<R>) -> Self {
+        let summary = replay.summary();
+        let names = |rule: &RuleSummary| {
+            let name = |uid| {
+                let pod = replay.pod(uid);
+                pod.map_or_else(|| uid.to_string(), |pod| pod.full_name().to_string())
+            };
+            rule.pods.iter().map(name).collect()
+        };
+        let rules = summary.rules.iter();
+        let pods = rules.map(|(id, rule)| (id.clone(), names(rule))).collect();
+        Self { summary, pods }
+    }
+}
+
+impl fmt::Display for Replayed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary { samples, span, .. } = &self.summary;
+        writeln!(
+            f,
+            "\n{samples} samples over {}, nothing of this was done:",
+            whole(*span)
+        )?;
+        for (id, rule) in &self.summary.rules {
+            writeln!(f, "{id}")?;
+            if rule.breaches == 0 {
+                writeln!(f, "  never above its mark for long enough to act")?;
+                continue;
+            }
+            write_rule(f, rule)?;
+            let pods = self.pods.get(id).map_or(&[][..], Vec::as_slice);
+            if !pods.is_empty() {
+                writeln!(f, "  pods: {}", pods.join(", "))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
+    let in_force = whole(rule.in_force);
+    let breaches = count(usize::try_from(rule.breaches).unwrap_or(usize::MAX), "time");
+    writeln!(
+        f,
+        "  over its mark {breaches}, in force for {in_force}, {:?} at the end",
+        rule.state
+    )?;
+    if rule.steps_down + rule.steps_up > 0 {
+        writeln!(
+            f,
+            "  throttle: {} steps down, {} up",
+            rule.steps_down, rule.steps_up
+        )?;
+    }
+    if rule.reclaims > 0 {
+        writeln!(f, "  page cache reclaimed: {} times", rule.reclaims)?;
+    }
+    if rule.evictions > 0 {
+        writeln!(f, "  evictions wanted: {}", rule.evictions)?;
+    }
+    if rule.scheduling_disabled > Duration::ZERO {
+        writeln!(
+            f,
+            "  new work kept away for {}",
+            whole(rule.scheduling_disabled)
+        )?;
+    }
+    Ok(())
+}
+
+fn whole(duration: Duration) -> String {
+    short(Duration::from_secs(duration.as_secs()))
+}
