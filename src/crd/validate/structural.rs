@@ -112,13 +112,12 @@ impl Structure {
         for (index, item) in items.iter().enumerate() {
             let values: Vec<String> = keys.iter().map(|key| item[*key].to_string()).collect();
             if !seen.insert(values.clone()) {
-                let field = at_key(&at_index(path, index), keys[0]);
                 let message = format!(
                     "{} is there twice in {path}; give each its own {}",
                     values.join(", "),
                     keys.join(", ")
                 );
-                self.problem(&field, message);
+                self.problem(&at_index(path, index), message);
             }
         }
     }

@@ -1,0 +1,281 @@
+//! Mistakes within one rule.
+#![allow(clippy::too_many_lines, reason = "tables")]
+
+use super::{Case, VALUE, object, refused, rule, value, with};
+
+const METRIC: &str = "spec.rules[0].metricRule";
+
+pub fn rules() -> Vec<Case> {
+    let thresholds = [
+        (
+            "avoidanceThreshold 0",
+            with("avoidanceThreshold: 0"),
+            "spec.rules[0].avoidanceThreshold",
+            "must be from 1 to 2147483647",
+        ),
+        (
+            "avoidanceThreshold 2^31",
+            with("avoidanceThreshold: 2147483648"),
+            "spec.rules[0].avoidanceThreshold",
+            "is 2147483648",
+        ),
+        (
+            "restoreThreshold 0",
+            with("restoreThreshold: 0"),
+            "spec.rules[0].restoreThreshold",
+            "write for example 1",
+        ),
+        (
+            "restoredThreshold 2^31",
+            with("restoredThreshold: 2147483648"),
+            "spec.rules[0].restoredThreshold",
+            "must be from 1",
+        ),
+        (
+            "thresholds that differ",
+            with("restoreThreshold: 1, restoredThreshold: 2"),
+            "spec.rules[0].restoredThreshold",
+            "write restoreThreshold alone",
+        ),
+        (
+            "threshold as text",
+            with("avoidanceThreshold: \"2\""),
+            "spec.rules[0].avoidanceThreshold",
+            "remove the quotes: 2",
+        ),
+        (
+            "threshold with a fraction",
+            with("avoidanceThreshold: 1.5"),
+            "spec.rules[0].avoidanceThreshold",
+            "must be a whole number",
+        ),
+        (
+            "unknown strategy",
+            with("strategy: Dry"),
+            "spec.rules[0].strategy",
+            "write one of None, Preview",
+        ),
+        (
+            "unknown field",
+            with("restoreTreshold: 2"),
+            "spec.rules[0].restoreTreshold",
+            "did you mean restoreThreshold?",
+        ),
+        (
+            "restoreValue above value",
+            with("restoreValue: 4001"),
+            "spec.rules[0].restoreValue",
+            "write a value at or below it",
+        ),
+        (
+            "restoreValue that is none",
+            with("restoreValue: low"),
+            "spec.rules[0].restoreValue",
+            "write for example 3000",
+        ),
+        (
+            "negative restoreValue",
+            with("restoreValue: -1"),
+            "spec.rules[0].restoreValue",
+            "0 or more",
+        ),
+    ];
+    let rule_cases = [
+        (
+            "no metricRule",
+            rule("{name: cpu, actionName: good-action}"),
+            METRIC,
+            "write metricRule: {name: \"...\", value: 4000}",
+        ),
+        (
+            "empty metricRule",
+            rule("{name: cpu, actionName: good-action, metricRule: ~}"),
+            METRIC,
+            "metricRule is missing",
+        ),
+        (
+            "no value",
+            rule("{name: cpu, actionName: good-action, metricRule: {name: cpu_total_usage}}"),
+            VALUE,
+            "write value: 4000",
+        ),
+        (
+            "no actionName",
+            rule("{name: cpu, metricRule: {name: cpu_total_usage, value: 1}}"),
+            "spec.rules[0].actionName",
+            "actionName is missing",
+        ),
+        (
+            "metric name with spaces",
+            rule(
+                "{name: cpu, actionName: good-action, metricRule: {name: cpu usage, value: 4000}}",
+            ),
+            "spec.rules[0].metricRule.name",
+            "write for example name: cpu_total_usage",
+        ),
+        (
+            "rule name in capitals",
+            rule(
+                "{name: CPU, actionName: good-action, metricRule: {name: cpu_total_usage, value: 4000}}",
+            ),
+            "spec.rules[0].name",
+            "write lower-case letters",
+        ),
+        (
+            "two rules of one name",
+            rule(
+                "{name: other, actionName: good-action, metricRule: {name: cpu_total_usage, value: 4000}}",
+            ),
+            "spec.rules[1]",
+            "give each its own name",
+        ),
+        (
+            "selector without values",
+            rule(
+                "{name: cpu, actionName: good-action, metricRule: {name: disk_utilization, value: 90, selector: {matchExpressions: [{key: device, operator: In}]}}}",
+            ),
+            "spec.rules[0].metricRule.selector.matchExpressions[0].values",
+            "need at least one value",
+        ),
+        (
+            "unknown selector operator",
+            rule(
+                "{name: cpu, actionName: good-action, metricRule: {name: disk_utilization, value: 90, selector: {matchExpressions: [{key: device, operator: Is}]}}}",
+            ),
+            "spec.rules[0].metricRule.selector.matchExpressions[0].operator",
+            "write one of In, NotIn, Exists, DoesNotExist",
+        ),
+        (
+            "no rules",
+            object("NodeQOS", "{rules: []}"),
+            "spec.rules",
+            "needs at least 1",
+        ),
+        (
+            "rules missing",
+            object("NodeQOS", "{}"),
+            "spec.rules",
+            "rules is missing",
+        ),
+        (
+            "rules as a map",
+            object("NodeQOS", "{rules: {name: a}}"),
+            "spec.rules",
+            "must be a list",
+        ),
+        (
+            "spec missing",
+            "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: bad}\n"
+                .to_owned(),
+            "spec",
+            "spec is missing",
+        ),
+        (
+            "node selector no label can meet",
+            object(
+                "NodeQOS",
+                "{selector: {matchLabels: {pool: a b}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
+            ),
+            "spec.selector.matchLabels",
+            "write at most 63",
+        ),
+        (
+            "huge selector",
+            object(
+                "NodeQOS",
+                &format!(
+                    "{{selector: {{matchExpressions: [{{key: a, operator: In, values: [{}]}}]}}, rules: []}}",
+                    "x, ".repeat(2000)
+                ),
+            ),
+            "spec.selector.matchExpressions[0].values",
+            "may have 64",
+        ),
+        (
+            "probe on a named port",
+            object(
+                "NodeQOS",
+                "{nodeQualityProbe: {httpGet: {port: metrics}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
+            ),
+            "spec.nodeQualityProbe.httpGet.port",
+            "from 1 to 65535",
+        ),
+        (
+            "probe with a URL for a host",
+            object(
+                "NodeQOS",
+                "{nodeQualityProbe: {httpGet: {host: \"http://a/\", port: 80}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
+            ),
+            "spec.nodeQualityProbe.httpGet.host",
+            "without scheme",
+        ),
+        (
+            "period 0",
+            object(
+                "NodeQOS",
+                "{evaluationPeriodSeconds: 0, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
+            ),
+            "spec.evaluationPeriodSeconds",
+            "write for example 10",
+        ),
+    ];
+    let all = thresholds.into_iter().chain(rule_cases);
+    all.map(|(name, text, path, part)| refused(name, text, path, part))
+        .collect()
+}
+
+pub fn quantities() -> Vec<Case> {
+    let quantity = "write for example 4000";
+    let mut cases = vec![
+        refused(
+            "value .nan",
+            value(".nan"),
+            "spec.rules[0].metricRule.value",
+            "write a number",
+        ),
+        refused(
+            "value .inf",
+            value("-.inf"),
+            "spec.rules[0].metricRule.value",
+            "no finite number",
+        ),
+        refused(
+            "bare fraction",
+            value("0.5"),
+            VALUE,
+            "write it as text: \"0.5\"",
+        ),
+        refused(
+            "bare fraction above 1",
+            value("80.25"),
+            VALUE,
+            "write it as text: \"80.25\"",
+        ),
+        refused(
+            "value true",
+            value("yes"),
+            VALUE,
+            "must be a whole number or a text",
+        ),
+        refused("value as a list", value("[1]"), VALUE, "is a list"),
+        refused(
+            "very long value",
+            value(&format!("\"{}\"", "9".repeat(100))),
+            VALUE,
+            "may have 64",
+        ),
+    ];
+    for (name, text) in [
+        ("value NaN", "NaN"),
+        ("value Infinity", "\"+Inf\""),
+        ("negative value", "-4000"),
+        ("value 0", "0"),
+        ("value 0 in another way", "\"0.0\""),
+        ("unknown suffix", "4000mc"),
+        ("two points", "\"1.2.3\""),
+        ("empty value", "\"\""),
+    ] {
+        cases.push(refused(name, value(text), VALUE, quantity));
+    }
+    cases
+}

@@ -1,0 +1,203 @@
+//! Mistakes in the text, and mistakes that only show when objects are looked at together.
+#![allow(clippy::too_many_lines, reason = "tables")]
+
+use std::fmt::Write;
+
+use super::{Case, VALUE, object, rule, throttle, together};
+
+/// What is wrong with the text rather than with the objects.
+pub fn texts() -> Vec<Case> {
+    let mut bomb = "---\na0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..30 {
+        let before = level - 1;
+        let _ = writeln!(
+            bomb,
+            "a{level}: &a{level} [*a{before}, *a{before}, *a{before}, *a{before}]"
+        );
+    }
+    let huge = object(
+        "AvoidanceAction",
+        &format!("{{description: {}}}", "x".repeat(5 * 1024 * 1024)),
+    );
+    let cases = [
+        (
+            "key given twice",
+            object(
+                "AvoidanceAction",
+                "\n  coolDownSeconds: 1\n  coolDownSeconds: 2",
+            ),
+            "",
+            "is there twice (first in the line before)",
+        ),
+        (
+            "tab",
+            object("AvoidanceAction", "\n\tcoolDownSeconds: 1"),
+            "",
+            "only spaces",
+        ),
+        (
+            "bracket left open",
+            object("AvoidanceAction", "{coolDownSeconds: 1"),
+            "",
+            "is no valid YAML",
+        ),
+        (
+            "alias of nothing",
+            object("AvoidanceAction", "*nothing"),
+            "",
+            "is no valid YAML",
+        ),
+        ("alias bomb", bomb, "", "split it"),
+        ("5 MB in one object", huge, "", "at most 1536"),
+        ("no object", "---\n- a\n".to_owned(), "", "is no object"),
+        (
+            "no kind",
+            "---\napiVersion: ensurance.crane.io/v1alpha1\nspec: {}\n".to_owned(),
+            "kind",
+            "a policy starts with",
+        ),
+        (
+            "unknown kind",
+            "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQos\nmetadata: {name: bad}\n"
+                .to_owned(),
+            "kind",
+            "kind: one of AvoidanceAction, NodeQOS, PodQOS",
+        ),
+        (
+            "unknown version",
+            "---\napiVersion: ensurance.crane.io/v1\nkind: NodeQOS\nmetadata: {name: bad}\n"
+                .to_owned(),
+            "kind",
+            "write apiVersion: ensurance.crane.io/v1alpha1",
+        ),
+    ];
+    let unreadable = [
+        "key given twice",
+        "tab",
+        "bracket left open",
+        "alias of nothing",
+        "no object",
+    ];
+    let case = |(name, text, path, part)| Case {
+        refused: unreadable.contains(&name),
+        ..together(name, text, path, part)
+    };
+    cases.map(case).into()
+}
+
+/// What only shows when objects are looked at together, or with what a node measures.
+pub fn pairs() -> Vec<Case> {
+    let lone = |metric: &str, value: &str, fields: &str| {
+        rule(&format!(
+            "{{name: cpu, actionName: good-action, metricRule: {{name: {metric}, value: {value}}} {fields}}}"
+        ))
+    };
+    let cases = [
+        (
+            "unknown action",
+            rule(
+                "{name: cpu, actionName: good-actoin, metricRule: {name: cpu_total_usage, value: 4000}}",
+            ),
+            "spec.rules[0].actionName",
+            "there is no AvoidanceAction named \"good-actoin\"; write the name of one of",
+        ),
+        (
+            "unknown metric",
+            lone("cpu_total_usgae", "4000", ""),
+            "spec.rules[0].metricRule.name",
+            "did you mean cpu_total_usage?",
+        ),
+        (
+            "metric that throttling does not lower",
+            lone("memory_total_utilization", "80", ""),
+            "spec.rules[0].actionName",
+            "name an action with eviction or memoryThrottle",
+        ),
+        (
+            "metric that is not kept",
+            lone("cpu_usage_avg_5m", "80", ""),
+            "spec.rules[0].metricRule.name",
+            "is not kept yet",
+        ),
+        (
+            "more than 100 percent",
+            lone("cpu_total_utilization", "150", ""),
+            VALUE,
+            "can't be passed",
+        ),
+        (
+            "under 1 percent",
+            lone("cpu_total_utilization", "\"0.8\"", ""),
+            VALUE,
+            "did you mean 80?",
+        ),
+        (
+            "4 millicores",
+            lone("cpu_total_usage", "4", ""),
+            VALUE,
+            "did you mean 4000?",
+        ),
+        (
+            "more than the node has",
+            lone("cpu_total_usage", "64000", ""),
+            VALUE,
+            "the most there is are 16000 millicores",
+        ),
+        (
+            "never ends",
+            lone("cpu_total_utilization", "80", ", restoreValue: 0"),
+            "spec.rules[0].restoreValue",
+            "would never end",
+        ),
+        (
+            "selector over a metric without labels",
+            rule(
+                "{name: cpu, actionName: good-action, metricRule: {name: cpu_total_usage, value: 4000, selector: {matchLabels: {a: b}}}}",
+            ),
+            "spec.rules[0].metricRule.selector",
+            "remove selector",
+        ),
+        (
+            "pods by nothing",
+            object("PodQOS", "{allowedActions: [throttle]}"),
+            "spec",
+            "matches no pod; write",
+        ),
+        (
+            "pods by an empty scope",
+            object("PodQOS", "{allowedActions: [throttle], scopeSelector: {}}"),
+            "spec",
+            "matches no pod; write",
+        ),
+        (
+            "nothing allowed",
+            object("PodQOS", "{labelSelector: {}}"),
+            "spec.allowedActions",
+            "write for example",
+        ),
+        (
+            "throttling that leaves all",
+            throttle("minCPURatio: 100"),
+            "spec.throttle.cpuThrottle.minCPURatio",
+            "write for example minCPURatio: 10",
+        ),
+        (
+            "two objects of one name",
+            object("AvoidanceAction", "{}") + &object("AvoidanceAction", "{eviction: {}}"),
+            "metadata.name",
+            "give each its own metadata.name",
+        ),
+        (
+            "nobody to act on",
+            object("AvoidanceAction", "{eviction: {}}")
+                + &rule(
+                    "{name: cpu, actionName: bad, metricRule: {name: cpu_total_usage, value: 4000}}",
+                ),
+            "spec.rules[0].actionName",
+            "add one with allowedActions: [bad]",
+        ),
+    ];
+    cases
+        .map(|(name, text, path, part)| together(name, text, path, part))
+        .into()
+}

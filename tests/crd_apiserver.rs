@@ -1,0 +1,339 @@
+//! Our verdicts and defaults are those of the API server: its own code (`tests/apiserver`, Go) judges the same
+//! definitions and manifests.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bad_input;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use bad_input::variants::variants;
+use bad_input::{GOOD, cases};
+use plimsoll::crd::validate::validate;
+use plimsoll::crd::{Kind, Objects, compile, definitions, manifest};
+use plimsoll::engine::policy::NodeFacts;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use serde_json::Value;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The program, built once; `None` (said aloud) where there is no Go to build it with.
+static ORACLE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+    if Command::new("go").arg("version").output().is_err() {
+        eprintln!("skipped: `go` is not installed, so the API server's own code can't be asked");
+        return None;
+    }
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("apiserver");
+    let output = Command::new("nice")
+        .args(["go", "build", "-ldflags=-s -w", "-o"])
+        .arg(&program)
+        .arg(".")
+        .current_dir(root().join("tests/apiserver"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "failed to build tests/apiserver: {errors}"
+    );
+    Some(program)
+});
+
+/// Asks the API server's code about these files; `None` where it can't be asked.
+fn ask(files: &[PathBuf]) -> Option<Value> {
+    let program = ORACLE.as_ref()?;
+    let output = Command::new(program)
+        .arg(root().join("crds"))
+        .args(files)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn policies() -> Vec<PathBuf> {
+    let folders = ["examples/ensurance", "tests/guide"].map(|folder| root().join(folder));
+    let entries = folders
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 10, "{files:?}");
+    files
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+#[test]
+fn the_api_server_takes_the_definitions() {
+    let Some(answer) = ask(&[]) else { return };
+    let definitions = array(&answer["definitions"]);
+    assert_eq!(definitions.len(), 3);
+    for definition in definitions {
+        assert_eq!(
+            array(&definition["errors"]),
+            &[] as &[Value],
+            "{}",
+            definition["file"]
+        );
+    }
+}
+
+#[test]
+fn the_api_server_takes_every_example_and_gives_it_the_same_defaults() {
+    let files = policies();
+    let Some(answer) = ask(&files) else { return };
+    for (file, theirs) in files.iter().zip(array(&answer["manifests"])) {
+        let ours = manifest::read(&std::fs::read_to_string(file).unwrap());
+        let theirs = array(&theirs["documents"]);
+        assert_eq!(ours.objects.len(), theirs.len(), "{}", file.display());
+        for (ours, theirs) in ours.objects.iter().zip(theirs) {
+            let verdict = validate(Kind::of(&ours.value).unwrap(), &ours.value);
+            assert_eq!(verdict.problems, [], "{}", file.display());
+            assert_eq!(theirs["accepted"], true, "{}: {theirs:#}", file.display());
+            assert_eq!(verdict.object, theirs["defaulted"], "{}", file.display());
+        }
+        let raw = ours.objects.iter().map(|object| object.value.clone());
+        let defaulted = theirs.iter().map(|document| document["defaulted"].clone());
+        let node = NodeFacts::default();
+        assert_eq!(
+            compile(&Objects::from_values(raw), &node),
+            compile(&Objects::from_values(defaulted), &node),
+            "{}: the defaults are resolved in the same way when compiled",
+            file.display()
+        );
+    }
+}
+
+/// The verdict on one document: what refuses it, as paths in one notation; empty where it is accepted.
+type Refusal = BTreeSet<String>;
+
+fn refusal(paths: impl Iterator<Item = String>) -> Refusal {
+    let plain = |path: String| {
+        let path = path.replace(['[', ']'], ".").replace("..", ".");
+        // The API server decodes metadata as a whole, and names the whole where it can't.
+        let path = if path.starts_with("metadata") {
+            "metadata"
+        } else {
+            &path
+        };
+        path.trim_matches('.').to_owned()
+    };
+    // "some validation rules were not checked because the object was invalid"
+    let is_note = |path: &String| path.is_empty() || path == "<nil>";
+    paths.map(plain).filter(|path| !is_note(path)).collect()
+}
+
+fn ours(object: &Value) -> Refusal {
+    let verdict = validate(Kind::of(object).unwrap(), object);
+    refusal(verdict.problems.into_iter().map(|problem| problem.path))
+}
+
+fn theirs(document: &Value) -> Refusal {
+    let errors = array(&document["errors"]).iter();
+    let refusal = refusal(errors.map(|error| error["field"].as_str().unwrap().to_owned()));
+    assert_eq!(
+        document["accepted"] == true,
+        refusal.is_empty(),
+        "{document:#}"
+    );
+    refusal
+}
+
+/// The same fields, or, where a whole value is of the wrong type, also what they say of its insides.
+fn agree(ours: &Refusal, theirs: &Refusal) -> bool {
+    let within = |path: &String| {
+        ours.iter()
+            .any(|outer| path.starts_with(&format!("{outer}.")))
+    };
+    ours.is_subset(theirs) && theirs.difference(ours).all(within)
+}
+
+#[test]
+fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: Vec<_> = cases()
+        .into_iter()
+        .filter(|case| !["alias bomb", "5 MB in one object"].contains(&case.name))
+        .collect();
+    let files: Vec<PathBuf> = (0..cases.len())
+        .map(|index| dir.path().join(format!("{index:03}.yaml")))
+        .collect();
+    for (case, file) in cases.iter().zip(&files) {
+        std::fs::write(file, case.text.clone() + GOOD).unwrap();
+    }
+    let Some(answer) = ask(&files) else { return };
+    let mut wrong = Vec::new();
+    for (case, answer) in cases.iter().zip(array(&answer["manifests"])) {
+        let documents = array(&answer["documents"]);
+        let refused = documents
+            .iter()
+            .any(|document| !array(&document["errors"]).is_empty());
+        if refused != case.refused {
+            wrong.push(format!(
+                "{}: refused by the API server: {refused}: {documents:#?}",
+                case.name
+            ));
+            continue;
+        }
+        let read = manifest::read(&(case.text.clone() + GOOD)).objects;
+        let known = documents
+            .iter()
+            .filter(|document| document["known"] == true);
+        let our_objects = read
+            .iter()
+            .filter(|object| Kind::of(&object.value).is_some());
+        for (object, document) in our_objects.zip(known) {
+            let (ours, theirs) = (ours(&object.value), theirs(document));
+            if !agree(&ours, &theirs) {
+                wrong.push(format!("{}: ours {ours:?}, theirs {theirs:?}", case.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Values of every type, among them many that are nearly right.
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-2i64..130).prop_map(Value::from),
+        prop_oneof![Just(i64::from(i32::MAX)), Just(1 << 31), Just(i64::MAX), Just(65_536)].prop_map(Value::from),
+        prop_oneof![Just(0.5), Just(2.0), Just(1e19), Just(-1.5)].prop_map(Value::from),
+        "(0|4000|-1|0\\.5|500m|5Gi|1e3|1e1\\.5|1Kb|NaN|80%| 1|\\+1|1\\.|\\.5|1e400|10E)".prop_map(Value::from),
+        "(None|Preview|In|NotIn|Exists|DoesNotExist|QOSClass|Priority|Namespace|BestEffort|NoSchedule|HTTP)".prop_map(Value::from),
+        "(a|cpu-usage|cpu_usage|Cpu|-a|a b|a.b/c|cpu_total_usage|/metrics|metrics|kube-system|-100--1|5-3|-1--100|)".prop_map(Value::from),
+        "[ -~]{0,8}|é{60,66}|x{60,70}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 12, 4, |inner| {
+        let field = prop_oneof![
+            Just("matchLabels"),
+            Just("matchExpressions"),
+            Just("key"),
+            Just("values"),
+            Just("operator"),
+            Just("a")
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(field.prop_map(str::to_owned), inner, 0..4)
+                .prop_map(|fields| fields.into_iter().collect::<Value>()),
+        ]
+    })
+}
+
+/// Every place in a value, as JSON pointers.
+fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+    found.push(at.to_owned());
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                places(value, &format!("{at}/{}", name.replace('/', "~1")), found);
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                places(item, &format!("{at}/{index}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A right object of each kind with every field that the kind has.
+fn full_objects() -> Vec<Value> {
+    let full = std::fs::read_to_string(root().join("tests/bad_input/full.yaml")).unwrap();
+    let manifest = manifest::read(&full);
+    assert_eq!(manifest.flaws, []);
+    manifest
+        .objects
+        .into_iter()
+        .map(|object| object.value)
+        .collect()
+}
+
+/// The definition's schema of a kind.
+fn schema(kind: Kind) -> Value {
+    let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
+    let definition = definitions
+        .iter()
+        .find(|definition| definition["spec"]["names"]["kind"] == kind.name());
+    definition.unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+}
+
+/// Asks about all objects at once, and compares field by field.
+fn assert_agreement(objects: &[Value]) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("all.json");
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(&file, serde_json::to_string(&list).unwrap()).unwrap();
+    let Some(answer) = ask(&[file]) else { return };
+    let documents = array(&answer["manifests"][0]["documents"]);
+    assert_eq!(documents.len(), objects.len());
+    let mut wrong = Vec::new();
+    let mut refused = 0;
+    for (object, document) in objects.iter().zip(documents) {
+        let (ours, theirs) = (ours(object), theirs(document));
+        refused += usize::from(!theirs.is_empty());
+        if !agree(&ours, &theirs) {
+            wrong.push(format!(
+                "ours {ours:?}, theirs {theirs:?}\n  {}\n  {}",
+                document["errors"], object["spec"]
+            ));
+        }
+    }
+    println!("{} objects, of which {refused} are refused", objects.len());
+    assert!(
+        wrong.is_empty(),
+        "{} of {}:\n{}",
+        wrong.len(),
+        objects.len(),
+        wrong.join("\n")
+    );
+    assert!(refused > objects.len() / 2 && refused < objects.len());
+}
+
+#[test]
+fn every_limit_is_where_the_api_server_has_it() {
+    let variants = |object: &Value| {
+        let mut schema = schema(Kind::of(object).unwrap());
+        schema["properties"]["metadata"]["properties"]["name"] =
+            serde_json::json!({"maxLength": 253});
+        variants(&schema, object)
+            .into_iter()
+            .filter(|object| Kind::of(object).is_some())
+            .collect::<Vec<_>>()
+    };
+    let objects: Vec<Value> = full_objects().iter().flat_map(variants).collect();
+    assert_agreement(&objects);
+}
+
+#[test]
+fn a_random_value_anywhere_is_judged_as_the_api_server_judges_it() {
+    let mut runner = TestRunner::deterministic();
+    let full = full_objects();
+    let mut objects = full.clone();
+    for object in &full {
+        let mut pointers = Vec::new();
+        places(&object["spec"], "/spec", &mut pointers);
+        for pointer in pointers {
+            for _ in 0..8 {
+                let mut changed = object.clone();
+                *changed.pointer_mut(&pointer).unwrap() =
+                    values().new_tree(&mut runner).unwrap().current();
+                objects.push(changed);
+            }
+        }
+    }
+    assert_agreement(&objects);
+}
