@@ -186,7 +186,7 @@ impl World {
     /// Runs a shell script inside a cgroup, in every tree.
     pub fn spawn(&mut self, path: &CgroupPath, script: &str) -> u32 {
         let enter = self
-            .folders(path)
+            .existing(path)
             .iter()
             .fold(String::new(), |script, folder| {
                 script + &format!("echo $$ > {}/cgroup.procs && ", folder.display())
@@ -195,6 +195,7 @@ impl World {
             .args(["-c", &format!("{enter} {{ {script}\n}}")])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let pid = child.id();
@@ -212,7 +213,7 @@ impl World {
     }
 
     fn holds(&self, path: &CgroupPath, pid: u32) -> bool {
-        self.folders(path).iter().all(|folder| {
+        self.existing(path).iter().all(|folder| {
             fs::read_to_string(folder.join("cgroup.procs"))
                 .is_ok_and(|text| text.lines().any(|line| line == pid.to_string()))
         })
@@ -272,6 +273,13 @@ impl World {
     pub fn find(&self) -> impl Fn(&PodUid) -> Option<CgroupPath> + use<> {
         let parent = self.parent.clone();
         move |uid| parent.join(&uid.0).ok()
+    }
+
+    /// A cgroup need not be in every tree.
+    fn existing(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        let mut folders = self.folders(path);
+        folders.retain(|folder| folder.exists());
+        folders
     }
 
     fn folders(&self, path: &CgroupPath) -> Vec<PathBuf> {

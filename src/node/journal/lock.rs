@@ -1,7 +1,7 @@
 //! One process a state directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -65,8 +65,8 @@ impl StateLock {
             source,
         })?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(mut file) => {
-                sign(&mut file);
+            Ok(file) => {
+                sign(&path);
                 Ok(Self { _file: file })
             }
             Err((_, Errno::EWOULDBLOCK)) => Err(LockError::Busy {
@@ -91,27 +91,23 @@ fn make(state_dir: &Path) -> Result<(), LockError> {
     }
 }
 
-/// On a disk that turned read-only the lock can still be taken, so that restores can still run.
+/// Held read-only: so the disk can be remounted read-only under us, and on a disk that was, the lock can still be
+/// taken and restores run.
 fn open(path: &Path) -> io::Result<File> {
     let made = OpenOptions::new()
-        .read(true)
-        .write(true)
+        .append(true)
         .create(true)
-        .truncate(false)
         .mode(0o600)
         .open(path);
     match made {
-        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => File::open(path),
-        other => other,
+        Err(error) if error.kind() != ErrorKind::ReadOnlyFilesystem => Err(error),
+        _ => File::open(path),
     }
 }
 
 /// For the message of whoever comes second; a full disk is no reason to stop.
-fn sign(file: &mut File) {
-    let signed = file
-        .set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()));
-    if let Err(error) = signed {
+fn sign(path: &Path) {
+    if let Err(error) = fs::write(path, format!("{}\n", std::process::id())) {
         tracing::debug!(%error, "failed to write our process id into the lock file");
     }
 }

@@ -197,7 +197,10 @@ impl Entry {
         };
         let held = reading.text();
         if *held == *self.original {
-            return Ok(Fate::Original(self.original.clone()));
+            // A value that was somebody else's when it was taken up is both.
+            let theirs = self.ours == self.original;
+            let fate = if theirs { Fate::Left } else { Fate::Original };
+            return Ok(fate(self.original.clone()));
         }
         if !self.is_ours(held) {
             return Ok(Fate::Left(held.into()));
