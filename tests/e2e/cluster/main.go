@@ -4,6 +4,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -77,6 +78,7 @@ func chosenNodes() ([]string, error) {
 		value = "v1,v2"
 	}
 	nodes := strings.Split(value, ",")
+	slices.Sort(nodes)
 	for _, node := range nodes {
 		if node != "v1" && node != "v2" {
 			return nil, fmt.Errorf("NODES=%s: a node is v1 or v2", value)

@@ -8,7 +8,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,7 +43,7 @@ func up(here layout) error {
 		return err
 	}
 	if pid != 0 {
-		return fmt.Errorf("it runs already (process %d); `cluster down` ends it", pid)
+		return checkRunning(here, nodes)
 	}
 	if err := removeLeftovers(here); err != nil {
 		return err
@@ -53,6 +55,19 @@ func up(here layout) error {
 		return errors.Join(err, down(here))
 	}
 	fmt.Printf("%5.1f s  the cluster is up\n\nexport KUBECONFIG=%s\n", time.Since(start).Seconds(), here.kubeconfig())
+	return nil
+}
+
+// checkRunning accepts a cluster that runs already if it has the nodes that are wanted.
+func checkRunning(here layout, wanted []string) error {
+	nodes, err := runningNodes(here)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(nodes, wanted) {
+		return fmt.Errorf("a cluster with the nodes %v runs already; `cluster down` ends it", nodes)
+	}
+	fmt.Printf("it runs already\n\nexport KUBECONFIG=%s\n", here.kubeconfig())
 	return nil
 }
 
@@ -86,6 +101,12 @@ func startSandbox(here layout, nodes []string) error {
 		return fmt.Errorf("failed to make namespaces (root is needed): %w", err)
 	}
 	report.Close()
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, unix.SIGINT, unix.SIGTERM)
+	go func() {
+		<-interrupted
+		init.Process.Kill()
+	}()
 	for lines := bufio.NewScanner(progress); lines.Scan(); {
 		if lines.Text() == "ready" {
 			return init.Process.Release()
@@ -93,7 +114,8 @@ func startSandbox(here layout, nodes []string) error {
 		fmt.Println(lines.Text())
 	}
 	init.Wait()
-	return fmt.Errorf("the cluster did not come up; logs are in %s", filepath.Dir(here.log("x")))
+	reason, err := os.ReadFile(log.Name())
+	return errors.Join(fmt.Errorf("it did not come up; logs are in %s\n%s", filepath.Dir(log.Name()), reason), err)
 }
 
 // sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. Its end is the end of everything.

@@ -27,7 +27,6 @@ func supervise(here layout) error {
 		report: os.NewFile(progressFd, "progress"),
 	}
 	if err := s.bringUp(); err != nil {
-		fmt.Fprintf(s.report, "FAILED %v\n", err)
 		return err
 	}
 	close(s.ready)
@@ -122,6 +121,9 @@ func (s *supervisor) startControlPlane() error {
 
 // startNode starts containerd and the kubelet of node v1, on this machine's cgroups.
 func (s *supervisor) startNode() error {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return errors.New("this machine has cgroup v2 only, which node v1 cannot use; NODES=v2 leaves it out")
+	}
 	cgroup := s.here.cgroupName()
 	if err := makeCgroup(cgroup); err != nil {
 		return err

@@ -1,0 +1,25 @@
+package main
+
+import "testing"
+
+func TestACgroupIsNamedAsTheKubeletNamesIt(t *testing.T) {
+	here := layout{"/repo/target/e2e"}
+	for _, c := range []struct{ node, class, want string }{
+		{"v1", "Guaranteed", here.cgroupName() + "/kubepods/poda-b"},
+		{"v1", "BestEffort", here.cgroupName() + "/kubepods/besteffort/poda-b"},
+		{"v2", "Guaranteed", "kubepods.slice/kubepods-poda_b.slice"},
+		{"v2", "Burstable", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poda_b.slice"},
+	} {
+		var p pod
+		p.Metadata.UID, p.Spec.NodeName, p.Status.QosClass = "a-b", c.node, c.class
+		if got := p.cgroup(here); got != c.want {
+			t.Errorf("%s on %s: %s, not %s", c.class, c.node, got, c.want)
+		}
+	}
+}
+
+func TestAQuotedCommandIsTheSameWordsToAShell(t *testing.T) {
+	if got := quote([]string{"echo", "it's $HOME"}); got != `'echo' 'it'\''s $HOME'` {
+		t.Error(got)
+	}
+}
