@@ -40,16 +40,12 @@ func main() {
 
 func run(here layout, command string, args []string) error {
 	switch command {
-	case "build":
+	case "build", "up", "down":
 		nodes, err := chosenNodes()
 		if err != nil {
 			return err
 		}
-		return build(here, nodes)
-	case "up":
-		return up(here)
-	case "down":
-		return down(here)
+		return oneAtATime(here, nodes, map[string]func(layout, []string) error{"build": build, "up": up, "down": down}[command])
 	case "status":
 		return status(here)
 	case "kubectl":

@@ -28,13 +28,22 @@ const (
 // borrowed are the folders of this machine over which the sandbox mounts its own; `down` removes those that were not there.
 var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/log/pods", "/var/log/containers"}
 
-// up starts the cluster and returns when it is ready. The sandbox lives on.
-func up(here layout) error {
-	start := time.Now()
-	nodes, err := chosenNodes()
+// oneAtATime lets a command that builds, starts or ends wait for the end of another one.
+func oneAtATime(here layout, nodes []string, command func(layout, []string) error) error {
+	lock, err := os.OpenFile(filepath.Join(here.dir, "commands.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	return command(here, nodes)
+}
+
+// up starts the cluster and returns when it is ready. The sandbox lives on.
+func up(here layout, nodes []string) error {
+	start := time.Now()
 	if err := build(here, nodes); err != nil {
 		return err
 	}
@@ -52,7 +61,7 @@ func up(here layout) error {
 		return err
 	}
 	if err := startSandbox(here, nodes); err != nil {
-		return errors.Join(err, down(here))
+		return errors.Join(err, down(here, nodes))
 	}
 	fmt.Printf("%5.1f s  the cluster is up\n\nexport KUBECONFIG=%s\n", time.Since(start).Seconds(), here.kubeconfig())
 	return nil
@@ -206,7 +215,7 @@ func mountSandbox(here layout) error {
 }
 
 // down ends the sandbox, whatever state it is in, and removes what it leaves on this machine. Logs stay.
-func down(here layout) error {
+func down(here layout, _ []string) error {
 	pid, err := sandboxPid(here)
 	if err != nil {
 		return err
