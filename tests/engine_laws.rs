@@ -284,7 +284,9 @@ proptest! {
             play(&mut node, beat);
         }
         engine_support::restart(&mut node, set(rules.clone()));
-        let before = node.plan.clone();
+        let mut before = node.plan.clone();
+        let alive = |uid: &PodUid| node.pods.iter().any(|load| load.pod.uid == *uid);
+        before.throttles.retain(|throttle| alive(&throttle.uid));
         node.pass(Duration::from_millis(10));
         node.sample.node = plimsoll::engine::sample::NodeSample::default();
         node.step();

@@ -81,9 +81,9 @@ impl Claim {
         self.step = rule.action.throttle.map_or(self.step, |spec| spec.step);
     }
 
-    /// Nobody needs it any more: from the next period on it is taken back.
-    pub(super) fn retire(&mut self, now: BootTime) {
-        self.retired.get_or_insert(now + self.period);
+    /// Nobody needs it any more: from `due` on it is taken back.
+    pub(super) fn retire(&mut self, due: BootTime) {
+        self.retired.get_or_insert(due);
     }
 }
 

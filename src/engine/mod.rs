@@ -256,13 +256,18 @@ impl Engine {
                 .is_some_and(|t| t.permit(run.index).throttle && !t.pod.protected)
                 && run.leverage(ActionKind::CpuThrottle) != Leverage::None
         };
+        let due = |period: Duration| {
+            let group = self.groups.iter().find(|group| group.period == period);
+            let due = group.and_then(|group| group.next_due);
+            due.unwrap_or(now + period)
+        };
         self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
         for grip in &mut self.ledger.0 {
             for claim in &mut grip.claims {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
                 match run.filter(|run| !run.would() && may(run, &grip.uid)) {
                     Some(run) => claim.renew(&run.rule),
-                    None => claim.retire(now),
+                    None => claim.retire(due(claim.period)),
                 }
             }
         }
