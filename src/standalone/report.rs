@@ -108,7 +108,7 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.header(f)?;
         self.scheduling(f)?;
-        if !self.status.rules.is_empty() {
+        if self.alive && !self.status.rules.is_empty() {
             self.rules(f)?;
         }
         self.in_force(f)

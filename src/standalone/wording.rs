@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use jiff::SignedDuration;
+
 use super::event::{Decision, Event, News, PolicyProblem};
 use crate::engine::metric::Metric;
 use crate::engine::plan::{Change, RuleState, Spared, Unknown};
@@ -282,12 +284,10 @@ pub(crate) fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-/// A duration without needless digits: `30s`, `1m 30s`, `200ms`.
+/// A duration to the millisecond, without needless digits: `30s`, `1m 30s`, `200ms`.
 pub(crate) fn short(duration: Duration) -> String {
-    match jiff::SignedDuration::try_from(duration) {
-        Ok(duration) => format!("{duration:#}"),
-        Err(_) => format!("{}s", duration.as_secs()),
-    }
+    let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    format!("{:#}", SignedDuration::from_millis(millis))
 }
 
 /// A value of a metric with its unit, as short as it can be read.

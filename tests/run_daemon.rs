@@ -1,0 +1,275 @@
+//! `plimsoll run` throttles real cgroups and puts them back, whatever ends it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod run_support;
+
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use run_support::{Machine, eventually, throttle};
+
+#[test]
+#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+fn burn() {
+    run_support::burn();
+}
+
+/// A machine with one burning pod under the throttle policy.
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.burning_pod("batch");
+    machine.write("policies/throttle.yaml", &throttle());
+    machine
+}
+
+/// A daemon that has throttled the pod.
+fn throttled(machine: &Machine, more: &[&str]) -> run_support::Daemon {
+    let mut daemon = machine.start(more);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_state("Breached");
+    daemon.wait_for_change("throttle");
+    daemon.wait_for_change("fileSet");
+    daemon
+}
+
+#[test]
+fn an_overloaded_machine_is_throttled_step_by_step_and_given_back_exactly() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = throttled(&machine, &[]);
+    let breach = daemon
+        .seen
+        .iter()
+        .find(|line| line["change"] == "state")
+        .unwrap();
+    assert_eq!(breach["rule"], "node/cpu");
+    assert_eq!(breach["metric"], "cpu_total_usage");
+    assert!(breach["value"].as_f64().unwrap() > 1000.0, "{breach}");
+    assert_eq!(breach["watermark"], 1000.0);
+    let step = daemon.changes("throttle")[0].clone();
+    assert_eq!(step["podName"], "default/batch");
+    assert_eq!((&step["from"], &step["to"]), (&100.into(), &70.into()));
+    daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    assert_ne!(machine.quota("batch"), original);
+    assert!(machine.journal().contains("batch"));
+
+    machine.load.set(100);
+    daemon.wait_for_state("Cooling");
+    daemon.wait_for_state("Normal");
+    daemon.wait_for("the original", |line| {
+        line["change"] == "throttle" && line["to"] == 100
+    });
+    eventually("the original is back", || {
+        (machine.quota("batch") == original).then_some(())
+    });
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert!(!machine.journal().contains("batch"));
+}
+
+#[test]
+fn an_interrupt_puts_everything_back() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = throttled(&machine, &[]);
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert_eq!(machine.quota("batch"), original);
+    assert!(!machine.journal().contains("batch"));
+    assert_eq!(daemon.changes("stopped")[0]["leftThrottled"], 0);
+}
+
+#[test]
+fn termination_leaves_the_throttle_in_force_and_the_next_process_takes_it_over() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut first = throttled(&machine, &[]);
+    first.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    assert!(first.stop(Signal::SIGTERM).success());
+    let left = machine.quota("batch");
+    assert_ne!(left, original);
+    assert_eq!(first.changes("stopped")[0]["leftThrottled"], 1);
+
+    let mut second = machine.start(&[]);
+    let started = second.wait_for_change("started");
+    assert_eq!(started["adopted"], 1);
+    assert_eq!(machine.quota("batch"), left);
+    machine.load.set(100);
+    let back = second.wait_for("the original", |line| {
+        line["change"] == "throttle" && line["to"] == 100
+    });
+    assert_eq!(back["podName"], "default/batch");
+    eventually("the original is back", || {
+        (machine.quota("batch") == original).then_some(())
+    });
+    assert!(second.stop(Signal::SIGINT).success());
+    assert_eq!(machine.quota("batch"), original);
+}
+
+#[test]
+fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = throttled(&machine, &[]);
+    assert!(!daemon.stop(Signal::SIGKILL).success());
+    assert_ne!(machine.quota("batch"), original);
+    fs::remove_dir_all(machine.path("policies")).unwrap();
+    fs::remove_dir_all(machine.path("pods")).unwrap();
+
+    let restored = machine.restore();
+    let told = String::from_utf8(restored.stdout).unwrap();
+    assert!(restored.status.success(), "{told}");
+    assert!(told.contains("restored to"), "{told}");
+    assert_eq!(machine.quota("batch"), original);
+    let again = String::from_utf8(machine.restore().stdout).unwrap();
+    assert!(again.contains("\"files\":0"), "{again}");
+}
+
+#[test]
+fn restoring_under_a_running_process_is_refused() {
+    let machine = machine();
+    let _daemon = throttled(&machine, &[]);
+    let refused = machine.restore();
+    assert_eq!(refused.status.code(), Some(2));
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert!(why.contains("is in use by process"), "{why}");
+}
+
+#[test]
+fn it_ends_by_itself_and_puts_everything_back() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = throttled(&machine, &["--for", "3s"]);
+    assert!(daemon.end().success());
+    assert_eq!(machine.quota("batch"), original);
+    assert_eq!(daemon.changes("stopped").len(), 1);
+}
+
+#[test]
+fn a_preview_tells_what_it_would_do_and_changes_nothing() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let before = fs::metadata(machine.quota_file("batch"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    let mut daemon = machine.start(&["--preview"]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    let step = daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    assert_eq!(step["would"], true);
+    let state = String::from_utf8(machine.state(&[]).stdout).unwrap();
+    assert!(state.contains("WOULD BE IN FORCE (Preview)"), "{state}");
+    assert_eq!(machine.quota("batch"), original);
+    assert!(daemon.changes("fileSet").is_empty());
+    assert!(daemon.stop(Signal::SIGINT).success());
+    let after = fs::metadata(machine.quota_file("batch"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_taken_over() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = throttled(&machine, &[]);
+    let bad = throttle().replace("stepCPURatio: 30", "stepCPURatio: 0");
+    machine.write("policies/throttle.yaml", &bad);
+    let kept = daemon.wait_for_change("policiesKept");
+    let finding = &kept["findings"][0];
+    assert!(
+        finding["file"].as_str().unwrap().ends_with("throttle.yaml"),
+        "{kept}"
+    );
+    assert!(finding["line"].as_u64().unwrap() > 0, "{kept}");
+    assert!(
+        finding["message"]
+            .as_str()
+            .unwrap()
+            .contains("stepCPURatio"),
+        "{kept}"
+    );
+    machine.write("policies/throttle.yaml", "a: [");
+    daemon.wait_for_change("policiesKept");
+    assert!(
+        daemon
+            .changes("state")
+            .iter()
+            .all(|line| line["to"] != "Normal")
+    );
+
+    // What is in force for a rule that stays is not released.
+    let good = throttle().replace("name: cpu_total_usage", "\n      name: cpu_total_usage");
+    let good = good.replace("restoreThreshold: 2", "restoreThreshold: 3");
+    machine.write("policies/throttle.yaml", &good);
+    daemon.wait_for_change("policiesTaken");
+    daemon.wait_for("the floor again", |line| {
+        line["change"] == "spared" || line["change"] == "throttle"
+    });
+    assert_ne!(machine.quota("batch"), original);
+    assert!(
+        daemon
+            .changes("state")
+            .iter()
+            .all(|line| line["to"] != "Normal")
+    );
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_pod_that_comes_later_is_looked_after_and_one_that_goes_is_forgotten() {
+    let mut machine = machine();
+    let mut daemon = throttled(&machine, &[]);
+    machine.burning_pod("late");
+    let taken = daemon.wait_for_change("podsTaken");
+    assert_eq!(taken["pods"], 2);
+    daemon.wait_for("the late pod", |line| {
+        line["change"] == "throttle" && line["podName"] == "default/late"
+    });
+    fs::remove_file(machine.path("pods/late.yaml")).unwrap();
+    let taken = daemon.wait_for_change("podsTaken");
+    assert_eq!(taken["pods"], 1);
+    // Nobody asks for its throttle any more.
+    let original = if machine.hierarchy.is_v2() {
+        "max 100000"
+    } else {
+        "-1"
+    };
+    eventually("it is given back", || {
+        (machine.quota("late") == original).then_some(())
+    });
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert_eq!(machine.quota("batch"), original);
+}
+
+#[test]
+fn every_line_says_when_and_what_and_a_breach_is_acted_on_within_three_periods() {
+    let machine = machine();
+    let mut daemon = throttled(&machine, &[]);
+    assert!(daemon.stop(Signal::SIGINT).success());
+    for line in &daemon.seen {
+        assert!(
+            line["time"]
+                .as_str()
+                .unwrap()
+                .parse::<jiff::Timestamp>()
+                .is_ok(),
+            "{line}"
+        );
+        assert!(
+            line["at"].as_u64().is_some() && line["change"].is_string(),
+            "{line}"
+        );
+    }
+    let breach = daemon.changes("state")[0]["at"].as_u64().unwrap();
+    let write = daemon.changes("fileSet")[0]["at"].as_u64().unwrap();
+    assert!(Duration::from_nanos(write - breach) < Duration::from_millis(600));
+}

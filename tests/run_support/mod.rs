@@ -1,0 +1,398 @@
+//! What the tests of `plimsoll run` share: cgroups of their own on this machine's kernel, processes that burn CPU in
+//! them, a `/proc` whose load the test decides, and the real binary.
+#![allow(
+    dead_code,
+    reason = "each test binary uses its part of what they share"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod load;
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use plimsoll::engine::time::BootTime;
+use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use plimsoll::node::clock::boot_time;
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub use load::Load;
+
+/// Nothing here takes longer on a machine that works, however busy it is.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const BINARY: &str = env!("CARGO_BIN_EXE_plimsoll");
+
+/// Looks until `found` gives something.
+pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let end = boot_time() + DEADLINE;
+    let (_keep, tick) = mpsc::channel::<()>();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(boot_time() < end, "not within {DEADLINE:?}: {what}");
+        let _timeout = tick.recv_timeout(Duration::from_millis(10));
+    }
+}
+
+/// A machine for one test: a cgroup parent of its own, folders for policies, pods and state, and a load.
+pub struct Machine {
+    pub dir: TempDir,
+    pub hierarchy: Hierarchy,
+    pub parent: String,
+    pub load: Load,
+    burners: Vec<Child>,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["policies", "pods", "proc"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let machine = Self {
+            hierarchy: Hierarchy::detect(Path::new("/proc"), None).unwrap(),
+            parent: format!("plimsoll-run-{}-{number}", std::process::id()),
+            load: Load::start(&dir.path().join("proc")),
+            burners: Vec::new(),
+            dir,
+        };
+        machine.make(&machine.parent);
+        machine
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, file: &str, text: &str) {
+        // As editors do: a new file takes the place of the old one.
+        let new = self.path("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, self.path(file)).unwrap();
+    }
+
+    fn folders(&self, cgroup: &str) -> Vec<PathBuf> {
+        let cgroup = CgroupPath::new(cgroup).unwrap();
+        let controllers = [
+            Controller::Cpu,
+            Controller::Cpuacct,
+            Controller::Memory,
+            Controller::Freezer,
+        ];
+        let mut folders: Vec<_> = controllers
+            .into_iter()
+            .filter_map(|controller| self.hierarchy.dir(controller, &cgroup))
+            .collect();
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    fn make(&self, cgroup: &str) {
+        for folder in self.folders(cgroup) {
+            fs::create_dir_all(&folder).unwrap();
+            if self.hierarchy.is_v2() {
+                // The children need the controllers too; a leaf with processes cannot have any, which is no matter.
+                let parent = folder.parent().unwrap();
+                let _leaf = fs::write(parent.join("cgroup.subtree_control"), "+cpu +memory");
+            }
+        }
+    }
+
+    /// A cgroup of the test's own, named below its parent.
+    pub fn cgroup(&self, name: &str) -> String {
+        let cgroup = format!("{}/{name}", self.parent);
+        self.make(&cgroup);
+        cgroup
+    }
+
+    /// A pod whose cgroup has a process that burns CPU.
+    pub fn burning_pod(&mut self, name: &str) {
+        let cgroup = self.cgroup(name);
+        self.burn(&cgroup, "burn");
+        self.write(&format!("pods/{name}.yaml"), &pod(name, &cgroup));
+    }
+
+    /// Starts one of the helpers of the test binary in `cgroup`.
+    pub fn burn(&mut self, cgroup: &str, helper: &str) -> Pid {
+        let test = std::env::current_exe().unwrap();
+        self.spawn(
+            cgroup,
+            Command::new(test).args([helper, "--exact", "--ignored", "--nocapture"]),
+        )
+    }
+
+    /// As [`Self::burn`], deaf to SIGTERM.
+    pub fn burn_on(&mut self, cgroup: &str, helper: &str) -> Pid {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
+            .arg(std::env::current_exe().unwrap())
+            .args([helper, "--exact", "--ignored", "--nocapture"]);
+        self.spawn(cgroup, &mut shell)
+    }
+
+    fn spawn(&mut self, cgroup: &str, command: &mut Command) -> Pid {
+        let child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        self.burners.push(child);
+        for folder in self.folders(cgroup) {
+            fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap();
+        }
+        Pid::from_raw(pid.cast_signed())
+    }
+
+    /// Whether a helper has ended.
+    pub fn has_ended(&mut self, pid: Pid) -> bool {
+        let id = pid.as_raw().unsigned_abs();
+        let burner = self.burners.iter_mut().find(|it| it.id() == id);
+        burner.unwrap().try_wait().unwrap().is_some()
+    }
+
+    pub fn quota_file(&self, name: &str) -> PathBuf {
+        let cgroup = CgroupPath::new(&format!("{}/{name}", self.parent)).unwrap();
+        let file = if self.hierarchy.is_v2() {
+            "cpu.max"
+        } else {
+            "cpu.cfs_quota_us"
+        };
+        let dir = self.hierarchy.dir(Controller::Cpu, &cgroup).unwrap();
+        dir.join(file)
+    }
+
+    pub fn quota(&self, name: &str) -> String {
+        let text = fs::read_to_string(self.quota_file(name)).unwrap();
+        text.trim().to_owned()
+    }
+
+    pub fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(BINARY);
+        command
+            .arg(subcommand)
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC");
+        command
+    }
+
+    /// `plimsoll run` over the folders of this machine, with its load.
+    pub fn run_command(&self, more: &[&str]) -> Command {
+        let mut command = self.command("run");
+        command
+            .arg("--policies")
+            .arg(self.path("policies"))
+            .arg("--pods")
+            .arg(self.path("pods"))
+            .arg("--proc-root")
+            .arg(self.path("proc"))
+            .args(["--cgroup-root", "/sys/fs/cgroup", "--period", "200ms"])
+            .args(["--sample-interval", "200ms", "--output", "json"])
+            .args(more);
+        command
+    }
+
+    pub fn start(&self, more: &[&str]) -> Daemon {
+        Daemon::start(self.run_command(more))
+    }
+
+    pub fn restore(&self) -> Output {
+        let mut command = self.command("run");
+        command.args(["--restore", "--output", "json"]);
+        command.output().unwrap()
+    }
+
+    pub fn state(&self, more: &[&str]) -> Output {
+        self.command("state").args(more).output().unwrap()
+    }
+
+    pub fn journal(&self) -> String {
+        fs::read_to_string(self.path("state/journal")).unwrap_or_default()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        for burner in &mut self.burners {
+            let _gone = burner.kill();
+            let _gone = burner.wait();
+        }
+        for folder in self.folders(&self.parent) {
+            remove(&folder);
+        }
+    }
+}
+
+/// A cgroup goes once its processes are reaped.
+fn remove(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    eventually("the cgroup is removed", || match fs::remove_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => None,
+        _ => Some(()),
+    });
+}
+
+pub fn pod(name: &str, cgroup: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  annotations:\n    plimsoll.dev/cgroup: {cgroup}\n\
+         spec:\n  terminationGracePeriodSeconds: 1\n  containers:\n  - name: c\n"
+    )
+}
+
+/// An action, a rule over the CPU use of the node, and a `PodQOS` that lets the action act on everything.
+pub fn policy(action: &str, allowed: &str, threshold: u32, value: u32) -> String {
+    let head = "apiVersion: ensurance.crane.io/v1alpha1";
+    format!(
+        "{head}\nkind: AvoidanceAction\nmetadata: {{name: act}}\nspec: {action}\n---\n\
+         {head}\nkind: NodeQOS\nmetadata: {{name: node}}\nspec:\n  rules:\n  - name: cpu\n    \
+         avoidanceThreshold: {threshold}\n    restoreThreshold: 2\n    actionName: act\n    \
+         metricRule: {{name: cpu_total_usage, value: {value}}}\n---\n\
+         {head}\nkind: PodQOS\nmetadata: {{name: all}}\nspec:\n  allowedActions: [{allowed}]\n  labelSelector: {{}}\n"
+    )
+}
+
+pub fn throttle() -> String {
+    let action =
+        "{coolDownSeconds: 1, throttle: {cpuThrottle: {minCPURatio: 10, stepCPURatio: 30}}}";
+    policy(action, "throttle", 2, 1000)
+}
+
+/// A running `plimsoll run`, and the lines that it has written.
+pub struct Daemon {
+    child: Child,
+    lines: Receiver<String>,
+    pub seen: Vec<Value>,
+}
+
+impl Daemon {
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self {
+            child,
+            lines,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Waits for the next line that `wanted` takes.
+    pub fn wait_for(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let end = boot_time() + DEADLINE;
+        loop {
+            let line = match self.lines.recv_timeout(end.since(boot_time())) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("no line in time: {what}\n{self}"),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended before: {what}\n{self}"),
+            };
+            let value: Value = serde_json::from_str(&line).unwrap_or_else(|error| {
+                panic!("not a JSON line ({error}): {line}");
+            });
+            self.seen.push(value.clone());
+            if wanted(&value) {
+                return value;
+            }
+        }
+    }
+
+    pub fn wait_for_change(&mut self, change: &str) -> Value {
+        self.wait_for(change, |line| line["change"] == change)
+    }
+
+    pub fn wait_for_state(&mut self, to: &str) -> Value {
+        self.wait_for(to, |line| line["change"] == "state" && line["to"] == to)
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Waits for its end; all its lines are in `seen` then.
+    pub fn end(&mut self) -> ExitStatus {
+        let status = eventually("the daemon ends", || self.child.try_wait().unwrap());
+        let rest = self
+            .lines
+            .iter()
+            .map(|line| serde_json::from_str(&line).unwrap());
+        self.seen.extend(rest);
+        status
+    }
+
+    pub fn stop(&mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.end()
+    }
+
+    pub fn changes(&self, change: &str) -> Vec<&Value> {
+        let lines = self.seen.iter();
+        lines.filter(|line| line["change"] == change).collect()
+    }
+}
+
+impl std::fmt::Display for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.seen.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            // Ctrl-C, so that a failed test leaves nothing in force.
+            let _gone = kill(self.pid(), Signal::SIGINT);
+            let _gone = self.child.wait();
+        }
+    }
+}
+
+/// A helper: burns one CPU until it is killed, or the test has long forgotten it.
+pub fn burn() {
+    let end = boot_time() + 4 * DEADLINE;
+    while boot_time() < end {
+        std::hint::spin_loop();
+    }
+}
+
+pub fn since(earlier: BootTime) -> Duration {
+    boot_time().since(earlier)
+}
