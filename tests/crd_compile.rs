@@ -7,6 +7,8 @@ use std::time::Duration;
 use plimsoll::crd::{Compiled, Objects, Reason, compile};
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::policy::{NodeFacts, Strategy, TaintEffect};
+use proptest::prelude::*;
+use proptest::strategy::Strategy as _;
 use serde_json::{Value, json};
 
 fn object(kind: &str, name: &str, spec: &Value) -> Value {
@@ -98,5 +100,194 @@ fn a_rule_that_names_no_action_is_off_and_the_others_are_not() {
         finding
             .message
             .contains("write the name of one of throttle")
+    );
+}
+
+/// A set with good and bad objects, among them two of one name.
+fn mixed() -> Vec<Value> {
+    let mut objects = guide_throttle();
+    let evict = json!({"eviction": {}});
+    let rules = json!({"rules": [
+        {"name": "b", "actionName": "evict", "metricRule": {"name": "memory_total_usage", "value": "5Gi"}},
+        {"name": "a", "actionName": "evict", "metricRule": {"name": "no_such_metric", "value": 1}},
+        {"name": "c", "actionName": "evict"},
+    ]});
+    objects.extend([
+        object("AvoidanceAction", "evict", &evict),
+        object("AvoidanceAction", "twice", &evict),
+        object("AvoidanceAction", "twice", &json!({})),
+        object("NodeQOS", "memory", &rules),
+        object(
+            "PodQOS",
+            "everything",
+            &json!({"allowedActions": ["Evict", "throttle"], "labelSelector": {}}),
+        ),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}),
+        json!({"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS"}),
+        json!(null),
+    ]);
+    objects
+}
+
+proptest! {
+    #[test]
+    fn order_duplication_and_replay_of_objects_change_nothing(
+        order in Just((0..mixed().len()).collect::<Vec<usize>>()).prop_shuffle(),
+        again in prop::collection::vec(0..mixed().len(), 0..20),
+    ) {
+        let objects = mixed();
+        let expected = compiled(objects.clone());
+        let shuffled = order.iter().chain(&again).map(|index| objects[*index].clone()).collect();
+        prop_assert_eq!(compiled(shuffled), expected);
+    }
+
+    #[test]
+    fn no_object_panics(
+        text in "\\PC{0,40}",
+        number in any::<f64>(),
+        is_text in any::<bool>(),
+        index in 0usize..8,
+        spot in any::<prop::sample::Index>(),
+    ) {
+        let mut objects = mixed();
+        let mut spots = Vec::new();
+        collect(&objects[index], String::new(), &mut spots);
+        let value = if is_text { json!(text) } else { json!(number) };
+        *objects[index].pointer_mut(&spots[spot.index(spots.len())]).unwrap() = value;
+        for rule in compiled(objects).policy.rules {
+            prop_assert!(rule.watermark.is_finite() && rule.watermark > 0.0);
+            prop_assert!(rule.restore.is_finite() && rule.restore <= rule.watermark);
+            prop_assert!(rule.avoidance_threshold >= 1 && rule.restore_threshold >= 1);
+        }
+    }
+}
+
+fn collect(value: &Value, at: String, spots: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .for_each(|(name, value)| collect(value, format!("{at}/{name}"), spots)),
+        Value::Array(items) => {
+            items
+                .iter()
+                .enumerate()
+                .for_each(|(index, value)| collect(value, format!("{at}/{index}"), spots));
+        }
+        _ => {}
+    }
+    spots.push(at);
+}
+
+#[test]
+fn of_two_different_objects_of_one_name_neither_is_in_force() {
+    let compiled = compiled(mixed());
+    let finding = compiled
+        .findings
+        .iter()
+        .find(|finding| finding.reason == Reason::DuplicateName)
+        .unwrap();
+    assert_eq!(finding.object.to_string(), "AvoidanceAction/twice");
+    let ids: Vec<_> = compiled
+        .policy
+        .rules
+        .iter()
+        .map(|rule| rule.id.to_string())
+        .collect();
+    assert_eq!(ids, ["memory/b", "watermark2/cpu-usage"]);
+}
+
+#[test]
+fn a_word_for_a_kind_allows_that_kind_alone_and_says_so_where_an_action_of_that_name_does_more() {
+    let mut objects = guide_throttle();
+    objects[0]["spec"]["eviction"] = json!({});
+    let compiled = compiled(objects);
+    let [finding] = &compiled.findings[..] else {
+        panic!("{:?}", compiled.findings)
+    };
+    assert_eq!(
+        (finding.reason, finding.path.as_str()),
+        (Reason::KindWord, "spec.allowedActions[0]")
+    );
+}
+
+#[test]
+fn naming_kube_system_is_a_warning() {
+    let mut objects = guide_throttle();
+    objects[2]["spec"]["scopeSelector"]["matchExpressions"][0] =
+        json!({"scopeName": "Namespace", "operator": "In", "values": ["kube-system"]});
+    let compiled = compiled(objects);
+    let [finding] = &compiled.findings[..] else {
+        panic!("{:?}", compiled.findings)
+    };
+    assert_eq!(finding.reason, Reason::SystemPods);
+    assert_eq!(compiled.policy.rules.len(), 1);
+}
+
+#[test]
+fn a_watermark_is_judged_by_the_node_that_it_is_for() {
+    let on = |cpus: u32| {
+        let node = NodeFacts {
+            cpus,
+            ..NodeFacts::default()
+        };
+        let compiled = compile(&Objects::from_values(guide_throttle()), &node);
+        let reasons: Vec<_> = compiled
+            .findings
+            .iter()
+            .map(|finding| finding.reason)
+            .collect();
+        (compiled.policy.rules.len(), reasons)
+    };
+    assert_eq!(on(0), (1, vec![]));
+    assert_eq!(on(8), (1, vec![]));
+    assert_eq!(on(6), (1, vec![Reason::WatermarkTooHigh]));
+    assert_eq!(on(600), (1, vec![]));
+    assert_eq!(on(601), (0, vec![Reason::WatermarkTooLow]));
+}
+
+#[test]
+fn a_node_selector_is_over_the_labels_of_the_node() {
+    let mut objects = guide_throttle();
+    objects[1]["spec"]["selector"] = json!({"matchLabels": {"pool": "batch"}});
+    let objects = Objects::from_values(objects);
+    let rules = |labels: &[(&str, &str)]| {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let node = NodeFacts {
+            labels: labels.collect(),
+            ..NodeFacts::default()
+        };
+        compile(&objects, &node).policy.rules.len()
+    };
+    assert_eq!(
+        (
+            rules(&[]),
+            rules(&[("pool", "web")]),
+            rules(&[("pool", "batch")])
+        ),
+        (0, 0, 1)
+    );
+    let every = compile(&objects.clone().for_every_node(), &NodeFacts::default());
+    assert_eq!(every.policy.rules.len(), 1);
+}
+
+#[test]
+fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
+    let mut objects = guide_throttle();
+    objects[0]["spec"] = json!({"eviction": {"terminationGracePeriodSeconds": 0}});
+    objects[1]["spec"]["nodeQualityProbe"] =
+        json!({"timeoutSeconds": 0, "httpGet": {"host": "::1", "port": "9100", "scheme": "HTTPS"}});
+    let compiled = compiled(objects);
+    let rule = &compiled.policy.rules[0];
+    assert_eq!(
+        rule.action.eviction.unwrap().grace,
+        Some(Duration::from_secs(1))
+    );
+    assert_eq!(rule.action.scheduling, Some(TaintEffect::NoSchedule));
+    let probe = rule.probe.as_ref().unwrap();
+    assert_eq!(
+        (&*probe.url, probe.timeout),
+        ("https://[::1]:9100/metrics", Duration::from_secs(10))
     );
 }

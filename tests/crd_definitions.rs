@@ -1,0 +1,219 @@
+//! The definitions of the kinds, as they are checked in.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::Command;
+
+use plimsoll::crd::definitions;
+use serde_json::{Value, json};
+
+fn all() -> Vec<Value> {
+    definitions()
+        .iter()
+        .map(|definition| serde_json::to_value(definition).unwrap())
+        .collect()
+}
+
+fn schema(definition: &Value) -> &Value {
+    &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+}
+
+/// Calls `see` with the path and schema of every field that a user writes.
+fn walk(schema: &Value, path: &str, see: &mut dyn FnMut(&str, &Value)) {
+    see(path, schema);
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        walk(field, &format!("{path}.{name}"), see);
+    }
+    for (key, mark) in [("items", "[]"), ("additionalProperties", "{}")] {
+        if let Some(inner) = schema.get(key) {
+            walk(inner, &format!("{path}{mark}"), see);
+        }
+    }
+}
+
+#[test]
+fn the_checked_in_definitions_are_those_of_the_code() {
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["crds", "--check"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}\nrepair: make generate");
+}
+
+#[test]
+fn a_definition_that_differs_is_named_with_the_command_that_repairs_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |flag: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command
+            .args(["crds", flag])
+            .arg(dir.path())
+            .output()
+            .unwrap()
+    };
+    assert!(run("--output-dir").status.success());
+    assert!(run("--check").status.success());
+    let file = dir.path().join("ensurance.crane.io_podqoss.yaml");
+    std::fs::write(&file, "changed").unwrap();
+    let output = run("--check");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("podqoss.yaml") && said.contains("run: plimsoll crds --output-dir"),
+        "{said}"
+    );
+}
+
+#[test]
+fn names_short_names_scope_and_status_are_cranes() {
+    let names: Vec<_> = all()
+        .iter()
+        .map(|definition| {
+            let spec = &definition["spec"];
+            assert_eq!(spec["group"], "ensurance.crane.io");
+            assert_eq!(spec["scope"], "Cluster");
+            assert_eq!(spec["versions"][0]["name"], "v1alpha1");
+            assert_eq!(spec["versions"][0]["subresources"], json!({"status": {}}));
+            (
+                spec["names"]["kind"].clone(),
+                spec["names"]["plural"].clone(),
+                spec["names"]["shortNames"].clone(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("AvoidanceAction", "avoidanceactions", "avoid"),
+        ("NodeQOS", "nodeqoss", "nq"),
+        ("PodQOS", "podqoss", "pq"),
+    ];
+    assert_eq!(
+        names,
+        expected.map(|(kind, plural, short)| (json!(kind), json!(plural), json!([short])))
+    );
+}
+
+#[test]
+fn every_field_that_a_user_writes_is_described() {
+    for definition in all() {
+        walk(
+            &schema(&definition)["properties"]["spec"],
+            "spec",
+            &mut |path, schema| {
+                let inner = ["Limit", "Compression", "Limits"].iter().any(|part| {
+                    path.contains(&format!("{part}.")) || path.contains(&format!("{part}["))
+                });
+                let named = !path.ends_with(']') && !path.ends_with('}');
+                if named && !inner {
+                    let text = schema["description"].as_str().unwrap_or_default();
+                    assert!(
+                        text.len() > 8 && text.ends_with(['.', '`', ')', 'i']),
+                        "{path}: {text:?}"
+                    );
+                    assert!(!text.contains('\n'), "{path}: {text:?}");
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn every_list_map_and_text_has_a_maximum_so_that_rules_have_a_cost() {
+    for definition in all() {
+        walk(
+            &schema(&definition)["properties"]["spec"],
+            "spec",
+            &mut |path, schema| {
+                let limited = match schema["type"].as_str() {
+                    Some("array") => schema.get("maxItems").is_some(),
+                    Some("string") => {
+                        schema.get("maxLength").is_some() || schema.get("enum").is_some()
+                    }
+                    Some("object") if schema.get("additionalProperties").is_some() => {
+                        schema.get("maxProperties").is_some()
+                    }
+                    _ => true,
+                };
+                assert!(limited, "{path} has no maximum");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_definition_uses_only_words_that_our_own_validation_heeds() {
+    let known = [
+        "type",
+        "description",
+        "default",
+        "enum",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "maxProperties",
+        "properties",
+        "additionalProperties",
+        "items",
+        "required",
+        "title",
+        "x-kubernetes-int-or-string",
+        "x-kubernetes-preserve-unknown-fields",
+        "x-kubernetes-validations",
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+    ];
+    for definition in all() {
+        walk(schema(&definition), "", &mut |path, schema| {
+            for word in schema.as_object().unwrap().keys() {
+                assert!(known.contains(&word.as_str()), "{path} uses {word}");
+            }
+            let list_type = schema["x-kubernetes-list-type"].as_str();
+            assert!(
+                matches!(list_type, None | Some("atomic" | "map")),
+                "{path}: {list_type:?}"
+            );
+        });
+    }
+}
+
+#[test]
+fn the_fields_resolved_when_compiled_have_no_default_in_the_definition() {
+    for definition in all() {
+        walk(schema(&definition), "", &mut |path, schema| {
+            let resolved = ["restoreThreshold", "restoredThreshold", "restoreValue"];
+            if resolved.iter().any(|name| path.ends_with(name)) {
+                assert_eq!(schema.get("default"), None, "{path}");
+            }
+        });
+    }
+}
+
+#[test]
+fn every_rule_says_what_is_wrong_and_what_to_write() {
+    for definition in all() {
+        walk(schema(&definition), "", &mut |path, schema| {
+            for rule in schema["x-kubernetes-validations"]
+                .as_array()
+                .into_iter()
+                .flatten()
+            {
+                let message = rule["message"].as_str().unwrap();
+                assert!(message.contains("; "), "{path}: {message}");
+                let field = rule["fieldPath"]
+                    .as_str()
+                    .unwrap_or(path)
+                    .rsplit('.')
+                    .next()
+                    .unwrap();
+                assert!(
+                    message.starts_with(field),
+                    "{path}: {message:?} does not begin with {field}"
+                );
+            }
+        });
+    }
+}
