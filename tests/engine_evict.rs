@@ -9,7 +9,7 @@ use std::time::Duration;
 use engine_support::{
     GIB, Load, Node, PERIOD, action, closing, evicting, policy, rule, throttling,
 };
-use plimsoll::engine::plan::{Change, Feedback, Scheduling, Spared};
+use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Spared};
 use plimsoll::engine::pod::{Kept, PodUid};
 use plimsoll::engine::policy::{Action, EvictionSpec, Rule, RuleId, TaintEffect};
 use plimsoll::engine::units::Bytes;
@@ -360,6 +360,30 @@ fn the_node_is_closed_while_any_rule_needs_it_with_the_strongest_effect() {
     }
     let changes: Vec<_> = node.plan.transitions.iter().map(|t| &t.change).collect();
     assert!(changes.contains(&&Change::SchedulingEnabled));
+}
+
+#[test]
+fn an_edited_mark_starts_the_counters_anew_and_leaves_the_state() {
+    let rules = |watermark| {
+        vec![Rule {
+            avoidance_threshold: 3,
+            ..rule("n/cpu", "cpu_total_usage", watermark, closing("close"))
+        }]
+    };
+    let mut node = Node::new(rules(4000.0), Vec::new());
+    for _ in 0..4 {
+        node.at(5000);
+    }
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Cooling);
+    node.engine.set_policy(policy(rules(3000.0)));
+    node.at(3500);
+    assert_eq!(
+        node.state("n/cpu"),
+        RuleState::Breached,
+        "one breach while cooling"
+    );
+    assert_eq!(node.engine.reports().next().unwrap().breaches, 1);
 }
 
 #[test]

@@ -434,6 +434,46 @@ fn what_is_no_longer_asked_for_is_taken_back_step_by_step_whatever_the_metric_sa
 }
 
 #[test]
+fn what_is_taken_back_goes_up_once_a_period_of_its_former_rule() {
+    let mut slow = cpu(4000.0, throttling(10, 30)).remove(0);
+    slow.period = PERIOD * 2;
+    let other = rule(
+        "n/other",
+        "cpu_load_1_min",
+        5.0,
+        engine_support::closing("x"),
+    );
+    let mut node = Node::new(vec![slow, other.clone()], vec![Load::new("a", 3000)]);
+    for _ in 0..7 {
+        node.at(6000);
+    }
+    assert_eq!(node.ratios(), ratios(&[("a", 10)]));
+    node.engine.set_policy(policy(vec![other]));
+    let mut seen = Vec::new();
+    for _ in 0..7 {
+        node.at(6000);
+        seen.push(node.ratios().first().map(|(_, ratio)| *ratio));
+    }
+    let expected = [Some(10), Some(40), Some(40), Some(70), Some(70), None, None];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn the_reasons_are_told_again_in_the_next_episode() {
+    let mut pods = vec![Load::new("a", 3000)];
+    pods[0].pod.protected = true;
+    let mut node = hot(cpu(4000.0, throttling(10, 30)), pods, 6000);
+    let protected = spared(&[("a", Spared::Protected)]);
+    assert_eq!(node.spared(), protected);
+    for _ in 0..3 {
+        node.at(1000);
+    }
+    assert_eq!(node.state("n/cpu"), RuleState::Normal);
+    node.at(6000);
+    assert_eq!(node.spared(), protected);
+}
+
+#[test]
 fn a_raised_least_ratio_raises_what_is_in_force_at_the_next_step() {
     let edit = |node: &mut Node| {
         node.engine

@@ -400,6 +400,21 @@ fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
 }
 
 #[test]
+fn a_base_that_is_more_than_three_periods_old_is_none() {
+    let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
+    node.tick();
+    let stuck = node.sample.clone();
+    for _ in 0..4 {
+        node.pass(PERIOD);
+        node.sample = stuck.clone();
+        node.step();
+    }
+    node.tick();
+    let report = node.engine.reports().next().unwrap();
+    assert_eq!(report.unknown, Some(Unknown::Rebased));
+}
+
+#[test]
 fn evaluations_keep_a_steady_grid() {
     let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
     node.tick();

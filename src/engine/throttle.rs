@@ -167,11 +167,10 @@ impl Lowering<'_> {
         let pod = &self.walk.pods[place].pod;
         let to = from.lower(spec);
         let grip = self.own.hold(&pod.uid, || self.levers.clone());
-        let before = grip.claim(&run.rule.id).map_or(from, |claim| claim.before);
         grip.put(Claim {
             rule: run.rule.id.clone(),
             depth: to,
-            before,
+            before: from,
             step: spec.step,
             period: run.rule.period,
             retired: None,
