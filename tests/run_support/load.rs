@@ -12,6 +12,7 @@ use std::time::Duration;
 use plimsoll::node::clock::boot_time;
 
 const CPUS: u64 = 2;
+const GARBLED: u64 = u64::MAX;
 
 /// Writes `stat` and `meminfo` until it is dropped.
 pub struct Load {
@@ -37,8 +38,13 @@ impl Load {
             while stopped.recv_timeout(Duration::from_millis(10))
                 == Err(mpsc::RecvTimeoutError::Timeout)
             {
-                counters.advance(shared.load(Ordering::Relaxed));
-                counters.write(&stat);
+                match shared.load(Ordering::Relaxed) {
+                    GARBLED => stat.write_all_at(b"cpu  garbage", 0).unwrap(),
+                    milli => {
+                        counters.advance(milli);
+                        counters.write(&stat);
+                    }
+                }
             }
         });
         Self {
@@ -46,6 +52,11 @@ impl Load {
             stop: Some(stop),
             thread: Some(thread),
         }
+    }
+
+    /// From now on the files hold garbage.
+    pub fn garble(&self) {
+        self.set(GARBLED);
     }
 
     /// The node uses this much CPU from now on, of two CPUs.

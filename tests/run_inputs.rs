@@ -1,0 +1,309 @@
+//! Bad input to `plimsoll run`: a clear error that says what to do, and nothing left changed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod run_support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use nix::sys::signal::Signal;
+use run_support::{BINARY, Machine, eventually, pod, throttle};
+
+#[test]
+#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+fn burn() {
+    run_support::burn();
+}
+
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.burning_pod("batch");
+    machine.write("policies/throttle.yaml", &throttle());
+    machine
+}
+
+/// It ended with 2, said `words`, and told of nothing done.
+fn refused(output: &Output, words: &[&str]) {
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{why}");
+    for word in words {
+        assert!(why.contains(word), "`{word}` is not in: {why}");
+    }
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{why}");
+}
+
+#[test]
+fn a_bad_policy_is_told_with_its_place_and_the_others_are_enforced() {
+    let machine = machine();
+    let rule = "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: broken}\nspec:\n  rules:\n  \
+                - name: nothing\n    actionName: act\n";
+    machine.write("policies/broken.yaml", rule);
+    machine.write("policies/garbage.yaml", "\t: [");
+    machine.write(
+        "policies/kind.yaml",
+        "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQos\nmetadata: {name: n}\n",
+    );
+    let mut daemon = machine.start(&[]);
+    assert_eq!(daemon.wait_for_change("started")["rules"], 1);
+    let problems: Vec<String> = daemon
+        .changes("policyProblem")
+        .iter()
+        .map(|line| format!("{}:{} {}", line["file"], line["line"], line["message"]))
+        .collect();
+    for (file, words) in [
+        ("broken.yaml", "metricRule"),
+        ("garbage.yaml", "tab"),
+        ("kind.yaml", "NodeQOS"),
+    ] {
+        let told = problems
+            .iter()
+            .any(|problem| problem.contains(file) && problem.contains(words));
+        assert!(told, "{file}: {problems:#?}");
+    }
+    machine.load.set(1900);
+    daemon.wait_for_change("throttle");
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn bad_pods_are_told_and_the_others_are_looked_after() {
+    let machine = machine();
+    machine.write("pods/absolute.yaml", &pod("absolute", "/etc"));
+    machine.write("pods/dots.yaml", &pod("dots", "../cpu"));
+    machine.write(
+        "pods/nothing.yaml",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: nothing}\nspec: {containers: [{name: c}]}\n",
+    );
+    machine.write(
+        "pods/absent.yaml",
+        &pod("absent", &format!("{}/absent", machine.parent)),
+    );
+    let mut daemon = machine.start(&[]);
+    assert_eq!(daemon.wait_for_change("started")["pods"], 1);
+    let refused = daemon.changes("podRefused");
+    for (pod, words) in [
+        ("default/absolute", "must stay below the cgroup root"),
+        ("default/dots", "must stay below the cgroup root"),
+        ("default/nothing", "no annotation `plimsoll.dev/cgroup`"),
+        ("default/absent", "does not exist (yet)"),
+    ] {
+        let told = refused.iter().find(|line| line["pod"] == pod).unwrap();
+        assert!(told["reason"].as_str().unwrap().contains(words), "{told}");
+    }
+    machine.cgroup("absent");
+    daemon.wait_for("the pod that was waited for", |line| {
+        line["change"] == "podsTaken" && line["pods"] == 2
+    });
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_folder_that_is_no_cgroup_root_is_refused() {
+    let machine = machine();
+    let output = machine
+        .command("run")
+        .args(["--policies", "/dev/null", "--cgroup-root", "/etc"])
+        .output();
+    refused(
+        &output.unwrap(),
+        &["`/etc` is no cgroup root", "usually /sys/fs/cgroup"],
+    );
+    assert!(!machine.path("state").exists());
+}
+
+#[test]
+fn a_proc_that_is_none_is_refused_and_one_that_breaks_later_is_unknown() {
+    let machine = machine();
+    let empty = machine.path("pods");
+    let mut command = machine.command("run");
+    command
+        .args(["--cgroup-root", "/sys/fs/cgroup", "--policies"])
+        .arg(machine.path("policies"))
+        .arg("--proc-root")
+        .arg(&empty);
+    refused(
+        &command.output().unwrap(),
+        &["failed to read CPU time or memory", "--proc-root"],
+    );
+
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_change("throttle");
+    machine.load.garble();
+    let unknown = daemon.wait_for_change("unknown");
+    assert_eq!(unknown["rule"], "node/cpu");
+    assert!(
+        machine.journal().contains("batch"),
+        "what is in force is held"
+    );
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_made_or_written_is_refused() {
+    let machine = machine();
+    let run = |state: &str| {
+        let mut command = Command::new(BINARY);
+        command
+            .args(["run", "--state-dir", state, "--policies"])
+            .arg(machine.path("policies"))
+            .arg("--pods")
+            .arg(machine.path("pods"));
+        command.output().unwrap()
+    };
+    refused(
+        &run("/no/such/parent/state"),
+        &["/no/such/parent/state", "--state-dir"],
+    );
+    refused(&run("/dev/null"), &["/dev/null", "--state-dir"]);
+    refused(&run("/proc/self"), &["/proc/self", "--state-dir"]);
+}
+
+#[test]
+fn a_journal_that_cannot_be_trusted_is_refused_and_left_as_it_is() {
+    let machine = machine();
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_change("fileSet");
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let whole = machine.journal();
+    let throttled = machine.quota("batch");
+    for broken in [
+        whole.replace("batch", "other"),
+        whole[..whole.len() / 2].to_owned(),
+        "not a journal\n".to_owned(),
+        "\0\0\0\0".to_owned(),
+    ] {
+        fs::write(machine.path("state/journal"), &broken).unwrap();
+        refused(&machine.run_command(&[]).output().unwrap(), &["journal"]);
+        refused(&machine.restore(), &["journal"]);
+        assert_eq!(machine.journal(), broken);
+        assert_eq!(machine.quota("batch"), throttled);
+    }
+    fs::write(machine.path("state/journal"), whole).unwrap();
+    assert!(machine.restore().status.success());
+    assert_ne!(machine.quota("batch"), throttled);
+}
+
+#[test]
+fn without_permission_it_says_what_to_do_and_a_preview_still_runs() {
+    let machine = machine();
+    // Everybody may read the folders and write the state; nobody may write the cgroups.
+    for folder in [".", "policies", "pods", "proc"] {
+        fs::set_permissions(machine.path(folder), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::create_dir(machine.path("state")).unwrap();
+    fs::set_permissions(machine.path("state"), fs::Permissions::from_mode(0o777)).unwrap();
+    let as_nobody = |more: &[&str]| {
+        let run = machine.run_command(more);
+        let binary = machine.path("plimsoll");
+        let _there = fs::copy(run.get_program(), &binary);
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(binary)
+            .args(run.get_args());
+        command
+    };
+    let output = as_nobody(&[]).output().unwrap();
+    refused(&output, &["Permission denied", "run as root", "--preview"]);
+
+    let mut daemon = run_support::Daemon::start(as_nobody(&["--preview"]));
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for("a step", |line| {
+        line["change"] == "throttle" && line["would"] == true
+    });
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_full_disk_stops_new_throttles_and_not_the_way_back() {
+    let machine = machine();
+    let state = machine.path("state");
+    fs::create_dir(&state).unwrap();
+    let small = Disk::mount(&state);
+    let original = machine.quota("batch");
+    small.fill();
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    let failed = daemon.wait_for_change("throttleFailed");
+    assert_eq!(failed["podName"], "default/batch");
+    assert_eq!(machine.quota("batch"), original);
+    assert!(daemon.stop(Signal::SIGINT).success());
+
+    small.free();
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    small.fill();
+    assert_ne!(machine.quota("batch"), original);
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert_eq!(machine.quota("batch"), original);
+}
+
+/// A disk that is soon full.
+struct Disk {
+    path: std::path::PathBuf,
+}
+
+impl Disk {
+    fn mount(path: &std::path::Path) -> Self {
+        let flags = nix::mount::MsFlags::empty();
+        nix::mount::mount(
+            Some("plimsoll"),
+            path,
+            Some("tmpfs"),
+            flags,
+            Some("size=64k"),
+        )
+        .unwrap();
+        Self {
+            path: path.to_owned(),
+        }
+    }
+
+    fn fill(&self) {
+        let _full = fs::write(self.path.join("filler"), vec![0; 128 << 10]);
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.path.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        eventually("the disk is let go", || nix::mount::umount(&self.path).ok());
+    }
+}
+
+#[test]
+fn flags_that_make_no_sense_are_refused_with_what_to_write() {
+    for (arguments, words) in [
+        (&["--period", "50ms"][..], "the shortest period is 100ms"),
+        (&["--period", "10"], "such as 200ms, 10s or 1m30s"),
+        (&["--for", "0s"], "more than zero"),
+        (
+            &["--pods-under", "/system.slice"],
+            "must stay below the cgroup root",
+        ),
+        (&["--node-labels", "role"], "KEY=VALUE"),
+        (&["--restore"], "cannot be used with"),
+    ] {
+        let mut command = Command::new(BINARY);
+        command
+            .args(["run", "--policies", "/dev/null"])
+            .args(arguments);
+        refused(&command.output().unwrap(), &[words]);
+    }
+    refused(
+        &Command::new(BINARY).arg("run").output().unwrap(),
+        &["--policies"],
+    );
+}
