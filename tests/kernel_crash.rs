@@ -289,7 +289,7 @@ fn killed_while_it_recovers_from_a_kill_the_third_process_gives_everything_back(
     let Some(stage) = Stage::set() else { return };
     stage.each_crash(|die_at| {
         // Each crash with the next few moments of its recovery: all of them take minutes.
-        if die_at % 5 == 0 {
+        if die_at % 11 == 0 {
             for again in 1.. {
                 if stage.run(again, true).success() {
                     return;

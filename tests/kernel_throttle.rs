@@ -506,3 +506,23 @@ fn a_tick_without_changes_writes_no_journal() {
     }
     assert!(!journal.exists());
 }
+
+#[test]
+fn a_look_at_what_is_held_allocates_nothing() {
+    let Some(world) = world() else { return };
+    let names: Vec<String> = (0..20).map(|number| format!("pod-{number}")).collect();
+    let mut throttler = world.throttler();
+    let plan: Vec<_> = names
+        .iter()
+        .map(|name| {
+            world.pod(name);
+            idle(throttle(name, 300))
+        })
+        .collect();
+    assert_fine(&throttler.apply(at(0), &plan, &world.find()));
+    let now = at(1);
+    let info = allocation_counter::measure(|| {
+        assert!(throttler.verify(now).is_empty());
+    });
+    assert_eq!(info.count_total, 0);
+}
