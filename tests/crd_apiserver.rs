@@ -14,6 +14,7 @@ use bad_input::{GOOD, cases};
 use plimsoll::crd::validate::validate;
 use plimsoll::crd::{Kind, Objects, compile, definitions, manifest};
 use plimsoll::engine::policy::NodeFacts;
+use plimsoll::engine::quantity::Quantity;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -336,4 +337,62 @@ fn a_random_value_anywhere_is_judged_as_the_api_server_judges_it() {
         }
     }
     assert_agreement(&objects);
+}
+
+#[test]
+fn quantities_are_what_kubernetes_says_they_are() {
+    let Some(program) = ORACLE.as_ref() else {
+        return;
+    };
+    let text = prop_oneof![
+        "[-+]?[0-9]{1,20}(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|)",
+        "[-+]?[0-9]{0,12}\\.[0-9]{0,14}(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|)",
+        "[-+]?0?\\.?[0-9]{1,6}[eE][-+]?[0-9]{1,2}",
+        "[-+]?[0-9.]{0,4}[a-zA-Z+-]{0,3}[0-9.]{0,2}",
+        "[ -~]{0,6}",
+    ];
+    let mut runner = TestRunner::deterministic();
+    let texts: Vec<String> = (0..5000)
+        .map(|_| text.new_tree(&mut runner).unwrap().current())
+        .collect();
+    let mut child = Command::new(program)
+        .arg("quantities")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    serde_json::to_writer(child.stdin.take().unwrap(), &texts).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let theirs: Vec<Option<String>> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(theirs.len(), texts.len());
+    let mut wrong = Vec::new();
+    // The two differences that `engine::quantity` states.
+    let most = i128::from(i64::MAX) * 1_000_000_000;
+    let capped = |nanos: &String| {
+        let bound = if nanos.starts_with('-') { -most } else { most };
+        nanos
+            .parse::<i128>()
+            .unwrap_or(bound)
+            .clamp(-most, most)
+            .to_string()
+    };
+    for (text, theirs) in texts.iter().zip(&theirs) {
+        let has_digit = text.bytes().any(|byte| byte.is_ascii_digit());
+        let theirs = theirs.as_ref().filter(|_| has_digit).map(capped);
+        let ours = text
+            .parse::<Quantity>()
+            .ok()
+            .map(|quantity| quantity.nanos().to_string());
+        if ours != theirs {
+            wrong.push(format!("{text:?}: ours {ours:?}, theirs {theirs:?}"));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {}:\n{}",
+        wrong.len(),
+        texts.len(),
+        wrong.join("\n")
+    );
+    assert!(theirs.iter().flatten().count() > 2000);
 }

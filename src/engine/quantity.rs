@@ -1,7 +1,8 @@
 //! Kubernetes quantities: `4000`, `0.5`, `500m`, `1.5Gi`, `12e6`.
 //!
 //! The grammar and the rounding are those of `k8s.io/apimachinery/pkg/api/resource`: values are exact down to
-//! 1 nano (finer ones are rounded away from zero) and capped at 2^63 - 1.
+//! 1 nano, and finer ones are rounded away from zero. Two differences, both beyond any use: more than 2^63 - 1 counts
+//! as 2^63 - 1, and a suffix without a digit (`G`), which is 0 there, is refused here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use super::units::{Bytes, MilliCpu};
 
 const NANOS: i128 = 1_000_000_000;
 const NANO_DIGITS: i64 = 9;
-/// Kubernetes caps quantities at the largest `int64`.
+/// More than this is taken for this: no unit of ours gets there.
 const CAP: u128 = i64::MAX as u128;
 
 /// An exact quantity, in billionths. Its order is that of the numbers.

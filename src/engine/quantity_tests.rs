@@ -57,7 +57,7 @@ fn finer_than_a_nano_is_rounded_away_from_zero() {
 }
 
 #[test]
-fn more_than_an_int64_is_capped() {
+fn more_than_an_int64_is_taken_for_the_largest() {
     let cap = i128::from(i64::MAX) * NANOS;
     for text in [
         "9223372036854775807",

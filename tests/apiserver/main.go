@@ -2,10 +2,11 @@
 // k8s.io/apiextensions-apiserver. The tests hold `plimsoll check` to its verdicts.
 //
 //	apiserver CRD_DIR [MANIFEST...]
+//	apiserver quantities < LIST
 //
 // It prints one JSON object: what is wrong with the definitions (CEL compilation and cost included), and for each
 // document of each manifest whether a create with strict field validation would be accepted, why not, and the object
-// with its defaults.
+// with its defaults. Of a JSON list of texts it says what each is as a quantity: billionths, or null.
 package main
 
 import (
@@ -20,6 +21,7 @@ import (
 	"path/filepath"
 	"sort"
 
+	"gopkg.in/inf.v0"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdvalidation "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
@@ -30,6 +32,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/api/resource"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
@@ -80,7 +83,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: apiserver CRD_DIR [MANIFEST...]")
 		os.Exit(2)
 	}
-	result, err := run(os.Args[1], os.Args[2:])
+	var result any
+	var err error
+	if os.Args[1] == "quantities" {
+		result, err = quantities(os.Stdin)
+	} else {
+		result, err = run(os.Args[1], os.Args[2:])
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "apiserver:", err)
 		os.Exit(2)
@@ -270,4 +279,23 @@ func blocking(errs field.ErrorList) bool {
 		}
 	}
 	return false
+}
+
+// quantities parses each text of a JSON list; what is no quantity is null.
+func quantities(in io.Reader) ([]*string, error) {
+	var texts []string
+	if err := json.NewDecoder(in).Decode(&texts); err != nil {
+		return nil, err
+	}
+	found := make([]*string, len(texts))
+	for i, text := range texts {
+		quantity, err := resource.ParseQuantity(text)
+		if err != nil {
+			continue
+		}
+		nanos := new(inf.Dec).Mul(quantity.AsDec(), inf.NewDec(1_000_000_000, 0))
+		rounded := new(inf.Dec).Round(nanos, 0, inf.RoundUp).String()
+		found[i] = &rounded
+	}
+	return found, nil
 }
