@@ -64,7 +64,14 @@ func build(here layout, nodes []string) error {
 	if err := installPackages(guestPackages); err != nil {
 		return err
 	}
-	embedded, err := fingerprintFiles()
+	debian, err := fingerprintFiles("files/debian")
+	if err != nil {
+		return err
+	}
+	if err := once(here, "debian", debian, buildDebian); err != nil {
+		return err
+	}
+	embedded, err := fingerprintFiles("files")
 	if err != nil {
 		return err
 	}
@@ -152,10 +159,10 @@ func fingerprint(paths ...string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)), nil
 }
 
-// fingerprintFiles sums the embedded files.
-func fingerprintFiles() (string, error) {
+// fingerprintFiles sums the embedded files of a folder.
+func fingerprintFiles(folder string) (string, error) {
 	sum := sha256.New()
-	err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(files, folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}

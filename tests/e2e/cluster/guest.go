@@ -14,13 +14,18 @@ import (
 // guestSocket is where ssh shares one connection to the guest: in the sandbox's own /run.
 const guestSocket = "/run/guest-ssh"
 
-// buildGuest makes the guest's kernel, initramfs and root file system.
-func buildGuest(here layout) error {
-	folder := here.guest("")
-	if err := os.RemoveAll(folder); err != nil {
+// buildDebian fetches what the guest has from Debian.
+func buildDebian(here layout) error {
+	if err := writeEmbedded("files/debian", here.debian()); err != nil {
 		return err
 	}
-	if err := writeGuestFiles(folder); err != nil {
+	return runQuietly("nice", "-n", "15", "bash", filepath.Join(here.debian(), "build.sh"))
+}
+
+// buildGuest makes the guest's initramfs and root file system.
+func buildGuest(here layout) error {
+	folder := here.guest("")
+	if err := writeEmbedded("files/guest", folder); err != nil {
 		return err
 	}
 	overlay := func(path string) string { return filepath.Join(folder, "overlay", path) }
@@ -40,17 +45,20 @@ func buildGuest(here layout) error {
 			return err
 		}
 	}
-	command := []string{"nice", "-n", "15", "bash", filepath.Join(folder, "build.sh"), here.bin("kubelet")}
+	command := []string{"nice", "-n", "15", "bash", filepath.Join(folder, "build.sh"), here.debian(), here.bin("kubelet")}
 	for _, tag := range podImages {
 		command = append(command, here.image(tag))
 	}
 	return runQuietly(command...)
 }
 
-// writeGuestFiles copies the embedded guest folder.
-func writeGuestFiles(folder string) error {
-	embedded, err := fs.Sub(files, "files/guest")
+// writeEmbedded makes a folder anew with the files of an embedded one.
+func writeEmbedded(source, folder string) error {
+	embedded, err := fs.Sub(files, source)
 	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
 	return os.CopyFS(folder, embedded)
@@ -65,7 +73,7 @@ func (s *supervisor) startGuest() error {
 	s.start("guest", []string{"qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max",
 		"-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot",
 		"-serial", "stdio",
-		"-kernel", s.here.guest("vmlinuz"), "-initrd", s.here.guest("initrd.gz"),
+		"-kernel", filepath.Join(s.here.debian(), "vmlinuz"), "-initrd", s.here.guest("initrd.gz"),
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off apparmor=0 selinux=0 audit=0 tsc=reliable clocksource=tsc",
 		"-drive", "file=" + s.here.guest("root.ext4") + ",format=raw,if=virtio,snapshot=on",
 		"-drive", "file=" + disk + ",format=raw,if=virtio,readonly=on",

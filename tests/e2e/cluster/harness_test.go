@@ -22,7 +22,7 @@ func cluster(t *testing.T, stdin string, args ...string) (string, error) {
 	here := testLayout(t)
 	command := exec.Command(here.bin("cluster"), args...)
 	if kubeconfig := os.Getenv(givenKubeconfig); kubeconfig != "" && args[0] == "kubectl" {
-		command = exec.Command(here.bin("kubectl"), append([]string{"--kubeconfig", kubeconfig}, args[1:]...)...)
+		command = exec.Command("kubectl", append([]string{"--kubeconfig", kubeconfig}, args[1:]...)...)
 	}
 	command.Stdin = strings.NewReader(stdin)
 	var stderr bytes.Buffer
@@ -82,6 +82,9 @@ func TestMain(m *testing.M) {
 	for _, folder := range borrowed {
 		_, err := os.Stat(folder)
 		existedBefore[folder] = err == nil
+	}
+	if bin, err := filepath.Abs(repository + "/target/e2e/bin"); err == nil {
+		os.Setenv("PATH", os.Getenv("PATH")+":"+bin) // a kubectl for those who have none
 	}
 	os.Exit(m.Run())
 }

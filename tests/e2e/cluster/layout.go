@@ -24,7 +24,10 @@ func (l layout) image(tag string) string { return filepath.Join(l.dir, "images",
 func (l layout) kubeconfig() string      { return filepath.Join(l.dir, "kubeconfig") }
 func (l layout) lock() string            { return filepath.Join(l.dir, "lock") }
 
-// guest is the folder of the guest's kernel and disks, kept between runs.
+// debian is the folder of what the guest has from Debian, kernel included.
+func (l layout) debian() string { return filepath.Join(l.dir, "debian") }
+
+// guest is the folder of the guest's initramfs and root disk, kept between runs.
 func (l layout) guest(name string) string { return filepath.Join(l.dir, "guest", name) }
 
 // run is the folder of one run: keys, databases, container stores. It goes with the cluster.

@@ -113,6 +113,25 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 		}
 	}
 	t.Run("a pod of a Deployment is replaced, on another node where its own takes none", func(t *testing.T) { checkRescheduled(t, nodes) })
+	t.Run("an image packed here is on every node", func(t *testing.T) {
+		must(t, "load", must(t, "image", "smoke", testLayout(t).bin("podtool")))
+		for _, node := range nodes {
+			if images := must(t, "on", node, "ctr", "--namespace", "k8s.io", "images", "list", "--quiet"); !strings.Contains(images, imageName("smoke")) {
+				t.Errorf("%s has only %s", node, images)
+			}
+		}
+	})
+	t.Run("a component that ends is started again", func(t *testing.T) {
+		old := must(t, "on", "v1", "pgrep", "-x", "kube-scheduler")
+		must(t, "on", "v1", "pkill", "-x", "kube-scheduler")
+		eventually(t, 10*time.Second, func() error {
+			now, err := cluster(t, "", "on", "v1", "pgrep", "-x", "kube-scheduler")
+			if err == nil && now == old {
+				err = fmt.Errorf("process %s goes on", old)
+			}
+			return err
+		})
+	})
 	t.Run("killed without warning, it leaves nothing after down", func(t *testing.T) {
 		pid, err := sandboxPid(testLayout(t))
 		if err != nil || pid == 0 {

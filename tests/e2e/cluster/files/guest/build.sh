@@ -1,29 +1,16 @@
 #!/usr/bin/env bash
-# Builds the guest of node v2 in the folder where this script stands: vmlinuz, initrd.gz and root.ext4.
-# usage: build.sh KUBELET IMAGE...   (beside it: overlay/ with the files that are ours, init, import.toml)
+# Builds the guest of node v2 in the folder where this script stands: initrd.gz and root.ext4.
+# usage: build.sh DEBIAN KUBELET IMAGE...   (beside it: overlay/ with the files that are ours, init, import.toml)
 set -euo pipefail
 cd "$(dirname "$0")"
-kubelet=$1; shift
+debian=$1 kubelet=$2; shift 2
 images=("$@")
-suite=bookworm
-packages=mount,systemd-sysv,dbus,kmod,iproute2,containerd,runc,containernetworking-plugins,dropbear-bin
 
-rm -rf root kernel initrd
-mmdebstrap --quiet --mode=root --variant=essential --include="$packages" \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-    --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/i18n/*' \
-    "$suite" root http://deb.debian.org/debian
-
-# The kernel: Debian's for clouds, and those of its modules that a node may want.
-package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
-mkdir kernel
-(cd kernel && apt-get -qq -o APT::Sandbox::User=root download "$package" && dpkg -x ./*.deb .)
-cp kernel/boot/vmlinuz-* vmlinuz
-version=$(ls kernel/lib/modules)
+mkdir root
+tar -xf "$debian/root.tar" -C root --numeric-owner
+version=$(ls "$debian/modules")
 mkdir -p root/lib/modules
-cp -r "kernel/lib/modules/$version" root/lib/modules/
-modules=root/lib/modules/$version/kernel
-rm -rf "$modules"/drivers/{gpu,infiniband,scsi,target,nvme,hid,usb,media,mmc,md,ata,video} "$modules"/{sound,fs/{xfs,btrfs,ocfs2,nfs,nfsd,smb,ceph,gfs2,f2fs,reiserfs,jfs,udf}}
+cp -r "$debian/modules/$version" root/lib/modules/
 depmod -b root "$version"
 
 # The first steps of the boot: the disks' driver, then the root file system.
@@ -85,4 +72,4 @@ IMPORT
 
 rm -f root.ext4
 mke2fs -q -t ext4 -O ^has_journal -m 0 -d root root.ext4 1500M
-rm -rf root kernel initrd
+rm -rf root initrd
