@@ -1,0 +1,103 @@
+//! What a tick of the whole machine costs while nothing happens: no memory.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod run_support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use allocation_counter::measure;
+use plimsoll::engine::policy::NodeFacts;
+use plimsoll::node::cgroup::CgroupPath;
+use plimsoll::node::clock::boot_time;
+use plimsoll::standalone::machine::{self, Settings};
+use plimsoll::standalone::pods::own::OwnCgroups;
+use plimsoll::standalone::pods::{self, manifests::Manifests};
+use plimsoll::standalone::policies::{self, Overrides};
+use run_support::{Machine, throttle};
+
+#[test]
+#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+fn burn() {
+    run_support::burn();
+}
+
+/// A machine over real cgroups, in this process, after its first evaluations.
+fn steady(ground: &Machine, watermark: &str) -> machine::Machine {
+    ground.write(
+        "policies/throttle.yaml",
+        &throttle().replace("value: 1000", &format!("value: {watermark}")),
+    );
+    let overrides = Overrides {
+        period: Some(Duration::from_millis(100)),
+        preview: false,
+    };
+    let loaded = policies::load(&[ground.path("policies")], &NodeFacts::default(), overrides);
+    assert_eq!(loaded.problems, []);
+    let parent = CgroupPath::new(&ground.parent).unwrap();
+    let own = OwnCgroups::read(Path::new("/proc"));
+    let manifests = Manifests::read(&[ground.path("pods")]);
+    let found = pods::find(&manifests, &[parent], &ground.hierarchy, &own);
+    let settings = Settings {
+        hierarchy: ground.hierarchy.clone(),
+        proc_root: "/proc".into(),
+        state_dir: ground.path("state"),
+        sample_interval: Duration::from_millis(20),
+        sample_everything: false,
+    };
+    let policy = Arc::new(loaded.policy);
+    machine::Machine::open(settings, policy, found.workloads, boot_time()).unwrap()
+}
+
+/// Ticks when it is time to, so many times, and returns how often memory was allocated.
+fn ticks(machine: &mut machine::Machine, count: usize) -> u64 {
+    let counted = measure(|| {
+        for _ in 0..count {
+            while boot_time() < machine.next_tick() {
+                std::hint::spin_loop();
+            }
+            machine.tick(boot_time());
+        }
+    });
+    counted.count_total
+}
+
+#[test]
+fn a_tick_that_changes_nothing_allocates_nothing() {
+    let ground = Machine::new();
+    for number in 0..110 {
+        ground.cgroup(&format!("unit-{number}"));
+    }
+    // A watermark that two CPUs cannot reach.
+    let mut machine = steady(&ground, "4000");
+    ticks(&mut machine, 30);
+    assert_eq!(machine.pods().len(), 110);
+    assert!(!machine.is_acting());
+    assert_eq!(ticks(&mut machine, 30), 0, "samples and evaluations");
+}
+
+#[test]
+fn reading_back_what_is_in_force_allocates_nothing() {
+    let mut ground = Machine::new();
+    ground.burning_pod("batch");
+    let mut machine = steady(&ground, "21");
+    run_support::eventually("the pod is throttled", || {
+        while boot_time() < machine.next_tick() {
+            std::hint::spin_loop();
+        }
+        machine.tick(boot_time());
+        (machine.throttled_pods() == 1).then_some(())
+    });
+    // Between evaluations: node files, and every file that is held.
+    let mut between = Vec::new();
+    while between.len() < 20 {
+        let allocated = ticks(&mut machine, 1);
+        if !machine.plan().evaluated {
+            between.push(allocated);
+        }
+    }
+    assert_eq!(between, [0; 20]);
+    machine.restore(boot_time());
+    assert_eq!(machine.throttled_pods(), 0);
+}
