@@ -197,5 +197,37 @@ pub struct Series {
     /// Labels, sorted by name.
     pub labels: Vec<(Arc<str>, Arc<str>)>,
     /// Value; may be NaN or infinite, which the engine takes as Unknown.
+    #[serde(with = "any_number")]
     pub value: f64,
+}
+
+/// JSON has no NaN and no infinities: they are written as Prometheus writes them.
+mod any_number {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(f64),
+        Word(String),
+    }
+
+    #[expect(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "the signature that serde asks for"
+    )]
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() {
+            Written::Number(*value).serialize(serializer)
+        } else {
+            Written::Word(value.to_string()).serialize(serializer)
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        match Written::deserialize(deserializer)? {
+            Written::Number(value) => Ok(value),
+            Written::Word(word) => word.parse().map_err(de::Error::custom),
+        }
+    }
 }

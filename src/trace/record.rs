@@ -145,3 +145,84 @@ fn begin(path: &Path) -> io::Result<File> {
         _ => File::create_new(path),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::sample::{ProbeSample, Series};
+    use crate::node::clock::wall_time;
+    use crate::trace::read::Reader;
+    use crate::trace::{Line, Node, VERSION};
+
+    fn header() -> Header {
+        Header {
+            version: VERSION,
+            plimsoll: "0".to_owned(),
+            boot_id: "boot".to_owned(),
+            at: BootTime::default(),
+            time: wall_time(),
+            node: Node::default(),
+            period_nanos: None,
+        }
+    }
+
+    fn lines(path: &Path) -> Vec<Line> {
+        let file = BufReader::new(File::open(path).expect("a trace"));
+        let (_, mut reader) = Reader::open(file).expect("a header");
+        std::iter::from_fn(|| reader.read().expect("a line")).collect()
+    }
+
+    #[test]
+    fn numbers_that_json_has_not_come_back_as_they_were() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let path = dir.path().join("trace");
+        let series = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.1 + 0.2].map(|value| Series {
+            name: "s".into(),
+            labels: Vec::new(),
+            value,
+        });
+        let mut sample = Sample::default();
+        sample.node.load = Some([0.1 + 0.2, 1e-7, 2.05]);
+        sample.probes.push(ProbeSample {
+            url: "u".into(),
+            at: BootTime::default(),
+            series: series.to_vec().into(),
+        });
+        let mut recorder = Recorder::create(&path, header()).expect("a trace");
+        let tick = recorder.tick(BootTime::default(), &sample, std::iter::empty());
+        tick.expect("written");
+        let Some(Line::Tick(read)) = lines(&path).pop() else {
+            panic!("no tick");
+        };
+        assert_eq!(read.sample.node, sample.node);
+        let bits = |sample: &Sample| -> Vec<u64> {
+            let series = sample.probes[0].series.iter();
+            series.map(|series| series.value.to_bits()).collect()
+        };
+        assert_eq!(bits(&read.sample), bits(&sample));
+    }
+
+    #[test]
+    fn a_long_recording_keeps_two_files_that_each_stand_alone() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let path = dir.path().join("trace");
+        let mut recorder = Recorder::with_limit(&path, header(), 20_000).expect("a trace");
+        for second in 0..200 {
+            let now = BootTime::default() + Duration::from_secs(second);
+            let tick = recorder.tick(now, &Sample::default(), std::iter::empty());
+            tick.expect("written");
+        }
+        let aside = dir.path().join("trace.1");
+        for file in [&path, &aside] {
+            let size = fs::metadata(file).expect("a file").len();
+            assert!(size < 21_000, "{size}");
+            assert!(matches!(lines(file)[..], [Line::Pods(_), ..]));
+        }
+        assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 2);
+        let ticks = lines(&aside).len() + lines(&path).len();
+        assert!(ticks > 100, "{ticks}");
+    }
+}
