@@ -80,6 +80,31 @@ fn a_round_is_capped_and_settles_before_the_next_begins() {
 }
 
 #[test]
+fn no_rule_takes_more_in_a_round_than_its_own_action_says() {
+    let mut rules = memory(6, evicting(1));
+    rules.push(rule(
+        "n/other",
+        "memory_total_usage",
+        (11 * GIB) as f64,
+        evicting(3),
+    ));
+    let pods = ["a", "b", "c", "d"].map(|uid| holding(uid, 1));
+    let mut node = Node::new(rules, pods.into());
+    node.holding(12 * GIB);
+    let taken: Vec<_> = node
+        .plan
+        .evictions
+        .iter()
+        .map(|e| e.rule.to_string())
+        .collect();
+    assert_eq!(
+        taken,
+        ["n/memory", "n/other"],
+        "the gaps are 6.6 and 1.1 GiB"
+    );
+}
+
+#[test]
 fn a_round_is_over_thirty_seconds_after_the_grace_period_and_failed_victims_do_not_count() {
     let mut node = Node::new(
         memory(8, evicting(1)),

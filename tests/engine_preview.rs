@@ -193,6 +193,34 @@ fn it_is_judged_beside_the_rules_in_force() {
 }
 
 #[test]
+fn it_waits_for_the_rounds_in_force_and_shares_their_cap() {
+    let mark = 8.0 * GIB as f64;
+    let rules = vec![
+        rule("n/memory", "memory_total_usage", mark, evicting(1)),
+        preview(rule("n/one", "memory_total_usage", mark, evicting(1))),
+        preview(rule("n/two", "memory_total_usage", mark, evicting(2))),
+    ];
+    let pods = ["a", "b", "c"].map(|uid| Load {
+        held: GIB,
+        ..Load::new(uid, 100)
+    });
+    let mut node = Node::new(rules, pods.into());
+    node.holding(12 * GIB);
+    assert_eq!(node.evicted(), ["a"]);
+    assert_eq!(
+        would_evict(&node.plan),
+        ["b"],
+        "one more for the rule that takes two"
+    );
+    node.holding(12 * GIB);
+    assert_eq!(
+        would_evict(&node.plan),
+        Vec::<String>::new(),
+        "the round has not settled"
+    );
+}
+
+#[test]
 fn a_rule_that_turns_from_preview_to_acting_begins_anew() {
     let rule = rule("n/cpu", "cpu_total_usage", 4000.0, idling(10, 20));
     let twice = Rule {

@@ -265,6 +265,43 @@ fn only_pods_that_some_policy_matches_are_told_as_not_allowed() {
     assert_eq!(node.spared(), spared(&[("a", Spared::NotAllowed)]));
 }
 
+#[test]
+fn a_pod_that_gets_other_labels_is_matched_anew() {
+    let mut batch = anything();
+    batch.labels = Some(with_label("app", "batch"));
+    let set = PolicySet {
+        rules: cpu(1000.0, throttling(10, 10)),
+        pods: vec![batch],
+    };
+    let mut node = Node::with(Arc::new(set), vec![Load::new("a", 2000)]);
+    node.at(6000);
+    node.at(6000);
+    assert_eq!(node.ratios(), []);
+    let labels = &mut node.pods[0].pod.labels;
+    labels.insert("app".to_owned(), "batch".to_owned());
+    node.set_pods();
+    node.at(6000);
+    assert_eq!(node.ratios(), ratios(&[("a", 90)]));
+}
+
+#[test]
+fn of_two_samples_of_one_pod_the_later_counts() {
+    for order in [[0, 1], [1, 0]] {
+        let pods = vec![Load::new("a", 2000)];
+        let mut node = Node::new(cpu(1000.0, throttling(10, 50)), pods);
+        node.at(6000);
+        node.cpu = 6000;
+        node.pass(PERIOD);
+        let later = node.sample.pods[0].clone();
+        let mut earlier = later.clone();
+        earlier.cpu_nanos = Some(later.cpu_nanos.unwrap() - 5_000_000_000);
+        let both = [earlier, later];
+        node.sample.pods = order.map(|index| both[index].clone()).into();
+        node.step();
+        assert_eq!(node.quotas("a"), [Some(1000)]);
+    }
+}
+
 fn with_label(key: &str, value: &str) -> Selector {
     let requirement = Requirement::In(key.to_owned(), vec![value.to_owned()]);
     Selector {
