@@ -9,6 +9,7 @@ use std::path::Path;
 use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use plimsoll::engine::plan::Feedback;
+use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{Fate, Outcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
@@ -325,39 +326,38 @@ fn the_journal_of_another_boot_is_dropped() {
     assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
 }
 
-/// Binds this machine's cgroups read-only to a folder, as containers see them.
-#[test]
-fn read_only_cgroups_are_told_and_leave_no_record() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let folder = tempfile::tempdir().unwrap();
+/// This world's cgroups as a container sees them that may only read.
+fn read_only<'a>(world: &World, folder: &'a Path) -> Option<(Disk<'a>, Hierarchy)> {
     let source = world.dir(&world.parent);
-    let bind = |flags| {
-        mount(
-            Some(&source),
-            folder.path(),
-            None::<&str>,
-            flags,
-            None::<&str>,
-        )
-    };
+    let bind = |flags| mount(Some(&source), folder, None::<&str>, flags, None::<&str>);
     if let Err(error) = bind(MsFlags::MS_BIND) {
         eprintln!("skipped: failed to bind: {error}");
-        return;
+        return None;
     }
-    let mounted = Disk(folder.path());
+    let mounted = Disk(folder);
     bind(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY).unwrap();
     let hierarchy = match &world.hierarchy {
         Hierarchy::V2 { .. } => Hierarchy::V2 {
-            root: folder.path().to_owned(),
+            root: folder.to_owned(),
         },
         Hierarchy::V1 { cpuacct, .. } => Hierarchy::V1 {
-            cpu: folder.path().to_owned(),
+            cpu: folder.to_owned(),
             cpuacct: cpuacct.clone(),
             memory: None,
             freezer: None,
             unified: None,
         },
+    };
+    Some((mounted, hierarchy))
+}
+
+#[test]
+fn read_only_cgroups_are_told_and_leave_no_record() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    let folder = tempfile::tempdir().unwrap();
+    let Some((_mounted, hierarchy)) = read_only(&world, folder.path()) else {
+        return;
     };
     let (mut throttler, _) = Throttler::open(world.state.path(), hierarchy, at(0)).unwrap();
     let find = |_: &_| CgroupPath::new("pod").ok();
@@ -368,7 +368,49 @@ fn read_only_cgroups_are_told_and_leave_no_record() {
     assert!(error.to_string().contains("read-only"), "{error}");
     assert_eq!(world.quota(&pod), world.quota_text(None));
     assert!(world.journal_lines().is_empty());
-    drop(mounted);
+}
+
+#[test]
+fn a_record_whose_file_cannot_be_opened_is_kept_until_it_can() {
+    let Some(world) = world() else { return };
+    let (pod, other) = (world.pod("pod"), world.pod("other"));
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mounted, hierarchy)) = read_only(&world, folder.path()) else {
+        return;
+    };
+    let find = |uid: &PodUid| CgroupPath::new(&uid.0).ok();
+    let writable = match &hierarchy {
+        Hierarchy::V2 { .. } => Hierarchy::V2 {
+            root: world.dir(&world.parent),
+        },
+        Hierarchy::V1 { .. } => Hierarchy::V1 {
+            cpu: world.dir(&world.parent),
+            cpuacct: world.dir(&world.parent),
+            memory: None,
+            freezer: None,
+            unified: None,
+        },
+    };
+    let open = |hierarchy| Throttler::open(world.state.path(), hierarchy, at(0)).unwrap();
+    let plan = [throttle("pod", 300), throttle("other", 300)];
+    open(writable.clone()).0.apply(at(0), &plan, &find);
+    let journal = world.journal_lines();
+
+    let (mut throttler, recovered) = open(hierarchy);
+    let failed = recovered
+        .outcomes
+        .iter()
+        .filter(|o| matches!(o, Outcome::Failed { .. }));
+    assert_eq!(failed.count(), 2, "{recovered:?}");
+    throttler.apply(at(1), &[], &find);
+    throttler.restore_all(at(2));
+    assert_eq!(world.journal_lines(), journal);
+    drop((throttler, mounted));
+
+    assert_fine(&open(writable).0.restore_all(at(3)));
+    assert_eq!(world.quota(&pod), world.quota_text(None));
+    assert_eq!(world.quota(&other), world.quota_text(None));
+    assert!(world.journal_lines().is_empty());
 }
 
 /// A folder plays a kernel without `cpu.idle`; its values are of one length, as a folder does not cut them.

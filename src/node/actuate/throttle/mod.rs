@@ -36,6 +36,8 @@ pub struct Throttler {
     journal: Journal,
     _lock: StateLock,
     holds: BTreeMap<PodUid, Hold>,
+    /// Records of an earlier process whose files cannot be opened now: kept until they can.
+    unopened: Vec<Record>,
     /// Pods that are left alone until then.
     contested: BTreeMap<PodUid, BootTime>,
     /// When somebody else put everything back at once.
@@ -88,6 +90,7 @@ impl Throttler {
             journal,
             _lock: lock,
             holds: BTreeMap::new(),
+            unopened: Vec::new(),
             contested: BTreeMap::new(),
             sweeps: Window::default(),
             stale: false,
@@ -110,6 +113,7 @@ impl Throttler {
     ) -> Vec<Outcome> {
         let mut out = Vec::new();
         self.contested.retain(|_, until| *until > now);
+        self.retry_unopened(&mut out);
         self.release(
             |uid| throttles.iter().all(|throttle| throttle.uid != *uid),
             &mut out,
@@ -126,6 +130,7 @@ impl Throttler {
     /// Gives everything back.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
+        self.retry_unopened(&mut out);
         self.release(|_| true, &mut out);
         self.commit(now, &mut out);
         out
@@ -138,7 +143,8 @@ impl Throttler {
 
     /// What the journal has to say now.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
-        self.holds.iter().flat_map(|(uid, hold)| hold.records(uid))
+        let held = self.holds.iter().flat_map(|(uid, hold)| hold.records(uid));
+        held.chain(self.unopened.iter().cloned())
     }
 
     fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<Outcome>) {
@@ -170,6 +176,11 @@ impl Throttler {
         let mut hold = known.unwrap_or_else(|| Hold::new(path.clone(), Terms::from(throttle), now));
         if hold.path != path {
             self.stale |= hold.release(uid, |_| true, &mut self.effects, out);
+            if !hold.entries.is_empty() {
+                // What could not be given back there is tried again first.
+                self.holds.insert(uid.clone(), hold);
+                return;
+            }
             hold = Hold::new(path, Terms::from(throttle), now);
         }
         hold.extend(now);
@@ -209,8 +220,10 @@ impl Throttler {
     }
 
     fn save(&mut self, now: BootTime) -> Result<(), JournalError> {
-        let records = self.holds.iter().flat_map(|(uid, hold)| hold.records(uid));
-        self.journal.save(now, records, &mut self.effects)?;
+        let mut effects = std::mem::take(&mut self.effects);
+        let saved = self.journal.save(now, self.records(), &mut effects);
+        self.effects = effects;
+        saved?;
         self.stale = false;
         Ok(())
     }

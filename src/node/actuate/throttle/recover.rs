@@ -30,15 +30,11 @@ pub struct Recovered {
 impl Throttler {
     pub(super) fn recover(&mut self, now: BootTime, records: Vec<Record>) -> Recovered {
         let mut out = Vec::new();
-        self.stale = !records.is_empty();
-        for (uid, records) in by_pod(records) {
-            if let Some(hold) = self.take_up(&uid, &records, &mut out) {
-                self.holds.insert(uid, hold);
-            }
-        }
+        let known = records.clone();
+        self.take_up_all(records, &mut out);
         self.expire(now, &mut out);
-        let whole = |hold: &Hold| !hold.entries.is_empty();
-        self.holds.retain(|_, hold| whole(hold));
+        self.holds.retain(|_, hold| !hold.entries.is_empty());
+        self.stale = self.records().ne(known);
         self.commit_as_found(now, &mut out);
         Recovered {
             throttles: self.holds.iter().filter_map(adopted).collect(),
@@ -49,6 +45,33 @@ impl Throttler {
                 .collect(),
             outcomes: out,
         }
+    }
+
+    fn take_up_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
+        for (uid, records) in by_pod(records) {
+            let Some(hold) = self.take_up(&uid, &records, out) else {
+                continue;
+            };
+            match self.holds.get_mut(&uid) {
+                Some(known) => hold
+                    .entries
+                    .into_iter()
+                    .for_each(|entry| known.insert(entry)),
+                None => drop(self.holds.insert(uid, hold)),
+            }
+        }
+    }
+
+    /// Files that could not be opened at the start may be there by now. Until then nobody knows what they hold, so
+    /// their records stay.
+    pub(super) fn retry_unopened(&mut self, out: &mut Vec<Outcome>) {
+        if self.unopened.is_empty() {
+            return;
+        }
+        let before = self.unopened.len();
+        let records = std::mem::take(&mut self.unopened);
+        self.take_up_all(records, out);
+        self.stale |= self.unopened.len() < before;
     }
 
     /// The journal is rewritten where something of it is over; nothing is written down.
@@ -96,11 +119,14 @@ impl Throttler {
                 Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
                 Ok(Found::There(entry)) => take_entry(uid, &mut hold, entry, out),
-                Err(error) => out.push(Outcome::Failed {
-                    uid: uid.clone(),
-                    throttling: false,
-                    error,
-                }),
+                Err(error) => {
+                    self.unopened.push(record.clone());
+                    out.push(Outcome::Failed {
+                        uid: uid.clone(),
+                        throttling: false,
+                        error,
+                    });
+                }
             }
         }
         for weight in weights {
