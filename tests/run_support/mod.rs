@@ -396,3 +396,14 @@ pub fn burn() {
 pub fn since(earlier: BootTime) -> Duration {
     boot_time().since(earlier)
 }
+
+/// This process was started by [`Machine::burn`]; a benchmark has no test harness to find that out.
+pub fn is_helper() -> bool {
+    std::env::args().nth(1).as_deref() == Some("burn")
+}
+
+/// The argument after `name`.
+pub fn argument(name: &str) -> Option<String> {
+    let mut args = std::env::args().skip_while(|arg| arg != name);
+    args.nth(1)
+}

@@ -1,0 +1,122 @@
+//! What `plimsoll run` costs a machine while nothing happens: CPU and memory at 110 pods, sampled each second.
+//!
+//! `cargo bench --bench daemon --target x86_64-unknown-linux-musl [-- --pods 110 --seconds 60 --assert]`
+//!
+//! The real binary over real cgroups of this machine, two containers a pod, and the real `/proc`; rules over CPU and
+//! memory, evaluated each 10 s, none of them ever breached. CPU time and resident memory are the kernel's own figures for
+//! the process, once a second. Raw figures go to `target/bench/daemon.csv`.
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
+#![allow(clippy::print_stdout, reason = "its output")]
+
+#[path = "../tests/run_support/mod.rs"]
+mod run_support;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use plimsoll::node::clock::boot_time;
+use run_support::{Daemon, Machine, policy, since};
+
+const MOST_MILLICORES: f64 = 2.0;
+const MOST_RESIDENT_KIB: u64 = 15 * 1024;
+
+/// One look: microseconds since the first, CPU time so far in microseconds, resident KiB.
+struct Look {
+    at: u128,
+    cpu: u128,
+    resident: u64,
+}
+
+fn main() -> ExitCode {
+    let pods = run_support::argument("--pods").map_or(110, |count| count.parse().unwrap());
+    let seconds: usize = run_support::argument("--seconds").map_or(60, |it| it.parse().unwrap());
+    let assert = std::env::args().any(|arg| arg == "--assert");
+    let machine = Machine::new();
+    for number in 0..pods {
+        for container in ["main", "pause"] {
+            machine.cgroup(&format!("unit-{number}/{container}"));
+        }
+    }
+    let action = "{throttle: {cpuThrottle: {minCPURatio: 10, stepCPURatio: 30}}, eviction: {}}";
+    let cpu = "metricRule: {name: cpu_total_usage, value: 1000000}\n";
+    let memory = "metricRule: {name: memory_total_utilization, value: 99.9}\n";
+    let rules = policy(action, "throttle, evict", 2, 1_000_000);
+    let both = format!("{cpu}  - name: memory\n    actionName: act\n    {memory}");
+    machine.write("policies/idle.yaml", &rules.replace(cpu, &both));
+    let mut command = machine.command("run");
+    command
+        .args([
+            "--output",
+            "json",
+            "--pods-under",
+            &machine.parent,
+            "--policies",
+        ])
+        .arg(machine.path("policies"));
+    let mut daemon = Daemon::start(command);
+    let started = daemon.wait_for_change("started");
+    assert_eq!(started["pods"], pods, "{started}");
+    let looks = watch(daemon.pid(), seconds);
+    daemon.stop(Signal::SIGINT);
+    drop(machine);
+    report(pods, &looks, assert)
+}
+
+fn watch(pid: Pid, seconds: usize) -> Vec<Look> {
+    let (_keep, never) = mpsc::channel::<()>();
+    // The start, with its reading of files and first evaluation, is not what is measured.
+    let _timeout = never.recv_timeout(Duration::from_secs(3));
+    let begun = boot_time();
+    let mut looks = Vec::new();
+    for _ in 0..=seconds {
+        looks.push(look(pid, since(begun).as_micros()));
+        let _timeout = never.recv_timeout(Duration::from_secs(1));
+    }
+    looks
+}
+
+/// `schedstat` counts the CPU time of each thread to the nanosecond.
+fn look(pid: Pid, at: u128) -> Look {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let nanos: u128 = threads
+        .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("schedstat")).ok())
+        .filter_map(|text| text.split(' ').next()?.parse::<u128>().ok())
+        .sum();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = resident.unwrap().trim().trim_end_matches(" kB");
+    Look {
+        at,
+        cpu: nanos / 1000,
+        resident: resident.parse().unwrap(),
+    }
+}
+
+fn report(pods: usize, looks: &[Look], assert: bool) -> ExitCode {
+    let mut csv = String::from("microseconds,cpu_microseconds,resident_kib\n");
+    for look in looks {
+        writeln!(csv, "{},{},{}", look.at, look.cpu, look.resident).unwrap();
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench/daemon.csv");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, csv).unwrap();
+    let (first, last) = (looks.first().unwrap(), looks.last().unwrap());
+    let millicores = (last.cpu - first.cpu) as f64 * 1000.0 / (last.at - first.at) as f64;
+    let resident = looks.iter().map(|look| look.resident).max().unwrap();
+    println!(
+        "plimsoll run over {pods} pods of 2 containers, sampled each second, for {} s:",
+        last.at / 1_000_000
+    );
+    println!(
+        "CPU {millicores:.2} millicores (bar: {MOST_MILLICORES}), RSS {resident} KiB (bar: {MOST_RESIDENT_KIB})"
+    );
+    println!("raw: {}", path.display());
+    let met = millicores <= MOST_MILLICORES && resident <= MOST_RESIDENT_KIB;
+    ExitCode::from(u8::from(assert && !met))
+}
