@@ -163,6 +163,15 @@ fn pods_that_it_would_have_evicted_stay_virtually_gone() {
         ["a", "b", "", ""],
         "two of them cover one and a half GiB"
     );
+    for _ in 0..3 {
+        node.holding(GIB);
+    }
+    node.holding(9 * GIB + GIB / 2);
+    assert_eq!(
+        would_evict(&node.plan),
+        ["a"],
+        "the next episode begins with all of them"
+    );
 }
 
 #[test]

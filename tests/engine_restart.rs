@@ -51,6 +51,7 @@ fn a_breached_rule_goes_on_where_it_was() {
     restart(&mut node, scenario::set(rules()));
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
     node.at(6000);
+    assert_eq!(node.plan.transitions, [], "what goes on is no news");
     assert_eq!(ratio(&node), Some(40), "the first look has no rate");
     assert!(
         matches!(node.plan.scheduling, Scheduling::Disabled { .. }),
@@ -97,6 +98,20 @@ fn a_throttle_whose_rule_is_gone_is_taken_back_step_by_step() {
             .collect();
         assert_eq!(steps, [Some(70), None, None, None]);
     }
+}
+
+#[test]
+fn what_is_being_taken_back_keeps_its_pace_over_a_restart() {
+    let mut node = hot();
+    node.engine.set_policy(policy(Vec::new()));
+    node.pass(PERIOD / 2);
+    node.step();
+    restart(&mut node, (*policy(Vec::new())).clone());
+    node.step();
+    assert_eq!(ratio(&node), Some(40), "not due yet");
+    node.pass(PERIOD / 2);
+    node.step();
+    assert_eq!(ratio(&node), Some(70));
 }
 
 #[test]
