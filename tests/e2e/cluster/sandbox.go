@@ -189,6 +189,33 @@ func sandboxPid(here layout) (int, error) {
 	return int(query.Pid), nil
 }
 
+// kernelSettings are what the kubelet sets for the whole machine. It finds them set in the sandbox, and leaves the machine's alone.
+var kernelSettings = map[string]string{
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/keys/root_maxbytes": "25000000",
+}
+
+// coverKernelSettings mounts a file over each of kernelSettings.
+func coverKernelSettings() error {
+	for name, value := range kernelSettings {
+		file := filepath.Join("/run/kernel-settings", name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o444); err != nil {
+			return err
+		}
+		if err := unix.Mount(file, filepath.Join("/proc/sys", name), "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("failed to cover /proc/sys/%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // mountSandbox gives the sandbox its own /proc, /run and node folders, unseen outside.
 func mountSandbox(here layout) error {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
@@ -198,6 +225,9 @@ func mountSandbox(here layout) error {
 		if err := unix.Mount(kind, target, kind, 0, ""); err != nil {
 			return fmt.Errorf("failed to mount %s: %w", target, err)
 		}
+	}
+	if err := coverKernelSettings(); err != nil {
+		return err
 	}
 	for _, folder := range borrowed {
 		source := here.run(strings.TrimPrefix(folder, "/"))

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,6 +66,7 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 	}
 	nodes := testNodes(t)
 	must(t, "down")
+	settings := machineSettings(t)
 	t.Log(must(t, "up"))
 	t.Cleanup(func() { cluster(t, "", "down") })
 
@@ -143,7 +145,24 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 		}
 		must(t, "down")
 		checkNothingLeft(t, network)
+		if now := machineSettings(t); !maps.Equal(now, settings) {
+			t.Errorf("settings of the kernel were %v, are %v", settings, now)
+		}
 	})
+}
+
+// machineSettings reads the settings of the machine's kernel that a kubelet would change.
+func machineSettings(t *testing.T) map[string]string {
+	t.Helper()
+	settings := map[string]string{}
+	for name := range kernelSettings {
+		value, err := os.ReadFile(filepath.Join("/proc/sys", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings[name] = string(value)
+	}
+	return settings
 }
 
 // checkCgroup reads the limit from the path that the kubelet's documentation gives, not from the one that `cluster cgroup` computes.
