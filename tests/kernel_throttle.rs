@@ -4,11 +4,15 @@
 
 mod kernel_support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
 use plimsoll::engine::plan::Feedback;
 use plimsoll::engine::units::{MilliCpu, Quota};
-use plimsoll::node::actuate::throttle::Outcome;
+use plimsoll::node::actuate::throttle::{Outcome, Throttler};
 use plimsoll::node::cgroup::CgroupPath;
+use plimsoll::node::journal::Effects;
 
 /// Down to the floor in steps and back again, with every file as it was.
 fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
@@ -209,6 +213,46 @@ fn a_vanished_pod_is_dropped_and_told() {
         matches!(&outcomes[..], [Outcome::Gone { .. }]),
         "{outcomes:?}"
     );
+}
+
+#[test]
+fn a_pod_that_vanishes_at_any_instruction_is_normal() {
+    let Some(world) = world() else { return };
+    let stays = world.pod("stays");
+    for vanish_at in 1.. {
+        let goes = world.pod("goes");
+        world.set_quota(&goes, Some(80_000));
+        let mut remove = world.removal(&goes);
+        let passed = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&passed);
+        let effects = Effects::watched(move |_| {
+            if count.fetch_add(1, Ordering::Relaxed) + 1 == vanish_at {
+                remove();
+            }
+        });
+        let state = world.state.path();
+        let opened = Throttler::open_with(state, world.hierarchy.clone(), at(0), effects);
+        let mut throttler = opened.unwrap().0;
+        for (second, quota) in [500, 300, 400].into_iter().enumerate() {
+            let now = at(second as u64);
+            assert_fine(&throttler.verify(now));
+            let plan = [
+                idle(throttle("goes", quota)),
+                idle(throttle("stays", quota)),
+            ];
+            assert_fine(&throttler.apply(now, &plan, &world.find()));
+            assert_eq!(world.quota(&stays), world.quota_text(Some(quota * 100)));
+        }
+        assert_fine(&throttler.apply(at(3), &[], &world.find()));
+        assert_fine(&throttler.verify(at(4)));
+        assert_eq!(world.quota(&stays), world.quota_text(None));
+        assert!(world.journal_lines().is_empty(), "vanished at {vanish_at}");
+        if passed.load(Ordering::Relaxed) < vanish_at {
+            assert!(vanish_at > 40, "the hook was passed only {vanish_at} times");
+            return;
+        }
+        world.remove(&goes);
+    }
 }
 
 #[test]

@@ -119,6 +119,16 @@ impl World {
         assert!(gone || std::thread::panicking(), "{path} cannot be removed");
     }
 
+    /// Removes the empty cgroup of a pod when it is called.
+    pub fn removal(&self, path: &CgroupPath) -> impl FnMut() + Send + 'static {
+        let folders = self.folders(path);
+        move || {
+            for folder in &folders {
+                fs::remove_dir(folder).ok();
+            }
+        }
+    }
+
     pub fn dir(&self, path: &CgroupPath) -> PathBuf {
         self.hierarchy.dir(Controller::Cpu, path).unwrap()
     }
