@@ -159,6 +159,11 @@ fn a_state_directory_that_cannot_be_made_or_written_is_refused() {
     );
     refused(&run("/dev/null"), &["/dev/null", "--state-dir"]);
     refused(&run("/proc/self"), &["/proc/self", "--state-dir"]);
+    refused(
+        &machine.restore(),
+        &["failed to find the state directory", "--state-dir"],
+    );
+    assert!(!machine.path("state").exists());
 }
 
 #[test]

@@ -115,12 +115,12 @@ pub struct StateDir {
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
     let options = args.options();
-    if args.restore {
-        let whole = setup::restore(&options)?;
-        return Ok(ExitCode::from(u8::from(!whole)));
-    }
-    setup::run(&options)?;
-    Ok(ExitCode::SUCCESS)
+    let whole = if args.restore {
+        setup::restore(&options)?
+    } else {
+        setup::run(&options)?
+    };
+    Ok(ExitCode::from(u8::from(!whole)))
 }
 
 impl Args {

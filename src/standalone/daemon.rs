@@ -79,11 +79,11 @@ pub enum DaemonError {
 }
 
 impl<W: Write> Daemon<W> {
-    /// Runs until a signal or the given time ends it.
+    /// Runs until a signal or the given time ends it; true where everything that had to be put back was.
     ///
     /// # Errors
     /// Where the loop cannot go on.
-    pub fn run(mut self) -> Result<(), DaemonError> {
+    pub fn run(mut self) -> Result<bool, DaemonError> {
         self.first_tick();
         let ending = loop {
             let signal = self.wake.wait_until(self.deadline());
@@ -104,7 +104,8 @@ impl<W: Write> Daemon<W> {
             }
         };
         self.finish(ending);
-        Ok(())
+        let left = self.machine.throttled_pods();
+        Ok(left == 0 || matches!(ending, Ending::Leave(_)))
     }
 
     fn deadline(&self) -> BootTime {

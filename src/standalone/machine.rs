@@ -32,7 +32,7 @@ use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
 /// Rule states and counters, in the state directory.
-const ENGINE_FILE: &str = "engine.json";
+pub(super) const ENGINE_FILE: &str = "engine.json";
 /// While nothing changes but counters, they are kept this often.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 

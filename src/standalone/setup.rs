@@ -1,6 +1,7 @@
 //! From what the command line says to a running loop. Everything is checked before anything is changed.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use super::daemon::{Daemon, DaemonError, SIGNALS};
 use super::discovery::{Discovery, Watched};
 use super::enforce::{Actuators, Effect};
 use super::event::{Event, News};
-use super::machine::{Machine, MachineError, Settings};
+use super::machine::{ENGINE_FILE, Machine, MachineError, Settings};
 use super::notify::Notifier;
 use super::output::{Format, Output};
 use super::pods::own::OwnCgroups;
 use super::pods::{Sources, Workload};
 use super::policies::Overrides;
+use super::scheduling;
 use super::state_dir::Writer;
 use super::status;
 use super::wake::Wake;
@@ -92,6 +94,12 @@ pub enum SetupError {
     /// The state directory or its journal.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// There is nothing to put back from.
+    #[error(
+        "failed to find the state directory {}: name the one that `plimsoll run` was started with, with --state-dir",
+        .0.display()
+    )]
+    NoStateDir(PathBuf),
     /// The trace.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -103,11 +111,11 @@ pub enum SetupError {
     Daemon(#[from] DaemonError),
 }
 
-/// Runs until a signal or the given time ends it.
+/// Runs until a signal or the given time ends it; true where everything that had to be put back was.
 ///
 /// # Errors
 /// Where it cannot start, in which case nothing was changed, or cannot go on.
-pub fn run(options: &Options) -> Result<(), SetupError> {
+pub fn run(options: &Options) -> Result<bool, SetupError> {
     // Before any thread: a signal must not reach one that does not block it.
     let wake = Wake::new(&SIGNALS)?;
     let now = clock::boot_time();
@@ -233,6 +241,9 @@ fn recorder(
 /// Where a process still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
 pub fn restore(options: &Options) -> Result<bool, SetupError> {
     let now = clock::boot_time();
+    if !options.state_dir.is_dir() {
+        return Err(SetupError::NoStateDir(options.state_dir.clone()));
+    }
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let (mut actuators, recovered) = Actuators::open(&options.state_dir, hierarchy, now)
         .map_err(|error: OpenError| SetupError::Machine(error.into()))?;
@@ -240,6 +251,13 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
     actuators.restore_all(now, &mut effects);
     let left = actuators.held().count();
     let files = effects.len();
+    // The next process begins anew: nothing of what these say is in force any more.
+    for file in [ENGINE_FILE, scheduling::FILE] {
+        match fs::remove_file(options.state_dir.join(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    }
     let mut events: Vec<Event> = effects
         .into_iter()
         .map(|effect| {
