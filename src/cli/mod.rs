@@ -31,6 +31,12 @@ pub struct Cli {
 enum Command {
     /// Watch policies protect this machine for a minute, then put everything back.
     Demo(demo::Args),
+    /// The important work of the demo; started by `plimsoll demo`.
+    #[command(hide = true)]
+    DemoWorker(demo::LoadArgs),
+    /// The batch work of the demo; started by `plimsoll demo`.
+    #[command(hide = true)]
+    DemoBurner(demo::LoadArgs),
     /// Validate policy manifests without a cluster.
     Check(check::Args),
     /// Enforce policies on this machine, without Kubernetes.
@@ -55,6 +61,8 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Demo(args) => demo::run(&args),
+            Command::DemoWorker(args) => demo::worker(&args),
+            Command::DemoBurner(args) => demo::burner(&args),
             Command::Check(args) => check::run(&args),
             Command::Run(args) => run::run(&args),
             Command::State(args) => state::run(&args),

@@ -1,0 +1,148 @@
+use std::time::Duration;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::*;
+
+fn view() -> View {
+    View {
+        source: Source::Live {
+            machine: "2 CPUs, cgroup v1".to_owned(),
+        },
+        act: Act::Enforced,
+        elapsed: Duration::from_secs(25),
+        left: Duration::from_secs(35),
+        node: NodeView {
+            usage: Some(MilliCpu(1500)),
+            capacity: MilliCpu(2000),
+            line: MilliCpu(1400),
+        },
+        pods: vec![
+            pod(
+                "important",
+                Quota::Limit(MilliCpu(1000)),
+                Quota::Limit(MilliCpu(1000)),
+            ),
+            pod("batch-a", Quota::Unlimited, Quota::Limit(MilliCpu(560))),
+            pod(
+                "batch-b",
+                Quota::Limit(MilliCpu(1800)),
+                Quota::Limit(MilliCpu(540)),
+            ),
+        ],
+        latency: vec![
+            Second {
+                p99_ms: Some(1.0),
+                act: Act::Alone,
+            },
+            Second {
+                p99_ms: Some(8.0),
+                act: Act::Overloaded,
+            },
+            Second {
+                p99_ms: None,
+                act: Act::Overloaded,
+            },
+            Second {
+                p99_ms: Some(2.0),
+                act: Act::Enforced,
+            },
+        ],
+        events: (0..20)
+            .map(|n| Happening {
+                after: Duration::from_millis(n * 1500),
+                what: format!("happening {n}"),
+            })
+            .collect(),
+    }
+}
+
+fn pod(name: &str, original: Quota, quota: Quota) -> PodView {
+    PodView {
+        name: name.to_owned(),
+        class: "Burstable".to_owned(),
+        weight: Some("307".to_owned()),
+        usage: Some(MilliCpu(540)),
+        original: Some(original),
+        quota: Some(quota),
+    }
+}
+
+/// The screen's rows as text.
+fn rendered(view: &View, width: u16, height: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(frame, view)).unwrap();
+    let buffer = terminal.backend().buffer();
+    (0..height)
+        .map(|y| (0..width).map(|x| buffer[(x, y)].symbol()).collect())
+        .collect()
+}
+
+fn row<'a>(rows: &'a [String], start: &str) -> &'a str {
+    rows.iter()
+        .find(|row| row.trim_start_matches(['│', ' ']).starts_with(start))
+        .unwrap_or_else(|| panic!("no row starts with {start}: {rows:#?}"))
+}
+
+#[test]
+fn the_whole_story_fits_eighty_columns_and_twenty_four_rows() {
+    let rows = rendered(&view(), 80, 24);
+    assert!(rows[0].contains("2 CPUs, cgroup v1"), "{}", rows[0]);
+    assert!(rows[0].contains("35 s left"), "{}", rows[0]);
+    assert!(
+        rows[1].contains("3/5 the policies are in force"),
+        "{}",
+        rows[1]
+    );
+    let batch = row(&rows, "batch-a");
+    assert!(batch.contains("560m") && batch.contains("max"), "{batch}");
+    assert!(rows[23].contains("put everything back"), "{}", rows[23]);
+    row(&rows, "28.5s happening 19");
+}
+
+#[test]
+fn the_load_line_stands_on_the_bar_and_the_bar_changes_colour_there() {
+    let mut terminal = Terminal::new(TestBackend::new(82, 24)).unwrap();
+    terminal.draw(|frame| draw(frame, &view())).unwrap();
+    let buffer = terminal.backend().buffer();
+    let y = 3;
+    // 80 columns inside the frame for 2000m: 1400m is column 56, 1500m is column 60.
+    assert_eq!(buffer[(1 + 56, y)].symbol(), "┃");
+    assert_eq!(buffer[(1 + 55, y)].fg, UNDER);
+    assert_eq!(buffer[(1 + 57, y)].fg, OVER);
+    assert_eq!(buffer[(1 + 59, y)].symbol(), "█");
+    assert_eq!(buffer[(1 + 60, y)].symbol(), "░");
+}
+
+#[test]
+fn a_second_without_requests_has_no_bar() {
+    let rows = rendered(&view(), 80, 24);
+    let bars: Vec<char> = row(&rows, "█").chars().collect();
+    assert!(bars.contains(&'█'));
+    let bottom = rows
+        .iter()
+        .rposition(|row| row.starts_with('│') && row.contains("█"))
+        .unwrap();
+    let bottom: Vec<char> = rows[bottom].chars().skip(1).collect();
+    assert_ne!(bottom[1], ' ', "the overloaded second");
+    assert_eq!(bottom[2], ' ', "the second without a request");
+}
+
+#[test]
+fn a_replay_says_that_it_is_one() {
+    let mut replay = view();
+    replay.source = Source::Replay {
+        recorded: "2 CPUs on 2026-01-01".to_owned(),
+    };
+    let rows = rendered(&replay, 80, 24);
+    assert!(rows[0].contains("REPLAY of a recording"), "{}", rows[0]);
+    assert!(rows[23].contains("Nothing on this machine is changed"));
+}
+
+#[test]
+fn nothing_breaks_on_a_tiny_terminal() {
+    for (width, height) in [(1, 1), (5, 3), (20, 10), (80, 5), (300, 100)] {
+        rendered(&view(), width, height);
+    }
+}

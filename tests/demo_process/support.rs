@@ -1,0 +1,165 @@
+//! Starting `plimsoll demo` and looking for what it leaves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use plimsoll::node::cgroup::{Controller, Hierarchy};
+use plimsoll::node::clock::boot_time;
+
+/// Nothing here takes longer, however busy the machine is.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Two demos at once would overload the machine twice.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The cgroup trees, where this user may write them; else says why the test is skipped.
+pub fn writable_cgroups() -> Option<Hierarchy> {
+    if !geteuid().is_root() {
+        eprintln!("skipped: it makes cgroups, which needs root");
+        return None;
+    }
+    Hierarchy::detect(Path::new("/proc"), None)
+        .inspect_err(|error| eprintln!("skipped: {error}"))
+        .ok()
+}
+
+/// `plimsoll demo` with these arguments.
+pub fn demo(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.arg("demo").args(args);
+    command
+}
+
+/// A demo under way, whose lines can be waited for. It is ended when this is dropped.
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Running {
+    /// Starts it.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the demo starts");
+        let (tell, lines) = mpsc::channel();
+        let out: Box<dyn Read + Send> = Box::new(child.stdout.take().expect("a pipe"));
+        let err: Box<dyn Read + Send> = Box::new(child.stderr.take().expect("a pipe"));
+        for pipe in [out, err] {
+            let tell = tell.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                    if tell.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Self {
+            child,
+            lines,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line with `text` in it.
+    pub fn wait_for(&mut self, text: &str) {
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            let found = line.contains(text);
+            self.seen.push(line);
+            if found {
+                return;
+            }
+        }
+        panic!("no line with {text:?}: {:#?}", self.seen);
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a pid");
+        kill(Pid::from_raw(pid), signal).expect("it runs");
+    }
+
+    /// Waits for its end; all its lines and the exit status (`None`: killed by a signal).
+    pub fn end(mut self) -> (String, Option<i32>) {
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            self.seen.push(line);
+        }
+        let status = self.child.wait().expect("it ends");
+        (self.seen.join("\n"), status.code())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// Everything that a demo of this process made and that is still there.
+pub fn left_by(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
+    let mut left: Vec<PathBuf> = cgroups_of(pid, hierarchy);
+    let state_dir = std::env::temp_dir().join(format!("plimsoll-demo-{pid}"));
+    left.extend(state_dir.exists().then_some(state_dir));
+    left.extend(loads_of(pid));
+    left
+}
+
+/// The demo's top cgroup in each tree.
+pub fn cgroups_of(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
+    let top = format!("plimsoll-demo-{pid}").try_into().expect("a name");
+    [
+        Controller::Cpu,
+        Controller::Cpuacct,
+        Controller::Memory,
+        Controller::Freezer,
+    ]
+    .into_iter()
+    .filter_map(|tree| hierarchy.dir(tree, &top))
+    .filter(|dir| dir.exists())
+    .collect()
+}
+
+/// The processes that the demo of this process started, by their command lines.
+pub fn loads_of(pid: u32) -> Vec<PathBuf> {
+    let parent = format!("--parent={pid}");
+    let processes = fs::read_dir("/proc").expect("proc").flatten();
+    processes
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let line = fs::read(path.join("cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0)
+                .any(|arg| arg == parent.as_bytes())
+        })
+        .collect()
+}
+
+/// Waits until `holds` does.
+pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let give_up = boot_time() + PATIENCE;
+    while !holds() {
+        assert!(boot_time() < give_up, "not within {PATIENCE:?}: {what}");
+        thread::park_timeout(Duration::from_millis(20));
+    }
+}
