@@ -1,0 +1,75 @@
+//! What the documentation names is what there is.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+use plimsoll::engine::metric::Metric;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The names in back quotes in the first column of the table of metrics, families written out.
+fn documented() -> Vec<String> {
+    let text = read("docs/semantics.md");
+    let table = text.split("## Metrics").nth(1).unwrap();
+    let first_cells = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split('|').next());
+    first_cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn every_metric_is_documented() {
+    let documented = documented();
+    let family = |name: &str| {
+        (name.contains("_pressure_")
+            && documented
+                .iter()
+                .any(|d| d == "{cpu,memory,io}_pressure_{some,full}_avg{10,60,300}"))
+            || (name.starts_with("mem_") && documented.iter().any(|d| d == "mem_..."))
+    };
+    for name in Metric::names() {
+        assert!(
+            documented.contains(&name) || family(&name),
+            "docs/semantics.md lacks {name}"
+        );
+    }
+}
+
+#[test]
+fn every_documented_metric_exists() {
+    let families = [
+        "{cpu,memory,io}_pressure_{some,full}_avg{10,60,300}",
+        "mem_...",
+    ];
+    for name in documented() {
+        let exists = Metric::parse(&name).is_some() || families.contains(&name.as_str());
+        assert!(exists, "docs/semantics.md names {name}");
+    }
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for file in ["README.md", "CONTRIBUTING.md", "docs/semantics.md"] {
+        let text = read(file);
+        let folder = root.join(file).parent().unwrap().to_owned();
+        for target in text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap())
+        {
+            let path = target.split('#').next().unwrap();
+            let local = !path.is_empty() && !path.contains("://");
+            assert!(
+                !local || folder.join(path).exists(),
+                "{file} links to {target}"
+            );
+        }
+    }
+}
