@@ -1,7 +1,8 @@
 //! Which pods an action may be taken on: what the `PodQOS` objects match and allow.
 
+use super::metric::ActionKind;
 use super::pod::{Pod, Reserved, UNIT_LABEL};
-use super::policy::{Action, Membership, PodPolicy, Scope};
+use super::policy::{Action, Allowed, Membership, PodPolicy, Scope};
 
 /// What the policies let one action do to one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,29 +18,15 @@ pub(super) struct Permit {
 impl Permit {
     /// The union over all policies that match the pod.
     pub(super) fn of(policies: &[PodPolicy], pod: &Pod, action: &Action) -> Self {
-        let name = action.name.to_lowercase();
         let mut permit = Self::default();
         for policy in policies.iter().filter(|policy| policy.matches(pod)) {
             permit.matched = true;
-            for entry in &policy.allowed {
-                permit.grant(&entry.to_lowercase(), &name);
+            for entry in policy.allowed.iter().map(|entry| Allowed::of(entry)) {
+                permit.throttle |= entry.permits(&action.name, ActionKind::CpuThrottle);
+                permit.evict |= entry.permits(&action.name, ActionKind::Eviction);
             }
         }
         permit
-    }
-
-    /// A word for a kind allows that kind alone, also where an action bears the word as its name.
-    fn grant(&mut self, entry: &str, action: &str) {
-        match entry {
-            "throttle" => self.throttle = true,
-            "eviction" | "evict" => self.evict = true,
-            "disablescheduling" => {}
-            name if name == action => {
-                self.throttle = true;
-                self.evict = true;
-            }
-            _ => {}
-        }
     }
 }
 

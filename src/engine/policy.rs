@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::metric::Metric;
+use super::metric::{ActionKind, Metric};
 use super::selector::Selector;
 
 /// `<NodeQOS>/<rule>`. Cheap to clone.
@@ -144,6 +144,46 @@ pub struct PodPolicy {
     pub scopes: Vec<Scope>,
     /// Entries of `allowedActions`, lower case.
     pub allowed: Vec<String>,
+}
+
+/// What one entry of `allowedActions` allows. A word for a kind allows that kind alone, also where an action bears the
+/// word as its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed<'a> {
+    /// `throttle`: less CPU, and reclaim of page cache.
+    Throttle,
+    /// `eviction`, or `evict`.
+    Eviction,
+    /// `disableScheduling`, which is done to the node and not to a pod.
+    Scheduling,
+    /// All that the action of this name does.
+    Action(&'a str),
+}
+
+impl<'a> Allowed<'a> {
+    /// Reads an entry, without regard to case.
+    pub fn of(entry: &'a str) -> Self {
+        const WORDS: [(&str, Allowed<'static>); 4] = [
+            ("throttle", Allowed::Throttle),
+            ("eviction", Allowed::Eviction),
+            ("evict", Allowed::Eviction),
+            ("disableScheduling", Allowed::Scheduling),
+        ];
+        let word = WORDS
+            .iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(entry));
+        word.map_or(Self::Action(entry), |(_, allowed)| *allowed)
+    }
+
+    /// Whether the action named `action` may do things of this kind.
+    pub fn permits(self, action: &str, kind: ActionKind) -> bool {
+        match self {
+            Self::Throttle => matches!(kind, ActionKind::CpuThrottle | ActionKind::ForceGc),
+            Self::Eviction => kind == ActionKind::Eviction,
+            Self::Scheduling => false,
+            Self::Action(name) => name.eq_ignore_ascii_case(action),
+        }
+    }
 }
 
 /// One expression of a scope selector.

@@ -7,9 +7,8 @@ use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
 use super::super::pod_qos::{PodQosSpec, ScopeExpression};
 use super::{About, Findings};
-use crate::engine::metric::ActionKind;
 use crate::engine::pod::QosClass;
-use crate::engine::policy::{Action, Membership, PodPolicy, Scope};
+use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
 
 /// Every `PodQOS`, in order of name.
 pub(super) fn compile_all(
@@ -101,34 +100,6 @@ fn bound(value: &str) -> Option<i32> {
     i32::try_from(clamped).ok()
 }
 
-/// Whether an entry of `allowedActions` (in lower case) lets `action` do things of this kind. A word for a kind allows
-/// that kind alone, also where an action bears the word as its name.
-pub(super) fn allows(entry: &str, action: &str, kind: ActionKind) -> bool {
-    match word(entry) {
-        Some(Word::Throttle) => matches!(kind, ActionKind::CpuThrottle | ActionKind::ForceGc),
-        Some(Word::Eviction) => kind == ActionKind::Eviction,
-        Some(Word::Scheduling) => false,
-        None => entry == action.to_lowercase(),
-    }
-}
-
-/// The words that `allowedActions` may use for a kind of action.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Word {
-    Throttle,
-    Eviction,
-    Scheduling,
-}
-
-fn word(entry: &str) -> Option<Word> {
-    match entry {
-        "throttle" => Some(Word::Throttle),
-        "eviction" | "evict" => Some(Word::Eviction),
-        "disablescheduling" => Some(Word::Scheduling),
-        _ => None,
-    }
-}
-
 fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut About<'_>) {
     let given = [
         ("resourceQOS", spec.resource_qos.is_some()),
@@ -186,8 +157,8 @@ fn report_allowed(
         let path = format!("spec.allowedActions[{index}]");
         let lower = entry.to_lowercase();
         let action = actions.get(lower.as_str());
-        match (word(&lower), action) {
-            (Some(word), Some(action)) if does_more(action, word) => findings.warning(
+        match (Allowed::of(&lower), action) {
+            (allowed, Some(action)) if does_more(action, allowed) => findings.warning(
                 Reason::KindWord,
                 path,
                 format!(
@@ -195,7 +166,7 @@ fn report_allowed(
                      more; give the AvoidanceAction another name and allow that name too"
                 ),
             ),
-            (None, None) => findings.warning(
+            (Allowed::Action(_), None) => findings.warning(
                 Reason::AllowsUnknownAction,
                 path,
                 format!(
@@ -208,12 +179,14 @@ fn report_allowed(
     }
 }
 
-fn does_more(action: &Action, word: Word) -> bool {
+/// Whether the action does more than the entry, which is a word for a kind, allows of it.
+fn does_more(action: &Action, allowed: Allowed<'_>) -> bool {
     let throttles = action.throttle.is_some() || action.force_gc;
-    match word {
-        Word::Throttle => action.eviction.is_some(),
-        Word::Eviction => throttles,
-        Word::Scheduling => throttles || action.eviction.is_some(),
+    match allowed {
+        Allowed::Throttle => action.eviction.is_some(),
+        Allowed::Eviction => throttles,
+        Allowed::Scheduling => throttles || action.eviction.is_some(),
+        Allowed::Action(_) => false,
     }
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::super::finding::Reason;
-use super::pods::{allows, selects};
+use super::pods::selects;
 use super::{About, Scope};
 use crate::engine::metric::{ActionKind, DiskRate, Leverage, Metric, Resource};
-use crate::engine::policy::{Action, Rule};
+use crate::engine::policy::{Action, Allowed, Rule};
 
 /// Whether the rule is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ impl Judge<'_, '_> {
         let allowed = |kind: &ActionKind| {
             let policies = self.scope.pods.iter().filter(|policy| selects(policy));
             let mut entries = policies.flat_map(|policy| &policy.allowed);
-            entries.any(|entry| allows(entry, &action.name, *kind))
+            entries.any(|entry| Allowed::of(entry).permits(&action.name, *kind))
         };
         if kinds.is_empty() || kinds.iter().any(allowed) {
             return;
