@@ -71,11 +71,11 @@ func build(here layout, nodes []string) error {
 	if err := once(here, "debian", debian, buildDebian); err != nil {
 		return err
 	}
-	embedded, err := fingerprintFiles("files")
+	self, err := fingerprint(here.bin("cluster")) // it holds the guest's files and writes its configuration
 	if err != nil {
 		return err
 	}
-	return once(here, "guest", kubernetes+images+embedded+filepath.Clean(here.dir), buildGuest)
+	return once(here, "guest", kubernetes+images+debian+self, buildGuest)
 }
 
 // once runs a step unless its stamp says that it was done with the same inputs.

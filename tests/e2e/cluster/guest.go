@@ -39,7 +39,7 @@ func buildGuest(here layout) error {
 			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
 		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
 			map[string]any{"Flags": kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
-		{filepath.Join(folder, "import.toml"), "containerd.toml", containerdConfig(filepath.Join(folder, "root/var/lib/containerd"), "/etc/cni/net.d", true)},
+		{filepath.Join(folder, "import.toml"), "containerd.toml", containerdConfig(filepath.Join(folder, "root/var/lib/containerd"), filepath.Join(folder, "cni"), true)},
 	} {
 		if err := renderTo(file.path, file.name, file.values); err != nil {
 			return err

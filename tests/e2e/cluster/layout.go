@@ -24,6 +24,11 @@ func (l layout) image(tag string) string { return filepath.Join(l.dir, "images",
 func (l layout) kubeconfig() string      { return filepath.Join(l.dir, "kubeconfig") }
 func (l layout) lock() string            { return filepath.Join(l.dir, "lock") }
 
+// kubectl is the start of a command line that talks to the cluster.
+func (l layout) kubectl() []string {
+	return []string{l.bin("kubectl"), "--kubeconfig", l.kubeconfig(), "--cache-dir", l.run("kubectl")}
+}
+
 // debian is the folder of what the guest has from Debian, kernel included.
 func (l layout) debian() string { return filepath.Join(l.dir, "debian") }
 

@@ -49,7 +49,7 @@ func run(here layout, command string, args []string) error {
 	case "status":
 		return status(here)
 	case "kubectl":
-		return replaceBy(append([]string{here.bin("kubectl"), "--kubeconfig", here.kubeconfig()}, args...))
+		return replaceBy(append(here.kubectl(), args...))
 	case "on":
 		return onNode(here, args)
 	case "cgroup":

@@ -70,7 +70,8 @@ func podCgroup(here layout, args []string) error {
 		return errors.New("cgroup NAMESPACE/POD [FILE]")
 	}
 	namespace, name, _ := strings.Cut(args[0], "/")
-	out, err := exec.Command(here.bin("kubectl"), "--kubeconfig", here.kubeconfig(), "get", "pod", "-n", namespace, name, "-o", "json").Output()
+	command := append(here.kubectl(), "get", "pod", "-n", namespace, name, "-o", "json")
+	out, err := exec.Command(command[0], command[1:]...).Output()
 	if err != nil {
 		return fmt.Errorf("failed to get pod %s: %w", args[0], err)
 	}

@@ -107,6 +107,7 @@ func (s *supervisor) startControlPlane() error {
 	}
 	s.start("kube-controller-manager", []string{s.here.bin("kube-controller-manager"), "--leader-elect=false",
 		"--kubeconfig=" + pki("controller-manager.kubeconfig"), "--use-service-account-credentials",
+		"--flex-volume-plugin-dir=" + s.here.run("volume-plugins"),
 		"--service-account-private-key-file=" + pki("service-account.key"), "--root-ca-file=" + pki("ca.crt"),
 		"--cluster-signing-cert-file=" + pki("ca.crt"), "--cluster-signing-key-file=" + pki("ca.key")})
 	s.start("kube-scheduler", []string{s.here.bin("kube-scheduler"), "--leader-elect=false", "--kubeconfig=" + pki("scheduler.kubeconfig"),
