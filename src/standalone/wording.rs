@@ -337,3 +337,6 @@ const fn spared_reason(reason: Spared) -> &'static str {
         Spared::Contested => "somebody else keeps writing its cgroup files",
     }
 }
+
+#[cfg(test)]
+mod tests;
