@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
     let original = machine.quota("batch");
-    let mut daemon = machine.start(&["--sample-interval", "1s"]);
+    let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
 
     let phases = run_support::argument("--phases").map_or(50, |count| count.parse().unwrap());
