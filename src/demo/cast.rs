@@ -79,7 +79,7 @@ impl Cast {
     /// The pods for a machine with `cpus` CPUs.
     ///
     /// The important worker has one thread and asks for one whole CPU, so that the quota that comes with its limit
-    /// can never slow it down. The batch pods together ask for 20 % of the machine and have a thread for each CPU;
+    /// is not below what it can use (the report tells whether it ever held it back). The batch pods together ask for 20 % of the machine and have a thread for each CPU;
     /// one of them has a limit (above what it can get), so that both kinds of original are put back: a quota and
     /// none.
     pub fn for_cpus(cpus: u32) -> Self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::show::Show;
 use super::story::Act;
-use super::view::{PodView, Source, View};
+use super::view::{Happening, PodView, Source, View};
 use crate::engine::units::MilliCpu;
 
 /// A line of figures this often, besides one for each thing that happens.
@@ -39,6 +39,20 @@ impl<W: Write> Plain<W> {
         writeln!(self.out, "{replay}{:6.1} s  {text}", after.as_secs_f64())
     }
 
+    /// The next events, as long as they are `due`.
+    fn tell_events(&mut self, view: &View, due: impl Fn(&Happening) -> bool) -> io::Result<()> {
+        for event in view
+            .events
+            .iter()
+            .skip(self.told)
+            .take_while(|event| due(event))
+        {
+            self.told += 1;
+            self.line(view, event.after, &event.what)?;
+        }
+        Ok(())
+    }
+
     fn begin(&mut self, view: &View) -> io::Result<()> {
         match &view.source {
             Source::Live { machine } => {
@@ -59,14 +73,13 @@ impl<W: Write> Show for Plain<W> {
         if self.act.is_none() {
             self.begin(view)?;
         }
+        // An act begins at the very moment of the view: what happened before comes first.
+        self.tell_events(view, |event| event.after < view.elapsed)?;
         if self.act != Some(view.act) {
             self.act = Some(view.act);
             self.line(view, view.elapsed, &format!("== {} ==", view.act))?;
         }
-        let told = std::mem::replace(&mut self.told, view.events.len());
-        for event in view.events.iter().skip(told) {
-            self.line(view, event.after, &event.what)?;
-        }
+        self.tell_events(view, |_| true)?;
         if view.elapsed >= self.figures {
             self.figures = view.elapsed + FIGURES_EVERY;
             self.line(view, view.elapsed, &figures(view))?;

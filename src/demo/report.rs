@@ -234,8 +234,8 @@ impl Report {
             Verdict::Eased => {
                 "The worker's p99 is better than under overload, but has not recovered.".to_owned()
             }
-            Verdict::NoHelp => "Throttling did NOT help the worker's p99 here. A quota is spent in bursts, one each \
-                100 ms,\n  and a request that falls into a burst waits as before; compare p50 and p90."
+            Verdict::NoHelp => "Throttling did NOT help the worker's p99 here. Compare p50 and p90, and see below what \
+                else disturbed it."
                 .to_owned(),
         }
     }
