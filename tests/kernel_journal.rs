@@ -405,6 +405,8 @@ fn a_record_whose_file_cannot_be_opened_is_kept_until_it_can() {
     throttler.apply(at(1), &[], &find);
     throttler.restore_all(at(2));
     assert_eq!(world.journal_lines(), journal);
+    let held: Vec<_> = throttler.held().map(|uid| &*uid.0).collect();
+    assert_eq!(held, ["other", "pod"], "not put back");
     drop((throttler, mounted));
 
     assert_fine(&open(writable).0.restore_all(at(3)));

@@ -158,6 +158,12 @@ fn what_is_no_trace_is_refused_with_the_line() {
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(why.contains(words), "`{words}` is not in: {why}");
     }
+    fs::write(&trace, format!("{header}\n{}\n", tick(5))).unwrap();
+    assert!(replay(&trace, &policies, &[]).status.success());
+    let output = replay(&trace, &dir.path().join("none.yaml"), &[]);
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{why}");
+    assert!(why.contains("none.yaml"), "{why}");
     let absent = replay(Path::new("/no/such/trace"), &policies, &[]);
     assert_eq!(absent.status.code(), Some(2));
 }

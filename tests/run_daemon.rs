@@ -110,6 +110,10 @@ fn termination_leaves_the_throttle_in_force_and_the_next_process_takes_it_over()
     assert_eq!(machine.quota("batch"), original);
 }
 
+fn stated(machine: &Machine) -> String {
+    String::from_utf8(machine.state(&[]).stdout).unwrap()
+}
+
 #[test]
 fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
     let machine = machine();
@@ -120,11 +124,13 @@ fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
     fs::remove_dir_all(machine.path("policies")).unwrap();
     fs::remove_dir_all(machine.path("pods")).unwrap();
 
+    assert!(stated(&machine).contains("THROTTLED"));
     let restored = machine.restore();
     let told = String::from_utf8(restored.stdout).unwrap();
     assert!(restored.status.success(), "{told}");
     assert!(told.contains("restored to"), "{told}");
     assert_eq!(machine.quota("batch"), original);
+    assert_eq!(stated(&machine), "", "what was put back is not in force");
     let again = String::from_utf8(machine.restore().stdout).unwrap();
     assert!(again.contains("\"files\":0"), "{again}");
 }

@@ -27,7 +27,9 @@ Examples:
 A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or
 evicted is taken off the recorded use from round to round, as far as that can be known.
 
-Exit status: 0 replayed to the end, 2 the trace or a policy could not be read.";
+Rules that cannot be enforced are told on standard error and left out.
+
+Exit status: 0 replayed to the end, 2 the trace or the policies could not be read.";
 
 /// Arguments of `plimsoll replay`.
 #[derive(Debug, clap::Args)]
@@ -51,6 +53,10 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    for path in &args.policies {
+        File::open(path)
+            .with_context(|| format!("failed to open the policies {}", path.display()))?;
+    }
     if args.trace == Path::new("-") {
         replay(args, stdin().lock())?;
     } else {

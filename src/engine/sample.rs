@@ -135,7 +135,7 @@ pub struct PodSample {
     /// its containers' where any of these has a quota. Read only where [`super::Demand::pod_quota`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub levers: Vec<LeverSample>,
-    /// Its containers; read only where [`super::Demand::containers`] asks.
+    /// Its containers; read only where [`super::Demand::run_delay`] or [`super::Demand::throttled`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerSample>,
 }

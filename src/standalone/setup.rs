@@ -252,7 +252,8 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
     let left = actuators.held().count();
     let files = effects.len();
     // The next process begins anew: nothing of what these say is in force any more.
-    for file in [ENGINE_FILE, scheduling::FILE] {
+    let status = (left == 0).then_some(status::FILE);
+    for file in [ENGINE_FILE, scheduling::FILE].into_iter().chain(status) {
         match fs::remove_file(options.state_dir.join(file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}

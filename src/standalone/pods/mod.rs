@@ -91,7 +91,9 @@ pub fn find(
         units::list(parent, hierarchy, &mut found);
     }
     for workload in &mut found.workloads {
-        if own.is_within(&workload.cgroup) && !workload.pod.protected {
+        let folder = workload.cgroup.as_str().rsplit('/').next();
+        let needed = folder.is_some_and(units::is_needed_by_the_machine);
+        if (needed || own.is_within(&workload.cgroup)) && !workload.pod.protected {
             Arc::make_mut(&mut workload.pod).protected = true;
         }
     }

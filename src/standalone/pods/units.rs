@@ -8,6 +8,7 @@
 //! | class of service | `BestEffort`, since a unit declares no requests and no limits that Kubernetes knows |
 //! | priority, CPU request, start | 0 |
 //! | controller | none: nothing is known to start a stopped unit again, so it is evicted only with `evictUnowned` |
+//! | protected | units that the machine needs, our own, and what holds one of these |
 //! | matched by | a `PodQOS` that names the namespace or the label `plimsoll.dev/unit` only |
 
 use std::collections::BTreeMap;
@@ -82,16 +83,18 @@ fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
         cpu_request: MilliCpu::ZERO,
         container_requests: BTreeMap::new(),
         grace: GRACE,
-        protected: is_needed_by_the_machine(folder),
+        protected: false,
         reserved: Some(Reserved::NamespaceOrUnit),
         kept: None,
         owned: false,
     }
 }
 
-/// Units without which nobody could log in any more, or the machine would not run.
-fn is_needed_by_the_machine(folder: &str) -> bool {
-    const STARTS: [&str; 13] = [
+/// Units without which nobody could log in any more, or the machine would not run; and the slices that hold the
+/// instances of such a unit, as `system-getty.slice` does, or all of them.
+pub(super) fn is_needed_by_the_machine(folder: &str) -> bool {
+    const STARTS: [&str; 14] = [
+        "system.slice",
         "systemd-",
         "dbus",
         "ssh",
@@ -108,6 +111,7 @@ fn is_needed_by_the_machine(folder: &str) -> bool {
     ];
     // `\x2d` is how systemd writes a dash within a name.
     let name = folder.replace("\\x2d", "-").to_lowercase();
+    let name = name.strip_prefix("system-").unwrap_or(&name);
     name.contains("login") || STARTS.iter().any(|start| name.starts_with(start))
 }
 
@@ -130,16 +134,20 @@ mod tests {
             "user.slice",
             "init.scope",
             "getty@tty1.service",
+            "system-getty.slice",
             "system-serial\\x2dgetty.slice",
+            "system-sshd.slice",
+            "system-systemd\\x2dfsck.slice",
+            "system.slice",
             "elogind.service",
             "plimsoll.service",
         ] {
-            let folder = folder.strip_prefix("system-").unwrap_or(folder);
             assert!(is_needed_by_the_machine(folder), "{folder}");
         }
         for folder in [
             "batch.service",
             "nginx.service",
+            "system-postgresql.slice",
             "backup-systemd.service",
             "db",
         ] {

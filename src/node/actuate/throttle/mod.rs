@@ -136,9 +136,16 @@ impl Throttler {
         out
     }
 
-    /// The pods that are held at something now.
+    /// The pods that are held at something now, each once; those whose files cannot be opened too: nobody knows
+    /// that these are back at what they were.
     pub fn held(&self) -> impl Iterator<Item = &PodUid> {
-        self.holds.keys()
+        let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
+        unopened.sort();
+        unopened.dedup();
+        let others = unopened
+            .into_iter()
+            .filter(|uid| !self.holds.contains_key(*uid));
+        self.holds.keys().chain(others)
     }
 
     /// What the journal has to say now.

@@ -227,6 +227,23 @@ fn whatever_holds_our_own_process_is_protected() {
 }
 
 #[test]
+fn a_manifest_that_names_a_unit_of_the_machine_does_not_lift_its_protection() {
+    let machine = Machine::with_cgroups(&["system.slice/ssh.service", "batch"]);
+    machine.write(
+        "pods.yaml",
+        &format!(
+            "{}---\n{}",
+            pod("remote", "system.slice/ssh.service"),
+            pod("batch", "batch")
+        ),
+    );
+    let found = machine.find(&[]);
+    assert_eq!(names(&found), ["default/remote", "default/batch"]);
+    assert!(found.workloads[0].pod.protected);
+    assert!(!found.workloads[1].pod.protected);
+}
+
+#[test]
 fn policies_in_the_same_folder_are_passed_over() {
     let machine = Machine::with_cgroups(&["a"]);
     machine.write("a.yaml", &pod("a", "a"));
