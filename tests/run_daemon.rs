@@ -119,12 +119,14 @@ fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
+    run_support::eventually("the throttle is shown", || {
+        stated(&machine).contains("THROTTLED").then_some(())
+    });
     assert!(!daemon.stop(Signal::SIGKILL).success());
     assert_ne!(machine.quota("batch"), original);
     fs::remove_dir_all(machine.path("policies")).unwrap();
     fs::remove_dir_all(machine.path("pods")).unwrap();
 
-    assert!(stated(&machine).contains("THROTTLED"));
     let restored = machine.restore();
     let told = String::from_utf8(restored.stdout).unwrap();
     assert!(restored.status.success(), "{told}");

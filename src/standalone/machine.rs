@@ -20,7 +20,7 @@ use super::status::{self, RuleStatus, Status, ThrottledFile};
 use super::troubles::{Faults, Probes};
 use crate::engine::plan::{Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
-use crate::engine::policy::{PolicySet, RuleId};
+use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::{Demand, Engine, EngineState, RuleReport};
@@ -144,7 +144,9 @@ impl Machine {
         machine.set_pods(workloads);
         let kept = machine.kept_state();
         machine.engine.adopt(&kept.state, &recovered.throttles);
-        machine.actuators.resume(kept.evictions);
+        if machine.policy.rules.iter().any(is_enforced) {
+            machine.actuators.resume(kept.evictions);
+        }
         let outcomes = recovered.outcomes.into_iter();
         machine.effects.extend(outcomes.map(Effect::from));
         machine.refresh();
@@ -255,7 +257,11 @@ impl Machine {
     }
 
     fn act(&mut self, now: BootTime) {
-        // First of all: everything else can wait for it.
+        if !self.plan.evictions.is_empty() {
+            // Nobody takes a SIGTERM back: whoever comes after a crash has to know that this round has begun.
+            self.keep_state(now, true);
+        }
+        // Before all else, which can wait for it.
         self.actuators
             .apply(now, &self.plan, &self.pods, &mut self.effects);
         self.tell_plan();
@@ -475,6 +481,11 @@ struct Kept {
     state: EngineState,
     #[serde(default)]
     evictions: Vec<PendingEviction>,
+}
+
+/// Where no rule is, nobody is killed for what an earlier process began.
+fn is_enforced(rule: &Rule) -> bool {
+    rule.strategy == Strategy::Enforce
 }
 
 fn has_rule(policy: &PolicySet, rule: &RuleId) -> bool {
