@@ -205,8 +205,10 @@ impl Actuators {
         self.evictor.resume(pending);
     }
 
-    /// Reads back what is in force, and goes on with what was begun. Allocates nothing while there is nothing to tell.
+    /// Reads back what is in force, which the last plan still asks for, and goes on with what was begun. Allocates
+    /// nothing while there is nothing to tell.
     pub fn check(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
+        self.throttler.extend(now);
         effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
         effects.extend(self.evictor.tick(now).into_iter().map(Effect::from));
         for outcome in self.reclaimer.poll() {

@@ -127,6 +127,12 @@ impl Throttler {
         out
     }
 
+    /// What the last [`Self::apply`] asked for is still asked for: evaluations may lie further apart than a throttle
+    /// lasts by itself. The next [`Self::verify`] makes it durable where it has to be.
+    pub fn extend(&mut self, now: BootTime) {
+        self.holds.values_mut().for_each(|hold| hold.extend(now));
+    }
+
     /// Gives everything back.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();

@@ -26,7 +26,8 @@ impl Throttler {
     /// Costs one `pread` a file and no allocation while nothing has changed.
     pub fn verify(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
-        let undisturbed = |hold: &Hold| hold.deadline > now && hold.is_undisturbed();
+        let undisturbed =
+            |hold: &Hold| hold.deadline > now && !hold.is_due() && hold.is_undisturbed();
         if !self.stale && self.holds.values().all(undisturbed) {
             return out;
         }

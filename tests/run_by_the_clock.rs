@@ -1,4 +1,4 @@
-//! Evictions and the end of the process that began them, on folders that play a cgroup tree: what is kept, and when.
+//! A machine whose time the test decides, on folders that play a cgroup tree: what is kept, when, and how long it lasts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -10,13 +10,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::Hierarchy;
+use plimsoll::node::clock::boot_time;
 use plimsoll::standalone::machine::{Machine, Settings};
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
@@ -33,6 +34,18 @@ const POLICY: &str = "\
 ---
 {apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
   spec: {allowedActions: [evict], labelSelector: {}}}
+";
+/// Evaluated once an hour.
+const THROTTLE: &str = "\
+{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: slow},
+  spec: {throttle: {cpuThrottle: {stepCPURatio: 30}}}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: node},
+  spec: {evaluationPeriodSeconds: 3600,
+    rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 2}}]}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
+  spec: {allowedActions: [slow], labelSelector: {}}}
 ";
 const POD: &str = "\
 {apiVersion: v1, kind: Pod, metadata: {name: batch, annotations: {plimsoll.dev/cgroup: batch}},
@@ -112,9 +125,9 @@ fn that_a_round_has_begun_is_kept_before_anybody_is_signalled() {
     mkfifo(&processes, Mode::S_IRWXU).unwrap();
     let mut machine = ground.open(false);
     let tick = thread::spawn(move || machine.tick(at(10)).len());
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = boot_time() + Duration::from_secs(30);
     while ground.kept().is_none() {
-        assert!(!tick.is_finished() && Instant::now() < end, "nothing kept");
+        assert!(!tick.is_finished() && boot_time() < end, "nothing kept");
         thread::yield_now();
     }
     assert!(!tick.is_finished(), "it waits for the list of processes");
@@ -146,5 +159,23 @@ fn a_grace_period_that_an_earlier_process_began_ends_with_the_kill_but_not_under
         machine.tick(at(11));
         let kill = fs::read_to_string(ground.path("cgroup/batch/cgroup.kill")).unwrap();
         assert_eq!(kill, killed, "preview: {preview}");
+    }
+}
+
+#[test]
+fn a_throttle_lasts_from_one_evaluation_to_the_next_however_rare_they_are() {
+    let ground = Ground::new();
+    ground.write("policies/p.yaml", THROTTLE);
+    ground.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
+    ground.write("cgroup/batch/cpu.max", "max 100000\n");
+    let mut machine = ground.open(false);
+    machine.tick(at(10));
+    // One CPU for the whole hour.
+    ground.write("cgroup/batch/cpu.stat", "usage_usec 3600000001\n");
+    machine.tick(at(3610));
+    for minute in 0..59 {
+        machine.tick(at(3611 + minute * 60));
+        let quota = fs::read_to_string(ground.path("cgroup/batch/cpu.max")).unwrap();
+        assert_eq!(quota, "70000 100000", "after {minute} minutes");
     }
 }
