@@ -134,7 +134,7 @@ impl Stage {
     /// # Errors
     /// Where the kernel refuses it.
     pub fn admit(&self, pid: u32, cgroup: &CgroupPath) -> Result<(), StageError> {
-        for dir in self.dirs(cgroup) {
+        for dir in self.hierarchy.dirs(cgroup) {
             write(&dir.join("cgroup.procs"), &pid.to_string())?;
         }
         Ok(())
@@ -207,28 +207,8 @@ impl Stage {
         left
     }
 
-    /// Every folder of the cgroup, one for each mounted tree.
-    fn dirs(&self, cgroup: &CgroupPath) -> Vec<PathBuf> {
-        let trees = [
-            Controller::Cpu,
-            Controller::Cpuacct,
-            Controller::Memory,
-            Controller::Freezer,
-        ];
-        let mut dirs: Vec<PathBuf> = Vec::new();
-        for dir in trees
-            .iter()
-            .filter_map(|tree| self.hierarchy.dir(*tree, cgroup))
-        {
-            if !dirs.contains(&dir) {
-                dirs.push(dir);
-            }
-        }
-        dirs
-    }
-
     fn make(&mut self, cgroup: &CgroupPath) -> Result<(), StageError> {
-        for dir in self.dirs(cgroup) {
+        for dir in self.hierarchy.dirs(cgroup) {
             match fs::create_dir(&dir) {
                 Ok(()) => self.made.push(dir),
                 // Two trees on one mount: `cpu` and `cpuacct` are often links to the same folder.
@@ -262,7 +242,7 @@ impl Stage {
         if !self.hierarchy.is_v2() {
             return Ok(());
         }
-        for dir in self.dirs(cgroup) {
+        for dir in self.hierarchy.dirs(cgroup) {
             self.switch_on(&dir, "cpu")?;
             let _without = self.switch_on(&dir, "memory");
         }

@@ -39,7 +39,7 @@ impl Ground {
             parent: CgroupPath::new(&name).unwrap(),
             children: Vec::new(),
         };
-        for folder in ground.folders(&ground.parent) {
+        for folder in ground.hierarchy.dirs(&ground.parent) {
             if let Err(error) = fs::create_dir(&folder) {
                 eprintln!("skipped: failed to make {}: {error}", folder.display());
                 return None;
@@ -56,7 +56,7 @@ impl Ground {
     /// Makes the cgroup `name` in every tree.
     pub fn mkdir(&self, name: &str) -> CgroupPath {
         let path = self.path(name);
-        for folder in self.folders(&path) {
+        for folder in self.hierarchy.dirs(&path) {
             fs::create_dir_all(folder).unwrap();
         }
         path
@@ -64,7 +64,7 @@ impl Ground {
 
     /// Removes the cgroup `name` from every tree, with those below it.
     pub fn rmdir(&self, name: &str) {
-        for folder in self.folders(&self.path(name)) {
+        for folder in self.hierarchy.dirs(&self.path(name)) {
             remove_tree(&folder);
         }
     }
@@ -82,7 +82,7 @@ impl Ground {
             .spawn()
             .unwrap();
         let pid = child.id();
-        for folder in self.folders(&self.path(name)) {
+        for folder in self.hierarchy.dirs(&self.path(name)) {
             fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap();
         }
         let mut stdin = child.stdin.as_ref().unwrap();
@@ -99,27 +99,12 @@ impl Ground {
         }
         self.children.clear();
     }
-
-    fn folders(&self, path: &CgroupPath) -> Vec<PathBuf> {
-        let controllers = [
-            Controller::Cpu,
-            Controller::Cpuacct,
-            Controller::Memory,
-            Controller::Freezer,
-        ];
-        let mut folders: Vec<_> = controllers
-            .into_iter()
-            .filter_map(|controller| self.hierarchy.dir(controller, path))
-            .collect();
-        folders.dedup();
-        folders
-    }
 }
 
 impl Drop for Ground {
     fn drop(&mut self) {
         self.stop_all();
-        for folder in self.folders(&self.parent) {
+        for folder in self.hierarchy.dirs(&self.parent) {
             remove_tree(&folder);
         }
     }

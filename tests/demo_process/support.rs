@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
-use plimsoll::node::cgroup::{Controller, Hierarchy};
+use plimsoll::node::cgroup::Hierarchy;
 use plimsoll::node::clock::boot_time;
 
 /// Nothing here takes longer, however busy the machine is.
@@ -129,16 +129,9 @@ pub fn left_by(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
 /// The demo's top cgroup in each tree.
 pub fn cgroups_of(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     let top = format!("plimsoll-demo-{pid}").try_into().expect("a name");
-    [
-        Controller::Cpu,
-        Controller::Cpuacct,
-        Controller::Memory,
-        Controller::Freezer,
-    ]
-    .into_iter()
-    .filter_map(|tree| hierarchy.dir(tree, &top))
-    .filter(|dir| dir.exists())
-    .collect()
+    let mut dirs = hierarchy.dirs(&top);
+    dirs.retain(|dir| dir.exists());
+    dirs
 }
 
 /// The processes that the demo of this process started, by their command lines.

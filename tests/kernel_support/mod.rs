@@ -96,7 +96,7 @@ impl World {
 
     /// In every tree; on v2 the parent hands its controllers down.
     fn mkdir(&self, path: &CgroupPath) -> Result<(), String> {
-        for folder in self.folders(path) {
+        for folder in self.hierarchy.dirs(path) {
             if let (true, Some(parent)) = (self.is_v2(), folder.parent()) {
                 delegate(parent)?;
             }
@@ -108,7 +108,7 @@ impl World {
 
     /// Ends what runs in a cgroup and removes it with those below.
     pub fn remove(&self, path: &CgroupPath) {
-        let folders = self.folders(path);
+        let folders = self.hierarchy.dirs(path);
         let gone = wait_for(Duration::from_secs(20), || {
             for folder in &folders {
                 kill_all(folder);
@@ -121,7 +121,7 @@ impl World {
 
     /// Removes the empty cgroup of a pod when it is called.
     pub fn removal(&self, path: &CgroupPath) -> impl FnMut() + Send + 'static {
-        let folders = self.folders(path);
+        let folders = self.hierarchy.dirs(path);
         move || {
             for folder in &folders {
                 fs::remove_dir(folder).ok();
@@ -287,23 +287,8 @@ impl World {
 
     /// A cgroup need not be in every tree.
     fn existing(&self, path: &CgroupPath) -> Vec<PathBuf> {
-        let mut folders = self.folders(path);
+        let mut folders = self.hierarchy.dirs(path);
         folders.retain(|folder| folder.exists());
-        folders
-    }
-
-    fn folders(&self, path: &CgroupPath) -> Vec<PathBuf> {
-        let controllers = [
-            Controller::Cpu,
-            Controller::Cpuacct,
-            Controller::Memory,
-            Controller::Freezer,
-        ];
-        let mut folders: Vec<_> = controllers
-            .into_iter()
-            .filter_map(|controller| self.hierarchy.dir(controller, path))
-            .collect();
-        folders.dedup();
         folders
     }
 }

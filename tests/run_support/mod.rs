@@ -88,20 +88,7 @@ impl Machine {
     }
 
     fn folders(&self, cgroup: &str) -> Vec<PathBuf> {
-        let cgroup = CgroupPath::new(cgroup).unwrap();
-        let controllers = [
-            Controller::Cpu,
-            Controller::Cpuacct,
-            Controller::Memory,
-            Controller::Freezer,
-        ];
-        let mut folders: Vec<_> = controllers
-            .into_iter()
-            .filter_map(|controller| self.hierarchy.dir(controller, &cgroup))
-            .collect();
-        folders.sort();
-        folders.dedup();
-        folders
+        self.hierarchy.dirs(&CgroupPath::new(cgroup).unwrap())
     }
 
     fn make(&self, cgroup: &str) {

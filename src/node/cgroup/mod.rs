@@ -23,6 +23,11 @@ pub enum Controller {
     Freezer,
 }
 
+impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Cpuacct, Self::Memory, Self::Freezer];
+}
+
 /// Where the cgroup trees of a machine are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
@@ -57,6 +62,20 @@ impl Hierarchy {
             (Self::V1 { freezer, .. }, Controller::Freezer) => freezer.as_ref(),
         };
         root.map(|root| root.join(&cgroup.0))
+    }
+
+    /// The folders of `cgroup` in all trees, each once.
+    pub fn dirs(&self, cgroup: &CgroupPath) -> Vec<PathBuf> {
+        let mut dirs = Vec::new();
+        for dir in Controller::ALL
+            .into_iter()
+            .filter_map(|controller| self.dir(controller, cgroup))
+        {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+        dirs
     }
 
     /// Whether this is the one tree of cgroup v2.
