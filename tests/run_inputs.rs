@@ -252,6 +252,43 @@ fn a_full_disk_stops_new_throttles_and_not_the_way_back() {
     assert_eq!(machine.quota("batch"), original);
 }
 
+#[test]
+fn a_state_directory_that_turned_read_only_can_still_be_restored_from() {
+    let machine = machine();
+    let state = machine.path("state");
+    fs::create_dir(&state).unwrap();
+    let disk = Disk::mount(&state);
+    let original = machine.quota("batch");
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_change("fileSet");
+    assert!(!daemon.stop(Signal::SIGKILL).success());
+    disk.turn_read_only();
+    let output = machine.restore();
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(machine.quota("batch"), original);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("restored to"), "{told}");
+    assert!(told.contains("failed to remove"), "{told}");
+}
+
+#[test]
+fn rule_states_that_cannot_be_read_are_told_and_nothing_is_made_of_them() {
+    let machine = machine();
+    machine.write("engine.json", "{\"bootId\": 7");
+    fs::create_dir(machine.path("state")).unwrap();
+    fs::rename(
+        machine.path("engine.json"),
+        machine.path("state/engine.json"),
+    )
+    .unwrap();
+    let output = machine.run_command(&["--for", "1s"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
+    assert!(log.contains("failed to read the rule states"), "{log}");
+}
+
 /// A disk that is soon full.
 struct Disk {
     path: std::path::PathBuf,
@@ -275,6 +312,11 @@ impl Disk {
 
     fn fill(&self) {
         let _full = fs::write(self.path.join("filler"), vec![0; 128 << 10]);
+    }
+
+    fn turn_read_only(&self) {
+        let flags = nix::mount::MsFlags::MS_REMOUNT | nix::mount::MsFlags::MS_RDONLY;
+        nix::mount::mount(None::<&str>, &self.path, None::<&str>, flags, None::<&str>).unwrap();
     }
 
     fn free(&self) {

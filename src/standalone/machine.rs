@@ -1,7 +1,6 @@
 //! One machine under the engine: what samples it, what decides, and what acts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -337,7 +336,14 @@ impl Machine {
     }
 
     fn kept_state(&self) -> Kept {
-        let kept = state_dir::read::<Kept>(&self.settings.state_dir.join(ENGINE_FILE));
+        let path = self.settings.state_dir.join(ENGINE_FILE);
+        let kept = state_dir::read::<Kept>(&path);
+        if let Err(error) = &kept
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            let path = path.display();
+            tracing::warn!(%path, %error, "failed to read the rule states: every rule begins anew, from the journal alone");
+        }
         // Where nothing was kept, or in another boot, the journal alone says what is in force.
         kept.ok()
             .filter(|kept| kept.boot_id == self.writer.boot_id)
@@ -358,11 +364,8 @@ impl Machine {
         self.keep_scheduling(now);
         // What was in force for the rules is not any more: the next process begins anew.
         let path = self.settings.state_dir.join(ENGINE_FILE);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                self.tell_unwritten(now, format!("failed to remove {}: {error}", path.display()));
-            }
-            _ => {}
+        if let Err(error) = state_dir::remove(&path) {
+            self.tell_unwritten(now, error.to_string());
         }
         &self.events
     }

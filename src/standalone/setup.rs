@@ -1,7 +1,6 @@
 //! From what the command line says to a running loop. Everything is checked before anything is changed.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use super::pods::own::OwnCgroups;
 use super::pods::{Sources, Workload};
 use super::policies::Overrides;
 use super::scheduling;
-use super::state_dir::Writer;
+use super::state_dir::{self, Writer};
 use super::status;
 use super::wake::Wake;
 use crate::engine::Demand;
@@ -251,14 +250,6 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
     actuators.restore_all(now, &mut effects);
     let left = actuators.held().count();
     let files = effects.len();
-    // The next process begins anew: nothing of what these say is in force any more.
-    let status = (left == 0).then_some(status::FILE);
-    for file in [ENGINE_FILE, scheduling::FILE].into_iter().chain(status) {
-        match fs::remove_file(options.state_dir.join(file)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-    }
     let mut events: Vec<Event> = effects
         .into_iter()
         .map(|effect| {
@@ -266,6 +257,14 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
             Event::notice(now, effect.news(pod))
         })
         .collect();
+    // The next process begins anew: nothing of what these say is in force any more.
+    let status = (left == 0).then_some(status::FILE);
+    for file in [ENGINE_FILE, scheduling::FILE].into_iter().chain(status) {
+        if let Err(error) = state_dir::remove(&options.state_dir.join(file)) {
+            let reason = error.to_string();
+            events.push(Event::notice(now, News::StateNotWritten { reason }));
+        }
+    }
     events.push(Event::notice(now, News::Restored { files, left }));
     let mut output: Output<Stdout> = Output::new(options.format, io::stdout());
     output.write(&events, now, clock::wall_time())?;

@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// A file of the state directory could not be written; the old one stands.
+/// A file of the state directory could not be written or removed; the old one stands.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to write {}: {source}", path.display())]
+#[error("failed to {verb} {}: {source}", path.display())]
 pub struct StateError {
+    verb: &'static str,
     path: PathBuf,
     source: io::Error,
 }
@@ -43,6 +44,7 @@ pub fn make(dir: &Path) -> io::Result<()> {
 /// Where it cannot be written.
 pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
     let failed = |source| StateError {
+        verb: "write",
         path: path.to_owned(),
         source,
     };
@@ -57,6 +59,21 @@ pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
         let _removed = fs::remove_file(&temporary);
     }
     replaced.map_err(failed)
+}
+
+/// Removes `path`, where it is there.
+///
+/// # Errors
+/// Where it cannot be removed.
+pub fn remove(path: &Path) -> Result<(), StateError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StateError {
+            verb: "remove",
+            path: path.to_owned(),
+            source,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Reads what [`replace`] wrote.
