@@ -67,6 +67,29 @@ fn a_bad_policy_is_told_with_its_place_and_the_others_are_enforced() {
 }
 
 #[test]
+fn policies_that_are_not_there_are_no_reason_to_let_go_of_what_is_in_force() {
+    let machine = machine();
+    let original = machine.quota("batch");
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let held = machine.quota("batch");
+    assert_ne!(held, original);
+    fs::rename(machine.path("policies"), machine.path("elsewhere")).unwrap();
+    refused(
+        &machine.run_command(&[]).output().unwrap(),
+        &["failed to read the policies", "--policies"],
+    );
+    assert_eq!(machine.quota("batch"), held);
+    assert!(machine.restore().status.success());
+    assert_eq!(machine.quota("batch"), original);
+}
+
+#[test]
 fn bad_pods_are_told_and_the_others_are_looked_after() {
     let machine = machine();
     machine.write("pods/absolute.yaml", &pod("absolute", "/etc"));

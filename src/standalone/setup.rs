@@ -1,6 +1,7 @@
 //! From what the command line says to a running loop. Everything is checked before anything is changed.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +66,17 @@ pub struct Options {
 /// Why nothing was started. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
+    /// A path that was given for policies cannot be read at all.
+    #[error(
+        "failed to read the policies {}: {source}; name manifests, or folders of them, with --policies",
+        path.display()
+    )]
+    Policies {
+        /// The path.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
     /// No cgroup trees.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -118,6 +130,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     // Before any thread: a signal must not reach one that does not block it.
     let wake = Wake::new(&SIGNALS)?;
     let now = clock::boot_time();
+    policies_are_there(&options.policies)?;
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let node = node_facts(options, &hierarchy, now)?;
     let watched = Watched {
@@ -155,6 +168,17 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         status_written: None,
     };
     Ok(daemon.run()?)
+}
+
+/// With policies that are not there (a slip of the pen, a disk not mounted yet) whatever an earlier process left in
+/// force would be taken back. A bad manifest among others is told, and stops nobody.
+fn policies_are_there(paths: &[PathBuf]) -> Result<(), SetupError> {
+    paths.iter().try_for_each(|path| {
+        File::open(path).map(drop).map_err(|source| {
+            let path = path.clone();
+            SetupError::Policies { path, source }
+        })
+    })
 }
 
 /// What policies are compiled for; at the same time the proof that `/proc` can be read.
