@@ -211,6 +211,22 @@ fn a_word_for_a_kind_allows_that_kind_alone_and_says_so_where_an_action_of_that_
 }
 
 #[test]
+fn reclaim_for_a_metric_that_counts_page_cache_as_free_is_a_warning() {
+    for (metric, reasons) in [
+        ("memory_total_utilization", &[Reason::PartialLeverage][..]),
+        ("memory_pressure_some_avg60", &[]),
+    ] {
+        let mut objects = guide_throttle();
+        objects[0]["spec"]["throttle"] = json!({"memoryThrottle": {"forceGC": true}});
+        objects[1]["spec"]["rules"][0]["metricRule"] = json!({"name": metric, "value": 80});
+        let compiled = compiled(objects);
+        let found: Vec<_> = compiled.findings.iter().map(|f| f.reason).collect();
+        assert_eq!(found, reasons, "{metric}");
+        assert_eq!(compiled.policy.rules.len(), 1, "{metric} is in force");
+    }
+}
+
+#[test]
 fn naming_kube_system_is_a_warning() {
     let mut objects = guide_throttle();
     objects[2]["spec"]["scopeSelector"]["matchExpressions"][0] =

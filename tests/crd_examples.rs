@@ -216,15 +216,14 @@ fn memory() {
             evicts,
         )
     };
+    let pressure = Metric::Pressure {
+        kind: PressureKind::Memory,
+        full: false,
+        window: 1,
+    };
     let tight = Rule {
-        restore: 75.0,
-        ..rule(
-            "memory/tight",
-            Metric::MemoryUtilization,
-            80.0,
-            (2, 3),
-            reclaims,
-        )
+        restore: 5.0,
+        ..rule("memory/tight", pressure, 10.0, (2, 3), reclaims)
     };
     assert_eq!(policy.rules, [nearly_full, tight]);
     let namespaces = vec!["monitoring".to_owned(), "ingress".to_owned()];

@@ -70,7 +70,7 @@ pub enum Reason {
     MetricNotKept,
     /// Nothing that the action does lowers the metric: the rule is off.
     NoLeverage,
-    /// A part of the action does not lower the metric.
+    /// A part of the action does not lower the metric, or hardly.
     PartialLeverage,
     /// No `PodQOS` allows the action on any pod.
     NobodyToActOn,

@@ -111,7 +111,7 @@ pub fn pairs() -> Vec<Case> {
             "metric that throttling does not lower",
             lone("memory_total_utilization", "80", ""),
             "spec.rules[0].actionName",
-            "name an action with eviction or memoryThrottle",
+            "name an action with eviction",
         ),
         (
             "metric that is not kept",

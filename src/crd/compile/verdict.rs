@@ -84,18 +84,21 @@ impl Judge<'_, '_> {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
             .partition(|kind| self.rule.metric.leverage(*kind) != Leverage::None);
+        let metric = &self.rule.metric;
+        if able.contains(&ActionKind::ForceGc) && metric.resource() == Some(Resource::Memory) {
+            let message = format!(
+                "reclaiming page cache hardly lowers \"{metric}\", which counts page cache that can be dropped as free; \
+                 write for example memory_pressure_some_avg60, or name an action with eviction"
+            );
+            self.warning(Reason::PartialLeverage, "actionName", message);
+        }
         let Some(unable) = unable.first().copied() else {
             return Verdict::On;
         };
-        let metric = &self.rule.metric;
-        let cure = if metric.resource() == Some(Resource::Memory) {
-            "name an action with eviction or memoryThrottle"
-        } else {
-            "name an action with eviction"
-        };
         let what = describe(unable);
         if able.is_empty() && self.rule.action.scheduling.is_none() {
-            let message = format!("{what} does not lower \"{metric}\"; {cure}");
+            let message =
+                format!("{what} does not lower \"{metric}\"; name an action with eviction");
             self.error(Reason::NoLeverage, "actionName", message);
             return Verdict::Off;
         }
