@@ -41,7 +41,7 @@ Exit status: 0 ended as asked, 1 something could not be put back, 2 could not st
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Policy manifests, or folders of them (the *.yaml, *.yml, *.json directly in them)
+    /// Policy manifests, or folders of them (*.yaml, *.yml, *.json, and those below)
     #[arg(long, value_name = "FILE|DIR", num_args = 1.., required_unless_present = "restore")]
     policies: Vec<PathBuf>,
 

@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::manifest::{entries, is_folder};
+
 /// What is compared: another inode, size or time is another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
@@ -18,22 +20,25 @@ struct Stamp {
 pub struct Fingerprint(Vec<(PathBuf, Option<Stamp>)>);
 
 impl Fingerprint {
-    /// Looks at `paths`, and at what lies directly in those that are folders.
+    /// Looks at `paths`, and at what lies in those that are folders, and below.
     pub fn take(paths: &[PathBuf]) -> Self {
         let mut stamps = Vec::new();
         for path in paths {
             stamps.push((path.clone(), stamp(path)));
-            let Ok(entries) = fs::read_dir(path) else {
-                continue;
-            };
-            let within = entries.filter_map(Result::ok).map(|entry| entry.path());
-            stamps.extend(within.map(|file| {
-                let stamp = stamp(&file);
-                (file, stamp)
-            }));
+            stamp_folder(path, &mut stamps);
         }
         stamps.sort_by(|(a, _), (b, _)| a.cmp(b));
         Self(stamps)
+    }
+}
+
+fn stamp_folder(folder: &Path, stamps: &mut Vec<(PathBuf, Option<Stamp>)>) {
+    for entry in entries(folder).unwrap_or_default() {
+        if is_folder(&entry) {
+            stamp_folder(&entry, stamps);
+        }
+        let stamp = stamp(&entry);
+        stamps.push((entry, stamp));
     }
 }
 
@@ -67,6 +72,13 @@ mod tests {
         let replaced = Fingerprint::take(&paths);
         assert_ne!(edited, replaced);
         fs::write(dir.path().join("b.yaml"), "").expect("a file");
-        assert_ne!(replaced, Fingerprint::take(&paths));
+        let more = Fingerprint::take(&paths);
+        assert_ne!(replaced, more);
+        fs::create_dir(dir.path().join("below")).expect("a folder");
+        fs::write(dir.path().join("below/c.yaml"), "1").expect("a file");
+        let below = Fingerprint::take(&paths);
+        assert_ne!(more, below);
+        fs::write(dir.path().join("below/c.yaml"), "22").expect("an edit");
+        assert_ne!(below, Fingerprint::take(&paths));
     }
 }

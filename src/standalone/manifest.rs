@@ -7,18 +7,35 @@ use std::path::{Path, PathBuf};
 
 use crate::crd::manifest::{self, Flaw, Object};
 
-/// Reads `paths` (files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders) and hands over every object, or
-/// what is wrong where there should be one. Whatever is wrong, the other documents and files are read.
+type Take<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
+
+/// Reads `paths` (files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders and below) and hands over every
+/// object, or what is wrong where there should be one. Whatever is wrong, the other documents and files are read.
 pub fn read(paths: &[PathBuf], mut take: impl FnMut(&Path, Result<Object, Flaw>)) {
     for path in paths {
-        match expand(path) {
-            Ok(files) => files.iter().for_each(|file| read_file(file, &mut take)),
-            Err(error) => take(path, Err(unreadable(&error))),
+        if path.is_dir() {
+            read_folder(path, &mut take);
+        } else {
+            read_file(path, &mut take);
         }
     }
 }
 
-fn read_file(file: &Path, take: &mut impl FnMut(&Path, Result<Object, Flaw>)) {
+fn read_folder(folder: &Path, take: Take<'_>) {
+    let entries = match entries(folder) {
+        Ok(entries) => entries,
+        Err(error) => return take(folder, Err(unreadable(&error))),
+    };
+    for entry in entries {
+        if is_folder(&entry) {
+            read_folder(&entry, take);
+        } else if is_manifest(&entry) {
+            read_file(&entry, take);
+        }
+    }
+}
+
+fn read_file(file: &Path, take: Take<'_>) {
     match fs::read_to_string(file) {
         Ok(text) => {
             let manifest = manifest::read(&text);
@@ -39,26 +56,25 @@ fn unreadable(error: &io::Error) -> Flaw {
     }
 }
 
-/// The files that `path` stands for, in order of name; hidden ones are left out.
-fn expand(path: &Path) -> io::Result<Vec<PathBuf>> {
-    if !fs::metadata(path)?.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path)? {
-        let file = entry?.path();
-        if is_manifest(&file) {
-            files.push(file);
-        }
-    }
-    files.sort();
-    Ok(files)
+/// What lies in a folder, in order of name; hidden entries (as `..data`, where the kubelet mounts a `ConfigMap`) are
+/// left out.
+pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+    entries.retain(|entry| {
+        let name = entry.file_name().map(OsStr::as_encoded_bytes);
+        name.is_some_and(|name| !name.starts_with(b"."))
+    });
+    entries.sort();
+    Ok(entries)
+}
+
+/// A folder below one that was named; a link to one could lead around in a circle.
+pub(super) fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
 }
 
 fn is_manifest(file: &Path) -> bool {
     let extension = file.extension().and_then(|extension| extension.to_str());
-    let name = file.file_name().map(OsStr::as_encoded_bytes);
-    matches!(extension, Some("yaml" | "yml" | "json"))
-        && name.is_some_and(|name| !name.starts_with(b"."))
-        && file.is_file()
+    matches!(extension, Some("yaml" | "yml" | "json")) && file.is_file()
 }

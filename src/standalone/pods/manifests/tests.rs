@@ -53,7 +53,7 @@ fn names(found: &Found) -> Vec<String> {
 
 #[test]
 fn pods_of_many_documents_and_files_are_found_with_their_cgroups() {
-    let machine = Machine::with_cgroups(&["batch/a", "batch/b", "web"]);
+    let machine = Machine::with_cgroups(&["batch/a", "batch/b", "batch/c", "web"]);
     machine.write(
         "1.yaml",
         &format!(
@@ -69,9 +69,18 @@ fn pods_of_many_documents_and_files_are_found_with_their_cgroups() {
             "spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}}]}"#,
     );
     machine.write("notes.txt", "not a manifest");
+    for folder in ["jobs", ".git"] {
+        fs::create_dir(machine.dir.path().join("pods").join(folder)).expect("a folder");
+    }
+    machine.write("jobs/3.yml", &pod("c", "batch/c"));
+    machine.write(".git/4.yml", "not looked at");
+    std::os::unix::fs::symlink("..", machine.dir.path().join("pods/jobs/round")).expect("a link");
     let found = machine.find(&[]);
     assert_eq!(found.refused, []);
-    assert_eq!(names(&found), ["default/a", "default/b", "shop/web"]);
+    assert_eq!(
+        names(&found),
+        ["default/a", "default/b", "shop/web", "default/c"]
+    );
     assert!(found.workloads.iter().all(|workload| workload.pod.running));
     assert!(found.workloads[0].pod.uid.0.starts_with("default/a@"));
     assert_eq!(found.workloads[2].pod.uid.0.as_ref(), "u-1");
