@@ -153,7 +153,6 @@ mod tests {
 
     use super::*;
     use crate::engine::sample::{ProbeSample, Series};
-    use crate::node::clock::wall_time;
     use crate::trace::read::Reader;
     use crate::trace::{Line, Node, VERSION};
 
@@ -163,7 +162,7 @@ mod tests {
             plimsoll: "0".to_owned(),
             boot_id: "boot".to_owned(),
             at: BootTime::default(),
-            time: wall_time(),
+            time: jiff::Timestamp::UNIX_EPOCH,
             node: Node::default(),
             period_nanos: None,
         }
