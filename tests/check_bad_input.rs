@@ -169,10 +169,12 @@ fn anchors_and_a_list_are_read_as_kubectl_reads_them() {
 }
 
 #[test]
-fn what_is_accepted_and_not_enforced_is_a_warning_that_does_not_fail() {
+fn what_is_accepted_and_not_enforced_is_a_warning_that_may_be_allowed() {
     let text = "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: a}\nspec:\n  allowedActions: [throttle]\n  labelSelector: {}\n  resourceQOS: {cpuQOS: {cpuPriority: 3}}\n";
     let (code, findings) = findings(text);
-    assert_eq!(code, Some(0));
+    assert_eq!(code, Some(1));
+    let allowed = check(text, &["--allow-warnings"]);
+    assert_eq!(allowed.status.code(), Some(0));
     assert_eq!(findings.len(), 1);
     assert_eq!(findings[0]["reason"], "FieldsNotEnforced");
     assert_eq!(findings[0]["severity"], "warning");

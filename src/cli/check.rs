@@ -26,7 +26,7 @@ can ever start and end. So give all the files of a policy at once.
 An error means that the object or rule is off or can't do what it says. A warning means that it is in force, but perhaps \
 not as you think; fields that are accepted and not enforced are warnings.
 
-Exit status: 0 no errors (warnings allowed), 1 errors, 2 a file could not be read.
+Exit status: 0 nothing found, 1 findings (with --allow-warnings: errors), 2 a file could not be read.
 
 Examples:
   plimsoll check examples/ensurance
@@ -55,6 +55,9 @@ pub struct Args {
     /// Take CPUs and memory of this machine.
     #[arg(long, conflicts_with_all = ["node_cpus", "node_memory"])]
     this_machine: bool,
+    /// Exit with 0 where there are warnings but no errors.
+    #[arg(long)]
+    allow_warnings: bool,
 }
 
 /// The forms of output.
@@ -79,10 +82,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Output::Text => report.print_text()?,
         Output::Json => report.print_json()?,
     }
-    Ok(match (sources.unreadable.is_empty(), report.errors()) {
+    let clean = report.errors() == 0 && (args.allow_warnings || report.warnings() == 0);
+    Ok(match (sources.unreadable.is_empty(), clean) {
         (false, _) => ExitCode::from(2),
-        (true, 0) => ExitCode::SUCCESS,
-        (true, _) => ExitCode::from(1),
+        (true, true) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::from(1),
     })
 }
 

@@ -72,6 +72,10 @@ impl<'a> Report<'a> {
         self.errors
     }
 
+    pub(super) const fn warnings(&self) -> usize {
+        self.warnings
+    }
+
     fn add_flaws(&mut self, source: &'a Source) {
         for flaw in &source.manifest.flaws {
             self.findings.push(Located {
