@@ -6,12 +6,13 @@
 )]
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use nix::libc::O_NONBLOCK;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use plimsoll::engine::policy::NodeFacts;
@@ -133,8 +134,12 @@ fn that_a_round_has_begun_is_kept_before_anybody_is_signalled() {
     assert!(!tick.is_finished(), "it waits for the list of processes");
     let kept = ground.kept().unwrap();
     assert_eq!(kept["state"]["rounds"][0]["group"], "memory", "{kept}");
+    // Without O_NONBLOCK the last open would wait for a reader that never comes; with it it fails.
+    let mut writer = OpenOptions::new();
+    writer.write(true).custom_flags(O_NONBLOCK);
     while !tick.is_finished() {
-        drop(OpenOptions::new().write(true).open(&processes).unwrap());
+        drop(writer.open(&processes));
+        thread::yield_now();
     }
     assert!(tick.join().unwrap() > 0);
 }
