@@ -14,7 +14,7 @@ help: ## Lists these targets
 demo: build ## Watches the policies protect this machine for a minute (needs root), then puts everything back
 	$(BINARY) demo
 
-test: tools ## Runs every check, as CI does (needs root; installs what it lacks; about 20 minutes cold on 2 cores, 8 warm)
+test: tools ## Runs every check, as CI does (needs root; installs what it lacks; 8 minutes on 2 cores once the dependencies are built)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) clippy $(MAKE) -s clippy
