@@ -8,16 +8,22 @@ use serde_json::{Map, Value, json};
 use super::common::LabelSelector;
 use super::objects::Kind;
 use super::validate::metadata_schema;
-use super::{AvoidanceAction, NodeQos, PodQos};
+use super::{AvoidanceAction, NodeQos, NodeWatermark, PodQos};
 
 /// Kubernetes' own limits on labels.
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$";
 const LABEL_VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
 
-/// The definitions of the three kinds, each ready to be applied to an API server.
-pub fn definitions() -> [CustomResourceDefinition; 3] {
-    [AvoidanceAction::crd(), NodeQos::crd(), PodQos::crd()].map(finish)
+/// The definitions of the kinds, each ready to be applied to an API server: the policies, then what they compile to.
+pub fn definitions() -> [CustomResourceDefinition; 4] {
+    [
+        AvoidanceAction::crd(),
+        NodeQos::crd(),
+        PodQos::crd(),
+        NodeWatermark::crd(),
+    ]
+    .map(finish)
 }
 
 /// Takes out what an API server would warn of or read in another way than we do.
@@ -120,7 +126,7 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
 
 /// The schema of a whole object of a kind, metadata included, as [`super::validate`] judges by.
 pub(super) fn object_schema(kind: Kind) -> Value {
-    let [action, node, pod] = definitions();
+    let [action, node, pod, _] = definitions();
     let definition = match kind {
         Kind::AvoidanceAction => action,
         Kind::NodeQos => node,

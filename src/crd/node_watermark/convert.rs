@@ -1,0 +1,396 @@
+//! Between the compiled form of the engine and the spec that carries it.
+
+mod from_policy;
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{
+    NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkPodPolicy,
+    WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle,
+};
+use crate::engine::metric::Metric;
+use crate::engine::pod::QosClass;
+use crate::engine::policy::{
+    Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
+    Scope, Strategy, TaintEffect,
+};
+use crate::engine::selector::{Requirement, Selector};
+
+/// What can be kept of a spec.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Read {
+    /// The rules and pod policies that this version understands in full. To leave out the others is safe: a rule
+    /// acts for itself alone, and a pod policy only allows.
+    pub policy: PolicySet,
+    /// The others.
+    pub refused: Vec<Refusal>,
+}
+
+/// A rule or pod policy that is not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// `rule` or `podPolicy`.
+    pub what: &'static str,
+    /// Its id or name; its index where it has none.
+    pub name: String,
+    /// Why.
+    pub why: Unread,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.what, self.name, self.why)
+    }
+}
+
+/// Why something in a spec is not kept.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Unread {
+    /// The spec says more than this version understands: what that is may concern every rule.
+    #[error("spec.{0} is not known to this version of plimsoll")]
+    UnknownField(String),
+    /// A field is missing, of another type, or not known.
+    #[error("{0}")]
+    Shape(String),
+    /// A word that this version does not know.
+    #[error("{field} \"{value}\" is not known to this version of plimsoll")]
+    UnknownWord {
+        /// Which field.
+        field: &'static str,
+        /// What stands there.
+        value: String,
+    },
+    /// A number that makes no sense.
+    #[error("{field} {value} is out of range")]
+    OutOfRange {
+        /// Which field.
+        field: &'static str,
+        /// What stands there.
+        value: String,
+    },
+    /// The action that the rule names can't be taken.
+    #[error("action {name}: {why}")]
+    Action {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: Box<Self>,
+    },
+    /// The rule names an action that is not there.
+    #[error("action {0} is not there")]
+    NoSuchAction(String),
+    /// Two rules have the same id, or two actions or pod policies the same name.
+    #[error("stands there twice")]
+    Twice,
+}
+
+impl NodeWatermarkSpec {
+    /// What this version can keep of the spec, sorted; never more than the spec says.
+    ///
+    /// # Errors
+    /// The spec as a whole says something that this version does not know.
+    pub fn read(&self) -> Result<Read, Unread> {
+        if let Some(field) = self.other.keys().next() {
+            return Err(Unread::UnknownField(field.clone()));
+        }
+        let mut read = Read::default();
+        let actions = self.actions();
+        for (index, part) in self.rules.iter().enumerate() {
+            match shape(part).and_then(|rule| to_rule(&rule, &actions)) {
+                Ok(rule) => read.policy.rules.push(rule),
+                Err(why) => read.refuse("rule", name_of(part, "id", index), why),
+            }
+        }
+        for (index, part) in self.pod_policies.iter().enumerate() {
+            match shape(part).and_then(|policy| to_pod_policy(&policy)) {
+                Ok(policy) => read.policy.pods.push(policy),
+                Err(why) => read.refuse("podPolicy", name_of(part, "name", index), why),
+            }
+        }
+        read.sort();
+        Ok(read)
+    }
+}
+
+/// The actions by name, or why they can't be taken.
+type Actions = BTreeMap<String, Result<Arc<Action>, Unread>>;
+
+impl NodeWatermarkSpec {
+    fn actions(&self) -> Actions {
+        let mut actions = Actions::new();
+        for (index, part) in self.actions.iter().enumerate() {
+            let action = shape(part).and_then(|action| to_action(&action, self.soften_scheduling));
+            match actions.entry(name_of(part, "name", index)) {
+                Entry::Vacant(entry) => drop(entry.insert(action.map(Arc::new))),
+                Entry::Occupied(mut entry) => drop(entry.insert(Err(Unread::Twice))),
+            }
+        }
+        actions
+    }
+}
+
+impl Read {
+    fn refuse(&mut self, what: &'static str, name: String, why: Unread) {
+        self.refused.push(Refusal { what, name, why });
+    }
+
+    /// Of rules with one id none is kept: nobody can say which is meant.
+    fn sort(&mut self) {
+        let PolicySet { rules, pods } = &mut self.policy;
+        rules.sort_by(|a, b| a.id.cmp(&b.id));
+        pods.sort_by(|a, b| a.name.cmp(&b.name));
+        let twice = repeated(rules.iter().map(|rule| rule.id.to_string()));
+        rules.retain(|rule| !twice.contains(&rule.id.to_string()));
+        for name in twice {
+            self.refuse("rule", name, Unread::Twice);
+        }
+        let pods = &mut self.policy.pods;
+        let twice = repeated(pods.iter().map(|policy| policy.name.clone()));
+        pods.retain(|policy| !twice.contains(&policy.name));
+        for name in twice {
+            self.refuse("podPolicy", name, Unread::Twice);
+        }
+    }
+}
+
+/// Those that stand more than once in a sorted list.
+fn repeated(names: impl Iterator<Item = String>) -> Vec<String> {
+    let names: Vec<String> = names.collect();
+    let mut twice: Vec<String> = names
+        .windows(2)
+        .filter(|pair| pair[0] == pair[1])
+        .map(|pair| pair[0].clone())
+        .collect();
+    twice.dedup();
+    twice
+}
+
+fn shape<T: Clone + serde::de::DeserializeOwned>(part: &Part<T>) -> Result<T, Unread> {
+    part.known()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(Unread::Shape)
+}
+
+fn name_of<T: serde::Serialize>(part: &Part<T>, field: &str, index: usize) -> String {
+    let value = serde_json::to_value(part).unwrap_or_default();
+    let name = value[field].as_str().map(str::to_owned);
+    name.unwrap_or_else(|| format!("[{index}]"))
+}
+
+fn unknown(field: &'static str, value: &str) -> Unread {
+    Unread::UnknownWord {
+        field,
+        value: value.to_owned(),
+    }
+}
+
+fn out_of_range(field: &'static str, value: impl fmt::Display) -> Unread {
+    Unread::OutOfRange {
+        field,
+        value: value.to_string(),
+    }
+}
+
+fn number<T: TryFrom<i64> + PartialOrd + Copy>(
+    field: &'static str,
+    value: i64,
+    least: T,
+) -> Result<T, Unread> {
+    match T::try_from(value) {
+        Ok(number) if number >= least => Ok(number),
+        _ => Err(out_of_range(field, value)),
+    }
+}
+
+fn seconds(field: &'static str, value: i64) -> Result<Duration, Unread> {
+    number::<u64>(field, value, 1).map(Duration::from_secs)
+}
+
+fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, Unread> {
+    let restore = rule.restore.unwrap_or(rule.watermark);
+    if !(rule.watermark.is_finite() && rule.watermark > 0.0) {
+        return Err(out_of_range("watermark", rule.watermark));
+    }
+    if !(restore.is_finite() && (0.0..=rule.watermark).contains(&restore)) {
+        return Err(out_of_range("restore", restore));
+    }
+    Ok(Rule {
+        id: RuleId::from(rule.id.as_str()),
+        metric: to_metric(rule)?,
+        series: rule.series.as_deref().map(to_selector).transpose()?,
+        watermark: rule.watermark,
+        restore,
+        avoidance_threshold: number("avoidanceThreshold", rule.avoidance_threshold, 1)?,
+        restore_threshold: number("restoreThreshold", rule.restore_threshold, 1)?,
+        period: seconds("periodSeconds", rule.period_seconds)?,
+        sample_ttl: seconds("sampleTTLSeconds", rule.sample_ttl_seconds)?,
+        probe: rule.probe.as_ref().map(to_probe).transpose()?,
+        action: find_action(&rule.action, actions)?,
+        strategy: match rule.strategy.as_str() {
+            "None" => Strategy::Enforce,
+            "Preview" => Strategy::Preview,
+            other => return Err(unknown("strategy", other)),
+        },
+    })
+}
+
+fn find_action(name: &str, actions: &Actions) -> Result<Arc<Action>, Unread> {
+    match actions.get(name) {
+        Some(Ok(action)) => Ok(Arc::clone(action)),
+        Some(Err(why)) => Err(Unread::Action {
+            name: name.to_owned(),
+            why: Box::new(why.clone()),
+        }),
+        None => Err(Unread::NoSuchAction(name.to_owned())),
+    }
+}
+
+fn to_metric(rule: &WatermarkRule) -> Result<Metric, Unread> {
+    if rule.from_probe {
+        return Ok(Metric::Probe(rule.metric.as_str().into()));
+    }
+    Metric::parse(&rule.metric).ok_or_else(|| unknown("metric", &rule.metric))
+}
+
+fn to_probe(probe: &WatermarkProbe) -> Result<Probe, Unread> {
+    let headers = probe.headers.iter();
+    Ok(Probe {
+        url: probe.url.as_str().into(),
+        headers: headers
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect(),
+        timeout: seconds("probe.timeoutSeconds", probe.timeout_seconds)?,
+    })
+}
+
+fn to_action(action: &WatermarkAction, soften: bool) -> Result<Action, Unread> {
+    let effect = action.disable_scheduling.as_deref().map(to_effect);
+    let effect = effect.transpose()?;
+    Ok(Action {
+        name: action.name.clone(),
+        cool_down: seconds("coolDownSeconds", action.cool_down_seconds)?,
+        scheduling: effect.map(|effect| {
+            if soften {
+                TaintEffect::PreferNoSchedule
+            } else {
+                effect
+            }
+        }),
+        throttle: action.cpu_throttle.as_ref().map(to_throttle).transpose()?,
+        force_gc: action.force_gc,
+        eviction: action.eviction.as_ref().map(to_eviction).transpose()?,
+    })
+}
+
+fn to_effect(effect: &str) -> Result<TaintEffect, Unread> {
+    match effect {
+        "NoSchedule" => Ok(TaintEffect::NoSchedule),
+        "PreferNoSchedule" => Ok(TaintEffect::PreferNoSchedule),
+        other => Err(unknown("disableScheduling", other)),
+    }
+}
+
+fn to_throttle(throttle: &WatermarkThrottle) -> Result<CpuThrottle, Unread> {
+    let percent = |field, value, least| match number::<u8>(field, value, least)? {
+        ratio @ ..=100 => Ok(ratio),
+        ratio => Err(out_of_range(field, ratio)),
+    };
+    Ok(CpuThrottle {
+        min_ratio: percent("cpuThrottle.minCPURatio", throttle.min_cpu_ratio, 0)?,
+        step: percent("cpuThrottle.stepCPURatio", throttle.step_cpu_ratio, 1)?,
+        idle: throttle.idle,
+    })
+}
+
+fn to_eviction(eviction: &WatermarkEviction) -> Result<EvictionSpec, Unread> {
+    let grace = eviction.grace_seconds;
+    let grace = grace.map(|grace| seconds("eviction.graceSeconds", grace));
+    let pods = eviction.max_pods_per_round;
+    Ok(EvictionSpec {
+        grace: grace.transpose()?,
+        max_pods_per_round: number("eviction.maxPodsPerRound", pods, 1)?,
+        evict_unowned: eviction.evict_unowned,
+    })
+}
+
+fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, Unread> {
+    Ok(PodPolicy {
+        name: policy.name.clone(),
+        labels: policy.labels.as_deref().map(to_selector).transpose()?,
+        scopes: policy
+            .scopes
+            .iter()
+            .map(to_scope)
+            .collect::<Result<_, _>>()?,
+        allowed: policy.allowed.clone(),
+    })
+}
+
+fn to_selector(requirements: &[WatermarkRequirement]) -> Result<Selector, Unread> {
+    let requirements = requirements.iter().map(to_requirement);
+    requirements
+        .collect::<Result<_, _>>()
+        .map(|requirements| Selector { requirements })
+}
+
+fn to_requirement(requirement: &WatermarkRequirement) -> Result<Requirement, Unread> {
+    let key = requirement.key.clone();
+    let values = || requirement.values.clone();
+    match requirement.operator.as_str() {
+        "In" => Ok(Requirement::In(key, values())),
+        "NotIn" => Ok(Requirement::NotIn(key, values())),
+        "Exists" => Ok(Requirement::Exists(key)),
+        "DoesNotExist" => Ok(Requirement::DoesNotExist(key)),
+        other => Err(unknown("operator", other)),
+    }
+}
+
+fn to_scope(scope: &WatermarkRequirement) -> Result<Scope, Unread> {
+    match scope.key.as_str() {
+        "QOSClass" => to_membership(scope, class).map(Scope::Qos),
+        "Priority" => to_membership(scope, range).map(Scope::Priority),
+        "Namespace" => to_membership(scope, |name| Some(name.to_owned())).map(Scope::Namespace),
+        other => Err(unknown("scopes.key", other)),
+    }
+}
+
+fn to_membership<T>(
+    scope: &WatermarkRequirement,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Membership<T>, Unread> {
+    let parse = |value: &String| parse(value).ok_or_else(|| unknown("scopes.values", value));
+    let values = || {
+        let values = scope.values.iter().map(parse);
+        values.collect::<Result<Vec<T>, _>>()
+    };
+    match scope.operator.as_str() {
+        "In" => values().map(Membership::In),
+        "NotIn" => values().map(Membership::NotIn),
+        "Exists" => Ok(Membership::Exists),
+        "DoesNotExist" => Ok(Membership::DoesNotExist),
+        other => Err(unknown("scopes.operator", other)),
+    }
+}
+
+fn class(value: &str) -> Option<QosClass> {
+    [
+        QosClass::BestEffort,
+        QosClass::Burstable,
+        QosClass::Guaranteed,
+    ]
+    .into_iter()
+    .find(|class| class.to_string() == value)
+}
+
+/// `<low>..<high>`, as [`from_policy`] writes it.
+fn range(value: &str) -> Option<(i32, i32)> {
+    let (low, high) = value.split_once("..")?;
+    Some((i32::from_str(low).ok()?, i32::from_str(high).ok()?))
+}

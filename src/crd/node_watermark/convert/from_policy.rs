@@ -1,0 +1,181 @@
+//! From the compiled form to the spec. Total: whatever is compiled can be written.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::{
+    NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkHeader,
+    WatermarkPodPolicy, WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle,
+};
+use crate::engine::metric::Metric;
+use crate::engine::policy::{
+    Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, Scope,
+    Strategy, TaintEffect,
+};
+use crate::engine::selector::{Requirement, Selector};
+
+impl NodeWatermarkSpec {
+    /// The spec that carries these policies to one node, its hash filled in. Durations go in whole seconds, as the
+    /// compiler makes them.
+    pub fn new(
+        node_uid: &str,
+        policy: &PolicySet,
+        soften_scheduling: bool,
+        sources: Vec<String>,
+    ) -> Self {
+        let rules = policy.rules.iter().map(WatermarkRule::from);
+        let actions: BTreeMap<&str, &Action> = policy
+            .rules
+            .iter()
+            .map(|rule| (rule.action.name.as_str(), &*rule.action))
+            .collect();
+        let actions = actions.into_values().map(WatermarkAction::from);
+        let pods = policy.pods.iter().map(WatermarkPodPolicy::from);
+        let mut spec = Self {
+            node_uid: node_uid.to_owned(),
+            rules: rules.map(Part::Known).collect(),
+            actions: actions.map(Part::Known).collect(),
+            pod_policies: pods.map(Part::Known).collect(),
+            soften_scheduling,
+            sources,
+            ..Self::default()
+        };
+        spec.hash = spec.content_hash().to_string();
+        spec
+    }
+}
+
+fn seconds(duration: Duration) -> i64 {
+    let whole = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    i64::try_from(whole.max(1)).unwrap_or(i64::MAX)
+}
+
+impl From<&Rule> for WatermarkRule {
+    fn from(rule: &Rule) -> Self {
+        Self {
+            id: rule.id.to_string(),
+            metric: rule.metric.to_string(),
+            from_probe: matches!(rule.metric, Metric::Probe(_)),
+            series: rule.series.as_ref().map(selector),
+            watermark: rule.watermark,
+            restore: (rule.restore < rule.watermark).then_some(rule.restore),
+            avoidance_threshold: i64::from(rule.avoidance_threshold),
+            restore_threshold: i64::from(rule.restore_threshold),
+            period_seconds: seconds(rule.period),
+            sample_ttl_seconds: seconds(rule.sample_ttl),
+            probe: rule.probe.as_ref().map(probe),
+            action: rule.action.name.clone(),
+            strategy: match rule.strategy {
+                Strategy::Enforce => "None",
+                Strategy::Preview => "Preview",
+            }
+            .to_owned(),
+        }
+    }
+}
+
+fn probe(probe: &Probe) -> WatermarkProbe {
+    let header = |(name, value): &(String, String)| WatermarkHeader {
+        name: name.clone(),
+        value: value.clone(),
+    };
+    WatermarkProbe {
+        url: probe.url.to_string(),
+        headers: probe.headers.iter().map(header).collect(),
+        timeout_seconds: seconds(probe.timeout),
+    }
+}
+
+impl From<&Action> for WatermarkAction {
+    fn from(action: &Action) -> Self {
+        let effect = action.scheduling.map(effect_word);
+        Self {
+            name: action.name.clone(),
+            cool_down_seconds: seconds(action.cool_down),
+            disable_scheduling: effect.map(str::to_owned),
+            cpu_throttle: action.throttle.map(throttle),
+            force_gc: action.force_gc,
+            eviction: action.eviction.as_ref().map(eviction),
+        }
+    }
+}
+
+const fn effect_word(effect: TaintEffect) -> &'static str {
+    match effect {
+        TaintEffect::NoSchedule => "NoSchedule",
+        TaintEffect::PreferNoSchedule => "PreferNoSchedule",
+    }
+}
+
+fn throttle(throttle: CpuThrottle) -> WatermarkThrottle {
+    WatermarkThrottle {
+        min_cpu_ratio: i64::from(throttle.min_ratio),
+        step_cpu_ratio: i64::from(throttle.step),
+        idle: throttle.idle,
+    }
+}
+
+fn eviction(eviction: &EvictionSpec) -> WatermarkEviction {
+    WatermarkEviction {
+        grace_seconds: eviction.grace.map(seconds),
+        max_pods_per_round: i64::from(eviction.max_pods_per_round),
+        evict_unowned: eviction.evict_unowned,
+    }
+}
+
+impl From<&PodPolicy> for WatermarkPodPolicy {
+    fn from(policy: &PodPolicy) -> Self {
+        Self {
+            name: policy.name.clone(),
+            labels: policy.labels.as_ref().map(selector),
+            scopes: policy.scopes.iter().map(scope).collect(),
+            allowed: policy.allowed.clone(),
+        }
+    }
+}
+
+fn selector(selector: &Selector) -> Vec<WatermarkRequirement> {
+    selector.requirements.iter().map(requirement).collect()
+}
+
+fn requirement(requirement: &Requirement) -> WatermarkRequirement {
+    let (operator, values) = match requirement {
+        Requirement::In(_, values) => ("In", values.clone()),
+        Requirement::NotIn(_, values) => ("NotIn", values.clone()),
+        Requirement::Exists(_) => ("Exists", Vec::new()),
+        Requirement::DoesNotExist(_) => ("DoesNotExist", Vec::new()),
+    };
+    WatermarkRequirement {
+        key: requirement.key().to_owned(),
+        operator: operator.to_owned(),
+        values,
+    }
+}
+
+fn scope(scope: &Scope) -> WatermarkRequirement {
+    match scope {
+        Scope::Qos(classes) => membership("QOSClass", classes, ToString::to_string),
+        Scope::Priority(ranges) => {
+            membership("Priority", ranges, |(low, high)| format!("{low}..{high}"))
+        }
+        Scope::Namespace(names) => membership("Namespace", names, Clone::clone),
+    }
+}
+
+fn membership<T>(
+    key: &str,
+    membership: &Membership<T>,
+    print: impl Fn(&T) -> String,
+) -> WatermarkRequirement {
+    let (operator, values): (_, &[T]) = match membership {
+        Membership::In(values) => ("In", values),
+        Membership::NotIn(values) => ("NotIn", values),
+        Membership::Exists => ("Exists", &[]),
+        Membership::DoesNotExist => ("DoesNotExist", &[]),
+    };
+    WatermarkRequirement {
+        key: key.to_owned(),
+        operator: operator.to_owned(),
+        values: values.iter().map(print).collect(),
+    }
+}
