@@ -1,11 +1,15 @@
 //! Plimsoll: a `QoS` operator for Kubernetes nodes, and the same enforcement for a single Linux machine.
 //!
-//! Imports go one way: `cli -> {demo, standalone} -> {node, trace} -> crd -> engine`.
+//! Imports go one way: `cli -> {demo, standalone} -> {node, trace} -> crd -> engine` and
+//! `cli -> reconcilers -> {serve, cluster, crd} -> engine`.
 
 pub mod cli;
+pub mod cluster;
 pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod node;
+pub mod reconcilers;
+pub mod serve;
 pub mod standalone;
 pub mod trace;

@@ -5,16 +5,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("engine", &[]),
     ("crd", &["engine"]),
+    ("cluster", &["engine"]),
+    ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
-    ("node", &["engine", "crd"]),
+    ("node", &["engine", "crd", "cluster"]),
+    ("reconcilers", &["engine", "crd", "cluster", "serve"]),
     ("standalone", &["engine", "crd", "node", "trace"]),
     ("demo", &["engine", "crd", "node", "trace", "standalone"]),
     (
         "cli",
-        &["engine", "crd", "node", "trace", "standalone", "demo"],
+        &[
+            "engine",
+            "crd",
+            "cluster",
+            "serve",
+            "node",
+            "reconcilers",
+            "trace",
+            "standalone",
+            "demo",
+        ],
     ),
 ];
 

@@ -1,6 +1,7 @@
 //! One module a subcommand: arguments in, an exit code out.
 
 pub mod check;
+pub mod controller;
 pub mod crds;
 pub mod demo;
 mod duration;
@@ -43,6 +44,8 @@ enum Command {
     Run(Box<run::Args>),
     /// Ask a running (or stopped) `plimsoll run` what is in force.
     State(state::Args),
+    /// Compile the policies of a Kubernetes cluster for its nodes.
+    Controller(controller::Args),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
@@ -66,6 +69,7 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Run(args) => run::run(&args),
             Command::State(args) => state::run(&args),
+            Command::Controller(args) => controller::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Completions(args) => Ok(shell::completions(&args)),

@@ -4,10 +4,9 @@
     reason = "the printer columns share their types"
 )]
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
-
-use super::common::PolicyStatus;
 
 /// What to do when a rule of a `NodeQOS` is broken. With neither `throttle` nor `eviction` it disables scheduling: new
 /// pods are kept away from the node. With `eviction` scheduling is disabled too while it is in force, so that an
@@ -23,7 +22,7 @@ use super::common::PolicyStatus;
     plural = "avoidanceactions",
     shortname = "avoid",
     category = "plimsoll",
-    status = "PolicyStatus",
+    status = "AvoidanceActionStatus",
     derive = "PartialEq",
     doc = "An AvoidanceAction says what to do when a rule of a NodeQOS is broken: keep new pods away, throttle CPU, evict.",
     printcolumn(
@@ -49,6 +48,12 @@ use super::common::PolicyStatus;
         type_ = "integer",
         json_path = ".spec.eviction.maxPodsPerRound",
         description = "Pods evicted at a time, at most"
+    ),
+    printcolumn(
+        name = "Used-By",
+        type_ = "string",
+        json_path = ".status.usedBy",
+        description = "The NodeQOS whose rules name it"
     ),
     printcolumn(
         name = "Description",
@@ -166,4 +171,28 @@ pub struct Eviction {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub evict_unowned: Option<bool>,
+}
+
+/// What the controller found about an `AvoidanceAction`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AvoidanceActionStatus {
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The `NodeQOS` whose rules name it; the first 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        inner(length(max = 253)),
+        extend("x-kubernetes-list-type" = "atomic")
+    )]
+    pub used_by: Vec<String>,
+    /// What holds for the object. `Ready` is True when all of it can take effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
 }

@@ -8,7 +8,9 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::common::{LabelSelector, PolicyStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::common::LabelSelector;
 use crate::engine::quantity::RawQuantity;
 
 /// Which metric over which watermark triggers which action, on which nodes.
@@ -23,7 +25,7 @@ use crate::engine::quantity::RawQuantity;
     plural = "nodeqoss",
     shortname = "nq",
     category = "plimsoll",
-    status = "PolicyStatus",
+    status = "NodeQosStatus",
     derive = "PartialEq",
     doc = "A NodeQOS says which metric over which watermark triggers which AvoidanceAction, on which nodes.",
     printcolumn(name = "Rules", type_ = "string", json_path = ".spec.rules[*].name"),
@@ -47,6 +49,18 @@ use crate::engine::quantity::RawQuantity;
         type_ = "string",
         json_path = ".spec.rules[*].strategy",
         description = "None acts, Preview only reports"
+    ),
+    printcolumn(
+        name = "Nodes",
+        type_ = "integer",
+        json_path = ".status.matchedNodes",
+        description = "Nodes that it selects"
+    ),
+    printcolumn(
+        name = "Breached",
+        type_ = "integer",
+        json_path = ".status.breachedNodes",
+        description = "Those of them where one of its rules is over its mark"
     ),
     printcolumn(
         name = "Ready",
@@ -267,4 +281,30 @@ pub struct MetricRule {
     /// Example for disks: `{matchLabels: {device: sda}}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
+}
+
+/// What the controller found about a `NodeQOS`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeQosStatus {
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Nodes that it selects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matched_nodes: Option<i64>,
+    /// Those of them where one of its rules is over its mark, or was so lately.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub breached_nodes: Option<i64>,
+    /// Those of them where some rule with strategy `Preview` would act.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preview_nodes: Option<i64>,
+    /// What holds for the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and
+    /// `FieldsNotEnforced` say what is not; `RolledOut` says how far the last edit is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
 }

@@ -149,8 +149,8 @@ pub struct WatermarkRule {
     /// Where series are fetched from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<WatermarkProbe>,
-    /// What is done: the name of one of `spec.actions`.
-    #[schemars(length(max = 253))]
+    /// What is done: the id, else the name, of one of `spec.actions`.
+    #[schemars(length(max = 264))]
     pub action: String,
     /// `None`: act. `Preview`: only report.
     #[schemars(length(max = 32))]
@@ -188,6 +188,10 @@ pub struct WatermarkHeader {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkAction {
+    /// What rules call it, where there are two of one name: one rule already keeps an edit that another doesn't yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 264))]
+    pub id: Option<String>,
     /// The object's name.
     #[schemars(length(max = 253))]
     pub name: String,

@@ -10,6 +10,7 @@ use super::node_qos::NodeRule;
 use super::path::rule_index;
 use super::validate::{Problem, validate};
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
+use crate::engine::selector::Selector;
 
 /// The kinds of policy object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +89,44 @@ impl Objects {
         objects.findings.sort();
         objects.findings.dedup();
         objects
+    }
+
+    /// The set of all objects of these sets, each object in one of them: so that only what changed is validated anew.
+    #[must_use]
+    pub fn merged<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            let Self {
+                actions,
+                nodes,
+                pods,
+                findings,
+            } = part.clone();
+            all.actions.extend(actions);
+            all.nodes.extend(nodes);
+            all.pods.extend(pods);
+            all.findings.extend(findings);
+        }
+        all.findings.sort();
+        all.findings.dedup();
+        all
+    }
+
+    /// Each `NodeQOS` that is in force, in order of name, with its selector over nodes; `None` selects all.
+    pub fn node_selectors(&self) -> impl Iterator<Item = (&str, Option<Selector>)> {
+        self.nodes.iter().map(|(name, node)| {
+            let selector = node.spec.selector.as_ref();
+            (name.as_str(), selector.map(super::LabelSelector::compile))
+        })
+    }
+
+    /// Names of the actions that the rules of a `NodeQOS` name.
+    pub fn actions_named_by(&self, node_qos: &str) -> BTreeSet<&str> {
+        let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
+        rules
+            .iter()
+            .map(|(_, rule)| rule.action_name.as_str())
+            .collect()
     }
 
     /// The set as a node sees it that every `NodeQOS` selects.

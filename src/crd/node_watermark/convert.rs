@@ -119,7 +119,7 @@ impl NodeWatermarkSpec {
     }
 }
 
-/// The actions by name, or why they can't be taken.
+/// The actions by id, or why they can't be taken.
 type Actions = BTreeMap<String, Result<Arc<Action>, Unread>>;
 
 impl NodeWatermarkSpec {
@@ -127,7 +127,12 @@ impl NodeWatermarkSpec {
         let mut actions = Actions::new();
         for (index, part) in self.actions.iter().enumerate() {
             let action = shape(part).and_then(|action| to_action(&action, self.soften_scheduling));
-            match actions.entry(name_of(part, "name", index)) {
+            let id = name_of(part, "name", index);
+            let id = match part {
+                Part::Known(action) => action.id.clone().unwrap_or(id),
+                Part::Other(_) => id,
+            };
+            match actions.entry(id) {
                 Entry::Vacant(entry) => drop(entry.insert(action.map(Arc::new))),
                 Entry::Occupied(mut entry) => drop(entry.insert(Err(Unread::Twice))),
             }

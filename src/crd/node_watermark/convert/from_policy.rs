@@ -23,18 +23,16 @@ impl NodeWatermarkSpec {
         soften_scheduling: bool,
         sources: Vec<String>,
     ) -> Self {
-        let rules = policy.rules.iter().map(WatermarkRule::from);
-        let actions: BTreeMap<&str, &Action> = policy
-            .rules
-            .iter()
-            .map(|rule| (rule.action.name.as_str(), &*rule.action))
-            .collect();
-        let actions = actions.into_values().map(WatermarkAction::from);
+        let actions = Actions::of(&policy.rules);
+        let rules = policy.rules.iter().map(|rule| WatermarkRule {
+            action: actions.id(&rule.action),
+            ..WatermarkRule::from(rule)
+        });
         let pods = policy.pods.iter().map(WatermarkPodPolicy::from);
         let mut spec = Self {
             node_uid: node_uid.to_owned(),
             rules: rules.map(Part::Known).collect(),
-            actions: actions.map(Part::Known).collect(),
+            actions: actions.parts().map(Part::Known).collect(),
             pod_policies: pods.map(Part::Known).collect(),
             soften_scheduling,
             sources,
@@ -42,6 +40,48 @@ impl NodeWatermarkSpec {
         };
         spec.hash = spec.content_hash().to_string();
         spec
+    }
+}
+
+/// The different actions of a set of rules; mostly one a name.
+struct Actions<'a>(BTreeMap<&'a str, Vec<&'a Action>>);
+
+impl<'a> Actions<'a> {
+    fn of(rules: &'a [Rule]) -> Self {
+        let mut actions: BTreeMap<&str, Vec<&Action>> = BTreeMap::new();
+        for rule in rules {
+            let same_name = actions.entry(&rule.action.name).or_default();
+            if !same_name.contains(&&*rule.action) {
+                same_name.push(&rule.action);
+            }
+        }
+        Self(actions)
+    }
+
+    fn id(&self, action: &Action) -> String {
+        let same_name = self.0.get(action.name.as_str());
+        let index = same_name.and_then(|all| all.iter().position(|other| *other == action));
+        id(&action.name, index.unwrap_or(0))
+    }
+
+    fn parts(&self) -> impl Iterator<Item = WatermarkAction> {
+        self.0.iter().flat_map(|(name, actions)| {
+            actions
+                .iter()
+                .enumerate()
+                .map(|(index, action)| WatermarkAction {
+                    id: (index > 0).then(|| id(name, index)),
+                    ..WatermarkAction::from(*action)
+                })
+        })
+    }
+}
+
+/// `throttle`, `throttle#2`, ...: no object's name has a `#`.
+fn id(name: &str, index: usize) -> String {
+    match index {
+        0 => name.to_owned(),
+        _ => format!("{name}#{}", index + 1),
     }
 }
 
@@ -90,6 +130,7 @@ impl From<&Action> for WatermarkAction {
     fn from(action: &Action) -> Self {
         let effect = action.scheduling.map(effect_word);
         Self {
+            id: None,
             name: action.name.clone(),
             cool_down_seconds: seconds(action.cool_down),
             disable_scheduling: effect.map(str::to_owned),

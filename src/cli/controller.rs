@@ -1,0 +1,138 @@
+//! `plimsoll controller`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::logging;
+use crate::cluster::{client, clock};
+use crate::reconcilers::run::{self, Options};
+use crate::reconcilers::world::Settings;
+
+const HELP: &str = "\
+Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says
+in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within
+10 s. Nothing is kept on disk; any restart converges.
+
+Examples:
+  On your machine, against the cluster of your kubeconfig (install the definitions first):
+    plimsoll crds | kubectl apply --server-side -f -
+    plimsoll controller --kubeconfig ~/.kube/config --namespace default
+  What it makes of the cluster:
+    kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks
+    kubectl describe nodeqos NAME
+
+An edit that makes a NodeQOS or PodQOS stricter goes to 1 % of its nodes first (at least one), for at least a minute,
+and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. To send an
+edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
+
+Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start.";
+
+/// Arguments of `plimsoll controller`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Namespace of the Lease by which replicas elect their leader; it has to exist
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAMESPACE",
+        default_value = "plimsoll"
+    )]
+    namespace: String,
+
+    /// Name of that Lease
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-controller")]
+    lease_name: String,
+
+    /// Where /livez, /readyz and /metrics are served
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+
+    /// At most this part of the matched nodes is closed to new pods at once, such as 30%; further ones get a taint
+    /// that only asks the scheduler to prefer others
+    #[arg(long, value_name = "PERCENT", default_value = "30%", value_parser = percent)]
+    max_unschedulable: u8,
+
+    /// How fast an edit that makes policies stricter goes to the rest of the nodes
+    #[arg(long, value_name = "NODES", default_value = "100", value_parser = rate)]
+    rollout_nodes_per_second: f64,
+}
+
+/// `30%` or `30`.
+fn percent(text: &str) -> Result<u8, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<u8>();
+    number
+        .ok()
+        .filter(|percent| (1..=100).contains(percent))
+        .ok_or_else(|| "write a part from 1% to 100%, such as 30%".to_owned())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok();
+    number
+        .filter(|rate| rate.is_finite() && *rate > 0.0)
+        .ok_or_else(|| "write a number above 0, such as 100 or 0.5".to_owned())
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    logging::init();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the runtime")?;
+    runtime.block_on(control(args))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn control(args: &Args) -> anyhow::Result<()> {
+    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let options = Options {
+        settings: Settings {
+            rollout_nodes_per_second: args.rollout_nodes_per_second,
+            max_unschedulable_percent: args.max_unschedulable,
+        },
+        namespace: args.namespace.clone(),
+        lease: args.lease_name.clone(),
+        identity: identity(),
+        listen: args.listen,
+    };
+    tracing::info!(
+        identity = options.identity,
+        listen = %options.listen,
+        "controller {}",
+        env!("CARGO_PKG_VERSION")
+    );
+    let (stop, stopped) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate()).context("failed to wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to wait for SIGINT")?;
+    let signals = tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.send_replace(true);
+        // Kept until the end: a dropped sender would look like a second signal.
+        std::future::pending::<()>().await;
+    });
+    let ended = run::run(client, options, stopped).await;
+    signals.abort();
+    Ok(ended?)
+}
+
+/// The machine's (in a cluster the pod's) name, and when this life of the process began.
+fn identity() -> String {
+    let host = nix::unistd::gethostname().ok();
+    let host = host.and_then(|host| host.into_string().ok());
+    let host = host.unwrap_or_else(|| "controller".to_owned());
+    format!("{host}_{:x}", clock::wall().as_nanosecond())
+}

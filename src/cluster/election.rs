@@ -1,0 +1,98 @@
+//! One replica leads: a Lease, written by compare-and-swap, whose expiry each replica judges by its own clock.
+//!
+//! A wall clock is never compared: a holder is gone when its Lease was not written for `leaseDurationSeconds` as this
+//! replica sees it. A leader that could not renew for shorter than that stops by itself, so that no two lead.
+
+mod lease;
+
+use std::time::Duration;
+
+use crate::engine::time::BootTime;
+
+pub use lease::{Elector, run};
+
+/// A Lease that was not written for so long is free.
+pub const LEASE: Duration = Duration::from_secs(6);
+/// A leader that could not renew for so long stops: before others may take over.
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(4);
+/// How often each replica looks.
+pub const RETRY: Duration = Duration::from_secs(1);
+
+/// The Lease as it was last read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Who holds it; empty: nobody.
+    pub holder: String,
+    /// `metadata.resourceVersion`.
+    pub version: String,
+    /// How long it holds without a renewal, as its holder says.
+    pub duration: Duration,
+}
+
+/// What one replica remembers.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// The version of the Lease that was last read, and when that was first seen.
+    observed: Option<(String, BootTime)>,
+    /// When the last own write was begun that succeeded.
+    renewed: Option<BootTime>,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing: somebody else leads.
+    Wait,
+    /// Create the Lease.
+    Create,
+    /// Write it with its version as a precondition: to take it.
+    Take,
+    /// Write it with its version as a precondition: to keep it.
+    Renew,
+}
+
+impl Memory {
+    /// Notes what was read (`None`: there is no Lease) and says what to do. Pure.
+    pub fn decide(&mut self, me: &str, seen: Option<&Seen>, now: BootTime) -> Decision {
+        let Some(seen) = seen else {
+            self.observed = None;
+            return Decision::Create;
+        };
+        let known = self
+            .observed
+            .as_ref()
+            .filter(|(version, _)| *version == seen.version);
+        let since = known.map_or(now, |(_, since)| *since);
+        self.observed = Some((seen.version.clone(), since));
+        if seen.holder == me {
+            return Decision::Renew;
+        }
+        if seen.holder.is_empty() || now.since(since) > seen.duration.max(LEASE) {
+            return Decision::Take;
+        }
+        Decision::Wait
+    }
+
+    /// Own write, begun at `begun`, succeeded.
+    pub fn wrote(&mut self, begun: BootTime, version: &str) {
+        self.renewed = Some(begun);
+        self.observed = Some((version.to_owned(), begun));
+    }
+
+    /// Somebody else has it.
+    pub fn lost(&mut self) {
+        self.renewed = None;
+    }
+
+    /// Whether this replica may act for the cluster now.
+    pub fn leads(&self, now: BootTime) -> bool {
+        self.renewed
+            .is_some_and(|renewed| now.since(renewed) < RENEW_DEADLINE)
+    }
+
+    /// For how much longer it may, without another renewal.
+    pub fn remaining(&self, now: BootTime) -> Duration {
+        let since = self.renewed.map(|renewed| now.since(renewed));
+        since.map_or(Duration::ZERO, |since| RENEW_DEADLINE.saturating_sub(since))
+    }
+}

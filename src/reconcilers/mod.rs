@@ -1,0 +1,13 @@
+//! The controller: compiles policies into one `NodeWatermark` a node, and says what it makes of them.
+//!
+//! [`world::World`] decides, and does no I/O; [`run`] feeds it from watches and carries out what it plans.
+
+pub mod cap;
+pub mod catalog;
+pub mod conditions;
+pub mod content;
+pub mod metrics;
+pub mod restrain;
+pub mod rollout;
+pub mod run;
+pub mod world;

@@ -1,0 +1,267 @@
+//! Feeds the world from watches, and carries out what it plans.
+
+mod store;
+mod write;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::metrics::Metrics;
+use super::world::{Settings, World, Write};
+use crate::cluster::client::CallError;
+use crate::cluster::clock;
+use crate::cluster::election::{self, Elector};
+use crate::cluster::events::{Events, Happening};
+use crate::cluster::watch::{Change, all};
+use crate::serve::{self, ServeError};
+use store::{Source, Store};
+use write::Done;
+
+/// At most so many writes at a time.
+const MOST_WRITES: usize = 16;
+/// At most so many events at a time; more are dropped, and counted.
+const MOST_EVENTS: usize = 64;
+/// What is due by the time is looked at so often.
+const TICK: Duration = Duration::from_millis(250);
+
+/// How the controller runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What an administrator chooses.
+    pub settings: Settings,
+    /// Where the Lease of the election is.
+    pub namespace: String,
+    /// Its name.
+    pub lease: String,
+    /// This replica, and this life of it.
+    pub identity: String,
+    /// Where probes and metrics are served.
+    pub listen: SocketAddr,
+}
+
+/// Runs until `stop` is true.
+///
+/// # Errors
+/// The address can't be listened on.
+pub async fn run(
+    client: Client,
+    options: Options,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), ServeError> {
+    let metrics = Arc::new(Metrics::default());
+    metrics.beat(clock::now());
+    let listener = serve::listen(options.listen).await?;
+    let Options {
+        settings,
+        namespace,
+        lease,
+        identity,
+        ..
+    } = options;
+    let elector = Elector::new(client.clone(), &namespace, &lease, identity.clone());
+    let (leads, elected) = watch::channel(false);
+    let stopped = stop.clone();
+    let election = async move { election::run(elector, &leads, stopped).await };
+    let mut controller = Controller::new(client, settings, &identity, Arc::clone(&metrics));
+    // Whatever ends first ends the process: nothing goes on half-dead.
+    let serving = serve::serve(listener, metrics);
+    tokio::pin!(election, serving);
+    tokio::select! {
+        () = controller.run(elected) => {}
+        () = &mut serving => {}
+        () = &mut election => {}
+        _ = stop.wait_for(|stop| *stop) => election.await,
+    }
+    Ok(())
+}
+
+/// A change of one kind.
+type Changes = SelectAll<BoxStream<'static, (usize, Change)>>;
+
+struct Controller {
+    client: Client,
+    world: World,
+    stores: Vec<Store>,
+    changes: Changes,
+    writes: FuturesUnordered<BoxFuture<'static, Done>>,
+    events: FuturesUnordered<BoxFuture<'static, Result<(), CallError>>>,
+    recorder: Events,
+    metrics: Arc<Metrics>,
+}
+
+impl Controller {
+    fn new(client: Client, settings: Settings, identity: &str, metrics: Arc<Metrics>) -> Self {
+        let stores: Vec<Store> = Source::ALL.into_iter().map(Store::new).collect();
+        let mut changes = SelectAll::new();
+        for (index, store) in stores.iter().enumerate() {
+            metrics.waits(store.source.kind(), "not listed yet".to_owned());
+            let stream = all(client.clone(), &store.source.resource());
+            changes.push(stream.map(move |change| (index, change)).boxed());
+        }
+        Self {
+            recorder: Events::new(client.clone(), "plimsoll-controller", identity),
+            world: World::new(settings),
+            writes: FuturesUnordered::new(),
+            events: FuturesUnordered::new(),
+            client,
+            stores,
+            changes,
+            metrics,
+        }
+    }
+
+    async fn run(&mut self, mut elected: watch::Receiver<bool>) {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut leading = false;
+        loop {
+            tokio::select! {
+                Some((index, change)) = self.changes.next() => {
+                    self.take(index, change);
+                    while let Some(Some((index, change))) = self.changes.next().now_or_never() {
+                        self.take(index, change);
+                    }
+                }
+                Some(done) = self.writes.next() => self.written(done),
+                Some(outcome) = self.events.next() => {
+                    self.metrics.wrote("Event", outcome.is_ok());
+                }
+                changed = elected.changed() => if changed.is_err() { return },
+                _ = tick.tick() => {}
+            }
+            let lead = *elected.borrow() && self.stores.iter().all(|store| store.complete);
+            if lead != leading {
+                leading = lead;
+                self.lead(lead);
+            }
+            self.work();
+        }
+    }
+
+    fn lead(&mut self, lead: bool) {
+        tracing::info!(lead, "leadership changed");
+        self.metrics.leader.set(i64::from(lead));
+        if lead {
+            self.world.lead();
+        } else {
+            self.world.follow();
+            // Writes that did not begin yet must not; those under way are what the next leader would write too.
+            self.writes.clear();
+        }
+    }
+
+    fn take(&mut self, index: usize, change: Change) {
+        let Some(store) = self.stores.get_mut(index) else {
+            return;
+        };
+        let kind = store.source.kind();
+        if let Change::Failed(why) = &change {
+            let labels = super::metrics::WatchLabels { kind };
+            self.metrics.watch_errors.get_or_create(&labels).inc();
+            if !store.complete {
+                self.metrics.waits(kind, why.clone());
+            }
+            tracing::warn!(kind, %why, "failed to watch");
+        }
+        if store.take(change, &mut self.world) {
+            self.metrics.complete(kind);
+        }
+    }
+
+    /// Begins what is due.
+    fn work(&mut self) {
+        let now = clock::now();
+        self.metrics.beat(now);
+        let room = MOST_WRITES.saturating_sub(self.writes.len());
+        if room > 0 {
+            for write in self.world.plan(now, room) {
+                log(&write);
+                self.writes
+                    .push(write::carry_out(self.client.clone(), write).boxed());
+            }
+            let timestamp = format!("{:.0}", clock::wall());
+            for status in self.world.statuses(now, &timestamp) {
+                self.writes
+                    .push(write::status(self.client.clone(), status).boxed());
+            }
+        }
+        for note in self.world.take_notes() {
+            self.tell(note);
+        }
+        let [nodes, pending, softened] = self
+            .world
+            .counts()
+            .map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        self.metrics.nodes.set(nodes);
+        self.metrics.pending.set(pending);
+        self.metrics.softened.set(softened);
+    }
+
+    fn tell(&mut self, note: super::world::Note) {
+        let (kind, name) = note.about;
+        tracing::info!(kind, name, reason = note.reason, "{}", note.message);
+        if self.events.len() >= MOST_EVENTS {
+            self.metrics.events_dropped.inc();
+            return;
+        }
+        let api_version = match kind {
+            "Node" => "v1",
+            _ => crate::crd::API_VERSION,
+        };
+        let happening = Happening {
+            about: ObjectReference {
+                api_version: Some(api_version.to_owned()),
+                kind: Some(kind.to_owned()),
+                // Events about nodes bear the name as UID, as the kubelet's do: `kubectl describe node` looks for it.
+                uid: (kind == "Node").then(|| name.clone()),
+                name: Some(name),
+                ..ObjectReference::default()
+            },
+            warning: note.warning,
+            action: note.reason.to_owned(),
+            reason: note.reason.to_owned(),
+            message: note.message,
+        };
+        let recorder = self.recorder.clone();
+        self.events
+            .push(async move { recorder.publish(happening).await }.boxed());
+    }
+
+    fn written(&mut self, done: Done) {
+        match done {
+            Done::Watermark { node, outcome } => {
+                self.metrics.wrote("NodeWatermark", outcome.is_ok());
+                if let Err(error) = &outcome {
+                    tracing::warn!(node, %error, "failed to write the NodeWatermark");
+                }
+                let outcome = outcome.map_err(drop);
+                self.world.written(&node, clock::now(), outcome);
+            }
+            Done::Status { key, outcome } => {
+                self.metrics.wrote("status", outcome.is_ok());
+                if let Err(error) = outcome {
+                    let (kind, name) = (key.0.name(), key.1);
+                    tracing::warn!(kind, name, %error, "failed to write the status");
+                    self.world.status_failed(clock::now());
+                }
+            }
+        }
+    }
+}
+
+fn log(write: &Write) {
+    match write {
+        Write::Apply { node, spec } => {
+            tracing::debug!(node, hash = spec.hash, "writing the NodeWatermark");
+        }
+        Write::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
+    }
+}

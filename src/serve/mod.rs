@@ -1,0 +1,106 @@
+//! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// So many requests at a time; more wait.
+const MOST_CONNECTIONS: usize = 32;
+
+/// What is served.
+pub trait Source: Send + Sync + 'static {
+    /// Why the process should be restarted; `Ok`: it should not.
+    fn livez(&self) -> Result<(), String>;
+    /// What it still waits for before it is of use; `Ok`: nothing.
+    fn readyz(&self) -> Result<(), String>;
+    /// In the text format of `OpenMetrics`.
+    fn metrics(&self) -> String;
+}
+
+/// Why nothing is served.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The address can't be listened on.
+    #[error("failed to listen on {address}")]
+    Listen {
+        /// Which address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Listens on an address.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listening = TcpListener::bind(address).await;
+    listening.map_err(|source| ServeError::Listen { address, source })
+}
+
+/// Answers for ever.
+pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+            return;
+        };
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, or the peer is gone: the next may be better.
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let source = Arc::clone(&source);
+        tokio::spawn(async move {
+            let answer = service_fn(|request| {
+                let response = answer(&request, &*source);
+                async { Ok::<_, Infallible>(response) }
+            });
+            let mut http = http1::Builder::new();
+            http.keep_alive(false);
+            // A peer that goes away early is no concern of ours.
+            drop(http.serve_connection(TokioIo::new(stream), answer).await);
+            drop(permit);
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, source: &dyn Source) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    }
+    match request.uri().path() {
+        "/livez" => verdict(source.livez()),
+        "/readyz" => verdict(source.readyz()),
+        "/metrics" => text(StatusCode::OK, source.metrics()),
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "/livez, /readyz or /metrics\n".to_owned(),
+        ),
+    }
+}
+
+fn verdict(verdict: Result<(), String>) -> Response<Full<Bytes>> {
+    match verdict {
+        Ok(()) => text(StatusCode::OK, "ok\n".to_owned()),
+        Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let kind = hyper::header::HeaderValue::from_static(kind);
+    headers.insert(hyper::header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,255 @@
+//! `plimsoll controller` against a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::time::Duration;
+
+use api_support::ControlPlane;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("node{index:02}")).collect()
+}
+
+fn policy(kind: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    })
+}
+
+fn node_qos(name: &str, value: u32) -> Value {
+    let rule = json!({
+        "name": "cpu", "avoidanceThreshold": 2, "actionName": "close", "strategy": "None",
+        "metricRule": {"name": "cpu_total_usage", "value": value},
+    });
+    policy("NodeQOS", name, &json!({"rules": [rule]}))
+}
+
+fn immediate(mut object: Value) -> Value {
+    object["metadata"]["annotations"] = json!({"plimsoll.dev/rollout": "immediate"});
+    object
+}
+
+fn condition(object: &Value, kind: &str) -> String {
+    let conditions = object["status"]["conditions"].as_array();
+    let found = conditions.into_iter().flatten().find(|c| c["type"] == kind);
+    found.map_or(String::new(), |c| {
+        format!(
+            "{} {}",
+            c["status"].as_str().unwrap(),
+            c["reason"].as_str().unwrap()
+        )
+    })
+}
+
+fn with_rules(plane: &ControlPlane) -> usize {
+    let watermarks = plane.list("nwm");
+    watermarks
+        .iter()
+        .filter(|w| !w["spec"]["rules"].is_null())
+        .count()
+}
+
+fn versions(plane: &ControlPlane) -> Vec<String> {
+    let kinds = "nodeqoss,avoidanceactions,podqoss,nwm";
+    let all = plane.list(kinds);
+    all.iter()
+        .map(|object| object["metadata"]["resourceVersion"].to_string())
+        .collect()
+}
+
+#[test]
+fn nodes_get_their_watermarks_and_policies_their_conditions_and_nothing_is_written_twice() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&names(2));
+    let mut controller = plane.controller("controller", &[]);
+    plane.until("both nodes have a watermark", SOON, |p| {
+        p.list("nwm").len() == 2
+    });
+    plane.until("it is ready", SOON, |_| {
+        controller
+            .http("/readyz")
+            .is_some_and(|(code, _)| code == 200)
+    });
+    assert_eq!(controller.http("/livez").unwrap().0, 200);
+    // A rule whose action does not exist is off, and says so; the action appears later.
+    plane.apply(&[immediate(node_qos("q", 4000))]);
+    plane.until("the missing action is told", SOON, |p| {
+        condition(&p.get("nodeqos", "q"), "ActionsResolved") == "False UnknownAction"
+    });
+    assert_eq!(with_rules(&plane), 0);
+    plane.apply(&[policy("AvoidanceAction", "close", &json!({}))]);
+    plane.until("the rule is on both nodes", SOON, |p| with_rules(p) == 2);
+    plane.until("the policy is ready", SOON, |p| {
+        let q = p.get("nodeqos", "q");
+        condition(&q, "Ready") == "True Ready"
+            && condition(&q, "ActionsResolved") == "True ActionsResolved"
+            && q["status"]["matchedNodes"] == 2
+            && q["status"]["observedGeneration"] == q["metadata"]["generation"]
+    });
+    plane.until("the action says who uses it", SOON, |p| {
+        p.get("avoid", "close")["status"]["usedBy"] == json!(["q"])
+    });
+    let watermark = plane.get("nwm", "node00");
+    let node = plane.get("node", "node00");
+    let owner = &watermark["metadata"]["ownerReferences"][0];
+    assert_eq!(owner["uid"], node["metadata"]["uid"]);
+    assert_eq!(watermark["spec"]["nodeUID"], node["metadata"]["uid"]);
+    assert_eq!(watermark["spec"]["rules"][0]["id"], "q/cpu");
+    assert_eq!(
+        watermark["spec"]["actions"][0]["disableScheduling"],
+        "NoSchedule"
+    );
+    // At rest, and over a restart, nothing is written.
+    let before = versions(&plane);
+    controller.signal(Signal::SIGTERM);
+    assert!(controller.process.0.wait().unwrap().success());
+    let controller = plane.controller("second", &[]);
+    plane.until("it leads", SOON, |_| controller.leads());
+    // An edit of another object is proof that it works again.
+    plane.apply(&[policy("AvoidanceAction", "other", &json!({}))]);
+    plane.until("the new action has a status", SOON, |p| {
+        condition(&p.get("avoid", "other"), "Ready") == "True Ready"
+    });
+    plane.kubectl(&["delete", "avoid", "other"]);
+    assert_eq!(versions(&plane), before);
+}
+
+#[test]
+fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&names(2));
+    plane.apply(&[
+        policy("AvoidanceAction", "close", &json!({})),
+        immediate(node_qos("q", 4000)),
+    ]);
+    let _controller = plane.controller("controller", &[]);
+    plane.until("the rule is on both nodes", SOON, |p| with_rules(p) == 2);
+    let hash = plane.get("nwm", "node00")["spec"]["hash"].clone();
+    let edit = r#"[{"op":"replace","path":"/spec/rules","value":[]}]"#;
+    plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit]);
+    plane.until("the edit is undone", SOON, |p| with_rules(p) == 2);
+    assert_eq!(plane.get("nwm", "node00")["spec"]["hash"], hash);
+    plane.kubectl(&["delete", "nwm", "node01"]);
+    plane.until("it is made anew", SOON, |p| with_rules(p) == 2);
+    plane.until("an event tells of both", SOON, |p| {
+        let events = p.list("events");
+        let told = |reason: &str, node: &str| {
+            events
+                .iter()
+                .any(|e| e["reason"] == reason && e["involvedObject"]["name"] == node)
+        };
+        told("WatermarkEdited", "node00") && told("WatermarkDeleted", "node01")
+    });
+    plane.kubectl(&["delete", "node", "node01"]);
+    plane.until("its watermark goes with it", SOON, |p| {
+        p.list("nwm").len() == 1
+    });
+}
+
+#[test]
+fn the_standby_takes_over_within_ten_seconds_and_repeats_nothing() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&names(3));
+    plane.apply(&[
+        policy("AvoidanceAction", "close", &json!({})),
+        immediate(node_qos("q", 4000)),
+    ]);
+    let first = plane.controller("first", &[]);
+    plane.until("the first leads", SOON, |_| first.leads());
+    let second = plane.controller("second", &[]);
+    plane.until("the second is ready", SOON, |_| {
+        second.http("/readyz").is_some_and(|(code, _)| code == 200)
+    });
+    plane.until("the rule is everywhere", SOON, |p| with_rules(p) == 3);
+    plane.until("the policy is ready", SOON, |p| {
+        p.get("nodeqos", "q")["status"]["matchedNodes"] == 3
+    });
+    assert!(!second.leads());
+    let before = versions(&plane);
+    first.signal(Signal::SIGKILL);
+    let took = plane.until("the second leads", SOON, |_| second.leads());
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    plane.apply(&[policy("AvoidanceAction", "other", &json!({}))]);
+    plane.until("it works", SOON, |p| {
+        condition(&p.get("avoid", "other"), "Ready") == "True Ready"
+    });
+    plane.kubectl(&["delete", "avoid", "other"]);
+    assert_eq!(versions(&plane), before);
+    // A leader that ends in order gives way at once.
+    let third = plane.controller("third", &[]);
+    plane.until("the third is ready", SOON, |_| {
+        third.http("/readyz").is_some_and(|(code, _)| code == 200)
+    });
+    second.signal(Signal::SIGTERM);
+    let took = plane.until("the third leads", SOON, |_| third.leads());
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    let nodes = names(20);
+    plane.nodes(&nodes);
+    plane.apply(&[policy("AvoidanceAction", "close", &json!({}))]);
+    let _controller = plane.controller("controller", &[]);
+    plane.until("all nodes have a watermark", SOON, |p| {
+        p.list("nwm").len() == 20
+    });
+    plane.apply(&[node_qos("q", 4000)]);
+    plane.until("the canary has it", SOON, |p| with_rules(p) == 1);
+    let watermarks = plane.list("nwm");
+    let canary = watermarks
+        .iter()
+        .find(|w| !w["spec"]["rules"].is_null())
+        .unwrap();
+    let canary = canary["metadata"]["name"].as_str().unwrap();
+    let breached = |value: u32| {
+        json!({
+            "rules": [{"id": "q/cpu", "strategy": "None", "state": "Breached", "value": value, "mark": 4000}],
+            "scheduling": {"state": "Enabled"},
+        })
+    };
+    plane.report(canary, &breached(5000));
+    plane.until("the edit stops", SOON, |p| {
+        condition(&p.get("nodeqos", "q"), "RolledOut") == "False CanariesAct"
+    });
+    plane.until("an event says so", SOON, |p| {
+        p.list("events")
+            .iter()
+            .any(|event| event["reason"] == "RolloutStopped")
+    });
+    assert_eq!(with_rules(&plane), 1);
+    plane.kubectl(&["annotate", "nodeqos", "q", "plimsoll.dev/rollout=immediate"]);
+    plane.until("the edit goes on", SOON, |p| with_rules(p) == 20);
+    for (index, node) in (0..).zip(&nodes) {
+        plane.report(node, &breached(5000 + index));
+    }
+    plane.until("14 of 20 are softened", SOON, |p| {
+        let soft = p.list("nwm");
+        soft.iter()
+            .filter(|w| w["spec"]["softenScheduling"] == true)
+            .count()
+            == 14
+    });
+}

@@ -1,0 +1,364 @@
+//! An API server (etcd and kube-apiserver, from the test cluster's binaries) and controllers against it.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Ends its process.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A control plane; ends with the value.
+pub struct ControlPlane {
+    pub kubeconfig: PathBuf,
+    kubectl: PathBuf,
+    dir: TempDir,
+    _etcd: Option<Process>,
+    pub apiserver: Option<Process>,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Says past the test harness, which swallows the output of tests that pass.
+fn say(text: &str) {
+    std::io::stderr().lock().write_all(text.as_bytes()).unwrap();
+}
+
+#[allow(clippy::disallowed_methods, reason = "settings of a test")]
+fn setting(name: &str) -> Option<PathBuf> {
+    std::env::var(name).ok().map(PathBuf::from)
+}
+
+#[allow(clippy::disallowed_methods, reason = "a deadline of a test")]
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+impl ControlPlane {
+    /// The one of `PLIMSOLL_E2E_KUBECONFIG`, or one of our own; `None`, said loudly, where there is neither.
+    pub fn start() -> Option<Self> {
+        let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| root().join("target/e2e/bin"));
+        let kubectl = bin.join("kubectl");
+        let missing = ["etcd", "kube-apiserver", "kubectl"]
+            .into_iter()
+            .find(|name| !bin.join(name).is_file());
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(kubeconfig) = setting("PLIMSOLL_E2E_KUBECONFIG") {
+            let plane = Self {
+                kubeconfig,
+                kubectl,
+                dir,
+                _etcd: None,
+                apiserver: None,
+            };
+            plane.install();
+            return Some(plane);
+        }
+        if let Some(missing) = missing {
+            say(&format!(
+                "\nNOT TESTED: {missing} is not in {}: run `make cluster-build`, or set PLIMSOLL_E2E_BIN to a folder \
+                 with etcd, kube-apiserver and kubectl, or PLIMSOLL_E2E_KUBECONFIG to a cluster for tests\n",
+                bin.display()
+            ));
+            return None;
+        }
+        let (client, peer) = (free_port(), free_port());
+        let etcd = etcd(&bin, dir.path(), client, peer);
+        let port = free_port();
+        let apiserver = apiserver(&bin, dir.path(), client, port);
+        let kubeconfig = dir.path().join("kubeconfig");
+        fs::write(&kubeconfig, kubeconfig_of(port).to_string()).unwrap();
+        let plane = Self {
+            kubeconfig,
+            kubectl,
+            dir,
+            _etcd: Some(etcd),
+            apiserver: Some(apiserver),
+        };
+        plane.until("the API server is ready", Duration::from_mins(1), |plane| {
+            plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
+        });
+        plane.install();
+        Some(plane)
+    }
+
+    fn install(&self) {
+        self.kubectl(&[
+            "apply",
+            "--server-side",
+            "-f",
+            root().join("crds").to_str().unwrap(),
+        ]);
+        self.until(
+            "the definitions are served",
+            Duration::from_secs(30),
+            |plane| {
+                let kinds = "nodeqoss,podqoss,avoidanceactions,nodewatermarks";
+                plane.try_kubectl(&["get", kinds], "").is_ok()
+            },
+        );
+    }
+
+    /// Runs kubectl with an input.
+    pub fn try_kubectl(&self, args: &[&str], input: &str) -> Result<String, String> {
+        let mut child = Command::new(&self.kubectl)
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .arg("--request-timeout=20s")
+            .args(args)
+            .env("HOME", self.dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr))
+        }
+    }
+
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.try_kubectl(args, "").unwrap()
+    }
+
+    /// `kubectl apply` of objects.
+    pub fn apply(&self, objects: &[Value]) {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        self.try_kubectl(&["apply", "-f", "-"], &list.to_string())
+            .unwrap();
+    }
+
+    /// The object, or null.
+    pub fn get(&self, what: &str, name: &str) -> Value {
+        let found = self.try_kubectl(&["get", what, name, "-o", "json"], "");
+        found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
+    }
+
+    pub fn list(&self, what: &str) -> Vec<Value> {
+        let text = self.kubectl(&["get", what, "-o", "json"]);
+        let list: Value = serde_json::from_str(&text).unwrap();
+        list["items"].as_array().unwrap().clone()
+    }
+
+    /// Nodes of 8 CPUs and 16 GiB.
+    pub fn nodes(&self, names: &[String]) {
+        let node = |name: &String| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": "a"}}});
+        self.apply(&names.iter().map(node).collect::<Vec<_>>());
+        for name in names {
+            let patch = r#"{"status":{"capacity":{"cpu":"8","memory":"16Gi"}}}"#;
+            self.kubectl(&[
+                "patch",
+                "node",
+                name,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                patch,
+            ]);
+        }
+    }
+
+    /// What an agent would report.
+    pub fn report(&self, node: &str, status: &Value) {
+        let patch = json!({"status": status}).to_string();
+        self.kubectl(&[
+            "patch",
+            "nwm",
+            node,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &patch,
+        ]);
+    }
+
+    /// Waits for something to hold.
+    pub fn until(&self, what: &str, most: Duration, holds: impl Fn(&Self) -> bool) -> Duration {
+        let begun = now();
+        while !holds(self) {
+            assert!(
+                begun.elapsed() < most,
+                "not within {most:?}: {what}\n{}",
+                self.logs()
+            );
+            std::thread::yield_now();
+        }
+        begun.elapsed()
+    }
+
+    fn logs(&self) -> String {
+        let files = fs::read_dir(self.dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let logs = files.filter(|path| path.extension().is_some_and(|e| e == "log"));
+        let tail = |path: PathBuf| {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            format!(
+                "{}:\n{}\n",
+                path.display(),
+                lines[lines.len().saturating_sub(12)..].join("\n")
+            )
+        };
+        logs.map(tail).collect()
+    }
+
+    /// Starts a controller.
+    pub fn controller(&self, name: &str, args: &[&str]) -> Controller {
+        let port = free_port();
+        let process = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["controller", "--namespace", "default", "--listen"])
+            .arg(format!("127.0.0.1:{port}"))
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(args)
+            .env("RUST_LOG", "plimsoll=debug,info")
+            .stderr(log(self.dir.path(), name))
+            .spawn();
+        Controller {
+            process: Process(process.unwrap()),
+            port,
+        }
+    }
+}
+
+/// A controller.
+pub struct Controller {
+    pub process: Process,
+    port: u16,
+}
+
+impl Controller {
+    /// GETs a path of its own server: code and body.
+    pub fn http(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut answer).ok()?;
+        let code = answer.split(' ').nth(1)?.parse().ok()?;
+        let body = answer
+            .split_once("\r\n\r\n")
+            .map(|(_, body)| body.to_owned());
+        Some((code, body?))
+    }
+
+    pub fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.http("/metrics").unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.http("/metrics").is_some() && self.metric("plimsoll_controller_leader ") > 0.5
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = i32::try_from(self.process.0.id()).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    }
+}
+
+fn log(dir: &Path, name: &str) -> fs::File {
+    fs::File::create(dir.join(format!("{name}.log"))).unwrap()
+}
+
+fn etcd(bin: &Path, dir: &Path, client: u16, peer: u16) -> Process {
+    let client = format!("http://127.0.0.1:{client}");
+    let peer = format!("http://127.0.0.1:{peer}");
+    let etcd = Command::new(bin.join("etcd"))
+        .args(["--name", "test", "--unsafe-no-fsync", "--data-dir"])
+        .arg(dir.join("etcd"))
+        .args([
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ])
+        .args(["--initial-cluster", &format!("test={peer}")])
+        .stderr(log(dir, "etcd"))
+        .stdout(Stdio::null())
+        .spawn();
+    Process(etcd.unwrap())
+}
+
+fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16) -> Process {
+    let pair = rcgen::KeyPair::generate().unwrap();
+    let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
+    fs::write(&key, pair.serialize_pem()).unwrap();
+    fs::write(&public, pair.public_key_pem()).unwrap();
+    let tokens = dir.join("tokens.csv");
+    fs::write(&tokens, "admin,admin,admin,system:masters\n").unwrap();
+    let apiserver = Command::new(bin.join("kube-apiserver"))
+        .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
+        .args(["--bind-address=127.0.0.1", "--authorization-mode=RBAC"])
+        .args([
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--disable-admission-plugins=ServiceAccount",
+        ])
+        .arg("--service-account-issuer=https://kubernetes.default.svc")
+        .arg(format!("--secure-port={port}"))
+        .arg(format!("--cert-dir={}", dir.join("certificates").display()))
+        .arg(format!("--token-auth-file={}", tokens.display()))
+        .arg(format!("--service-account-key-file={}", public.display()))
+        .arg(format!(
+            "--service-account-signing-key-file={}",
+            key.display()
+        ))
+        .stderr(log(dir, "kube-apiserver"))
+        .stdout(Stdio::null())
+        .spawn();
+    Process(apiserver.unwrap())
+}
+
+fn kubeconfig_of(port: u16) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+        "users": [{"name": "admin", "user": {"token": "admin"}}],
+        "clusters": [{
+            "name": "test",
+            "cluster": {"server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true},
+        }],
+    })
+}
