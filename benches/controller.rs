@@ -1,0 +1,138 @@
+//! What the controller costs at 15 000 nodes: `cargo bench --bench controller`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a measurement"
+)]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use plimsoll::crd::Kind;
+use plimsoll::engine::policy::NodeFacts;
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::Bytes;
+use plimsoll::reconcilers::world::{Live, Settings, World, Write};
+use serde_json::{Value, json};
+
+const NODES: usize = 15_000;
+const POLICIES: usize = 50;
+const RULES: usize = 2;
+
+fn facts(index: usize) -> NodeFacts {
+    let labels = (0..20).map(|label| (format!("example.com/label-{label}"), format!("value-{label}")));
+    let mut labels: BTreeMap<String, String> = labels.collect();
+    labels.insert("kubernetes.io/hostname".to_owned(), name(index));
+    labels.insert("pool".to_owned(), format!("pool{}", index % 50));
+    NodeFacts {
+        labels,
+        cpus: 32,
+        // No two nodes have quite the same memory.
+        memory: Bytes((128 << 30) + index as u64 * 4096),
+    }
+}
+
+fn name(index: usize) -> String {
+    format!("node-{index:05}.example.internal")
+}
+
+fn policy(index: usize, generation: i64, value: u32, pool: Option<usize>) -> Value {
+    let rules: Vec<Value> = (0..RULES)
+        .map(|rule| {
+            json!({
+                "name": format!("rule-{rule}"), "avoidanceThreshold": 2, "actionName": "close",
+                "metricRule": {"name": "cpu_total_usage", "value": value},
+            })
+        })
+        .collect();
+    let selector = pool.map(|pool| json!({"matchLabels": {"pool": format!("pool{pool}")}}));
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1",
+        "kind": "NodeQOS",
+        "metadata": {
+            "name": format!("policy-{index:02}"), "generation": generation,
+            "annotations": {"plimsoll.dev/rollout": "immediate"},
+        },
+        "spec": {"selector": selector, "rules": rules},
+    })
+}
+
+fn apply(world: &mut World, policy: &Value) {
+    let name = policy["metadata"]["name"].as_str().unwrap();
+    world.apply_policy(Kind::NodeQos, name, policy);
+}
+
+fn timed<T>(run: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    let out = run();
+    (out, begun.elapsed())
+}
+
+/// Writes everything that is due; gives the number of writes.
+fn settle(world: &mut World) -> usize {
+    let mut count = 0;
+    loop {
+        let writes = world.plan(BootTime::from_nanos(1), 1000);
+        if writes.is_empty() {
+            return count;
+        }
+        for write in writes {
+            let Write::Apply { node, spec } = write else {
+                panic!("no node is gone");
+            };
+            let object = json!({"metadata": {"uid": "nwm", "generation": 1}, "spec": *spec});
+            world.written(&node, BootTime::from_nanos(1), Ok(Some(Live::of(&object))));
+            count += 1;
+        }
+    }
+}
+
+/// Resident memory of this process, in kB.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn main() {
+    let before = resident();
+    let mut world = World::new(Settings {
+        rollout_nodes_per_second: 100.0,
+        max_unschedulable_percent: 30,
+    });
+    let close = json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
+        "metadata": {"name": "close", "generation": 1}, "spec": {},
+    });
+    world.apply_policy(Kind::AvoidanceAction, "close", &close);
+    for index in 0..POLICIES {
+        apply(&mut world, &policy(index, 1, 20_000, None));
+    }
+    world.lead();
+    let nodes: Vec<NodeFacts> = (0..NODES).map(facts).collect();
+    let ((), full) = timed(|| {
+        for (index, facts) in nodes.into_iter().enumerate() {
+            world.apply_node(&name(index), &name(index), facts);
+        }
+    });
+    println!("compile {NODES} nodes x {} rules in full: {full:?} (bar: 300 ms)", POLICIES * RULES);
+    let (count, wrote) = timed(|| settle(&mut world));
+    println!("first writes: {count} in {wrote:?}, {:?} each, answers read back", wrote / u32::try_from(count).unwrap());
+    let per_node = (resident() - before) / NODES;
+    println!("resident memory: {per_node} kB a node (bar: 20 kB)");
+    let (count, none) = timed(|| settle(&mut world));
+    println!("a look when nothing changed: {count} writes in {none:?}");
+    let edit = policy(7, 2, 21_000, None);
+    let ((), all) = timed(|| apply(&mut world, &edit));
+    println!("edit of a policy of all nodes: {all:?}, {:?} a node (bar: 50 us)", all / 15_000);
+    println!("writes for it: {}", settle(&mut world));
+    let narrow = policy(60, 1, 20_000, Some(3));
+    let ((), few) = timed(|| apply(&mut world, &narrow));
+    println!("new policy of {} nodes: {few:?}, {:?} a node (bar: 50 us)", NODES / 50, few / 300);
+    println!("writes for it: {}", settle(&mut world));
+    let mut relabelled = facts(5);
+    relabelled.labels.insert("pool".to_owned(), "pool3".to_owned());
+    let ((), one) = timed(|| world.apply_node(&name(5), &name(5), relabelled));
+    println!("one node relabelled: {one:?} (bar: 50 us), writes: {}", settle(&mut world));
+}
