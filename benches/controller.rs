@@ -21,7 +21,12 @@ const POLICIES: usize = 50;
 const RULES: usize = 2;
 
 fn facts(index: usize) -> NodeFacts {
-    let labels = (0..20).map(|label| (format!("example.com/label-{label}"), format!("value-{label}")));
+    let labels = (0..20).map(|label| {
+        (
+            format!("example.com/label-{label}"),
+            format!("value-{label}"),
+        )
+    });
     let mut labels: BTreeMap<String, String> = labels.collect();
     labels.insert("kubernetes.io/hostname".to_owned(), name(index));
     labels.insert("pool".to_owned(), format!("pool{}", index % 50));
@@ -91,7 +96,10 @@ fn settle(world: &mut World) -> usize {
 /// Resident memory of this process, in kB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS"))
+        .unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
@@ -116,23 +124,41 @@ fn main() {
             world.apply_node(&name(index), &name(index), facts);
         }
     });
-    println!("compile {NODES} nodes x {} rules in full: {full:?} (bar: 300 ms)", POLICIES * RULES);
+    println!(
+        "compile {NODES} nodes x {} rules in full: {full:?} (bar: 300 ms)",
+        POLICIES * RULES
+    );
     let (count, wrote) = timed(|| settle(&mut world));
-    println!("first writes: {count} in {wrote:?}, {:?} each, answers read back", wrote / u32::try_from(count).unwrap());
+    println!(
+        "first writes: {count} in {wrote:?}, {:?} each, answers read back",
+        wrote / u32::try_from(count).unwrap()
+    );
     let per_node = (resident() - before) / NODES;
     println!("resident memory: {per_node} kB a node (bar: 20 kB)");
     let (count, none) = timed(|| settle(&mut world));
     println!("a look when nothing changed: {count} writes in {none:?}");
     let edit = policy(7, 2, 21_000, None);
     let ((), all) = timed(|| apply(&mut world, &edit));
-    println!("edit of a policy of all nodes: {all:?}, {:?} a node (bar: 50 us)", all / 15_000);
+    println!(
+        "edit of a policy of all nodes: {all:?}, {:?} a node (bar: 50 us)",
+        all / 15_000
+    );
     println!("writes for it: {}", settle(&mut world));
     let narrow = policy(60, 1, 20_000, Some(3));
     let ((), few) = timed(|| apply(&mut world, &narrow));
-    println!("new policy of {} nodes: {few:?}, {:?} a node (bar: 50 us)", NODES / 50, few / 300);
+    println!(
+        "new policy of {} nodes: {few:?}, {:?} a node (bar: 50 us)",
+        NODES / 50,
+        few / 300
+    );
     println!("writes for it: {}", settle(&mut world));
     let mut relabelled = facts(5);
-    relabelled.labels.insert("pool".to_owned(), "pool3".to_owned());
+    relabelled
+        .labels
+        .insert("pool".to_owned(), "pool3".to_owned());
     let ((), one) = timed(|| world.apply_node(&name(5), &name(5), relabelled));
-    println!("one node relabelled: {one:?} (bar: 50 us), writes: {}", settle(&mut world));
+    println!(
+        "one node relabelled: {one:?} (bar: 50 us), writes: {}",
+        settle(&mut world)
+    );
 }

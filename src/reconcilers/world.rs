@@ -223,7 +223,9 @@ impl World {
                 rollout.remember_acting(|node| self.acts(node, &key));
             }
             let generation = self.catalog.generation(&key);
-            if policies::stopped_before(self.catalog.status(&key), generation) {
+            let status = self.catalog.status(&key);
+            // Only who has just begun to lead goes by what the last leader said: an edit since begins anew.
+            if !acting_is_old && policies::stopped_before(status, generation) {
                 rollout = rollout.stopped(0);
             }
             if rollout.phase() != Phase::Done {

@@ -26,8 +26,10 @@ pub struct ControlPlane {
     pub kubeconfig: PathBuf,
     kubectl: PathBuf,
     dir: TempDir,
-    _etcd: Option<Process>,
-    pub apiserver: Option<Process>,
+    etcd: Option<Process>,
+    apiserver: Option<Process>,
+    /// Where the binaries are, and the ports of etcd and the API server.
+    own: (PathBuf, u16, u16),
 }
 
 fn root() -> &'static Path {
@@ -68,8 +70,9 @@ impl ControlPlane {
                 kubeconfig,
                 kubectl,
                 dir,
-                _etcd: None,
+                etcd: None,
                 apiserver: None,
+                own: (bin, 0, 0),
             };
             plane.install();
             return Some(plane);
@@ -92,8 +95,9 @@ impl ControlPlane {
             kubeconfig,
             kubectl,
             dir,
-            _etcd: Some(etcd),
+            etcd: Some(etcd),
             apiserver: Some(apiserver),
+            own: (bin, client, port),
         };
         plane.until("the API server is ready", Duration::from_mins(1), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
@@ -119,12 +123,31 @@ impl ControlPlane {
         );
     }
 
+    /// Whether the API server is ours, so that it may be stopped.
+    pub fn is_own(&self) -> bool {
+        self.etcd.is_some()
+    }
+
+    /// Kills the API server.
+    pub fn stop(&mut self) {
+        self.apiserver = None;
+    }
+
+    /// Starts it again.
+    pub fn start_again(&mut self) {
+        let (bin, etcd, port) = &self.own;
+        self.apiserver = Some(apiserver(bin, self.dir.path(), *etcd, *port));
+        self.until("the API server is back", Duration::from_mins(1), |plane| {
+            plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
+        });
+    }
+
     /// Runs kubectl with an input.
     pub fn try_kubectl(&self, args: &[&str], input: &str) -> Result<String, String> {
         let mut child = Command::new(&self.kubectl)
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
-            .arg("--request-timeout=20s")
+            .arg("--request-timeout=60s")
             .args(args)
             .env("HOME", self.dir.path())
             .stdin(Stdio::piped())
@@ -155,6 +178,13 @@ impl ControlPlane {
     pub fn apply(&self, objects: &[Value]) {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         self.try_kubectl(&["apply", "-f", "-"], &list.to_string())
+            .unwrap();
+    }
+
+    /// `kubectl create` of many objects: one request each and no more.
+    pub fn create(&self, objects: &[Value]) {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        self.try_kubectl(&["create", "-f", "-"], &list.to_string())
             .unwrap();
     }
 
@@ -211,7 +241,7 @@ impl ControlPlane {
                 "not within {most:?}: {what}\n{}",
                 self.logs()
             );
-            std::thread::yield_now();
+            std::thread::park_timeout(Duration::from_millis(50));
         }
         begun.elapsed()
     }
@@ -279,6 +309,16 @@ impl Controller {
         lines
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
+    }
+
+    /// Resident memory of the process.
+    pub fn resident_kb(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.0.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS"))
+            .unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
     pub fn leads(&self) -> bool {
