@@ -144,6 +144,15 @@ fn main() {
         all / 15_000
     );
     println!("writes for it: {}", settle(&mut world));
+    let mut stricter = policy(8, 2, 19_000, None);
+    stricter["metadata"]["annotations"] = json!({});
+    let ((), all) = timed(|| apply(&mut world, &stricter));
+    println!(
+        "stricter edit of it, canaries first: {all:?}, {:?} a node (bar: 50 us)",
+        all / 15_000
+    );
+    let (count, canaries) = timed(|| settle(&mut world));
+    println!("writes for it: {count} in {canaries:?}");
     let narrow = policy(60, 1, 20_000, Some(3));
     let ((), few) = timed(|| apply(&mut world, &narrow));
     println!(

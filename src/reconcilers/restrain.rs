@@ -18,7 +18,8 @@ pub struct Restrained {
 }
 
 /// Leaves out of `wanted` what is tighter than what the node keeps now, where `released` does not allow it: a rule
-/// that is new or stronger stays as it was, a pod policy that allows more too. What is deleted or looser is taken.
+/// that is new or stronger stays as it was, a pod policy that allows more too. What is deleted or looser is taken. Both are
+/// sorted.
 pub fn restrain(
     live: &PolicySet,
     wanted: &PolicySet,
@@ -26,7 +27,10 @@ pub fn restrain(
 ) -> Restrained {
     let mut out = Restrained::default();
     for rule in &wanted.rules {
-        let before = live.rules.iter().find(|before| before.id == rule.id);
+        let before = live
+            .rules
+            .binary_search_by(|before| before.id.cmp(&rule.id));
+        let before = before.ok().and_then(|index| live.rules.get(index));
         let source = source(rule);
         if !is_tighter(rule, before) || released(&source) {
             out.policy.rules.push(rule.clone());

@@ -1,6 +1,6 @@
 //! A tightening edit goes to a few nodes first, and to the others when it does no harm there. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use super::catalog::Key;
@@ -17,6 +17,8 @@ const MOST_ACTING_PERCENT: usize = 20;
 pub struct Rollout {
     /// The nodes that it concerns, in an order that only the object and their names decide.
     members: Vec<String>,
+    /// Where each stands in it.
+    places: HashMap<String, usize>,
     canaries: usize,
     /// Canaries that acted for the object before the edit.
     acting_before: BTreeSet<String>,
@@ -62,8 +64,10 @@ impl Rollout {
         } else {
             Phase::Canaries
         };
+        let places = members.iter().cloned().zip(0..).collect();
         Self {
             members,
+            places,
             canaries,
             acting_before: BTreeSet::new(),
             watch: LEAST_WATCH.max(slowest.saturating_mul(2)),
@@ -101,11 +105,11 @@ impl Rollout {
 
     /// Whether a node may have the edit. One that came later waits for the canaries too.
     pub fn releases(&self, node: &str) -> bool {
-        let position = || self.members.iter().position(|member| member == node);
+        let place = self.places.get(node).copied();
         match self.phase {
             Phase::Done => true,
-            Phase::Others { released, .. } => position().is_none_or(|index| index < released),
-            _ => self.canaries().iter().any(|canary| canary == node),
+            Phase::Others { released, .. } => place.is_none_or(|place| place < released),
+            _ => place.is_some_and(|place| place < self.canaries),
         }
     }
 

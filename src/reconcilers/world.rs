@@ -3,7 +3,7 @@
 mod live;
 mod policies;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -210,8 +210,16 @@ impl World {
     /// Each object that is tighter than what nodes keep goes to its canaries first. With `acting_is_old` those that act for
     /// it already don't count as acting because of the edit; who has just begun to lead can't tell, and holds.
     fn begin_rollouts(&mut self, nodes: &[String], acting_is_old: bool) {
-        let held = nodes.iter().flat_map(|name| self.held(name));
-        let keys: BTreeSet<Key> = held.collect();
+        // Most nodes keep, and are to keep, the same.
+        let mut pairs = HashSet::new();
+        let mut keys = BTreeSet::new();
+        for name in nodes {
+            if let Some((kept, wanted)) = self.kept_and_wanted(name)
+                && pairs.insert((Arc::as_ptr(kept), Arc::as_ptr(wanted)))
+            {
+                keys.extend(restrain(&kept.policy, &wanted.policy, |_| false).held);
+            }
+        }
         for key in keys {
             if self.catalog.is_immediate(&key) {
                 continue;
@@ -234,18 +242,12 @@ impl World {
         }
     }
 
-    /// The objects by which a node is to be kept tighter than it is.
-    fn held(&self, name: &str) -> BTreeSet<Key> {
-        let node = self.nodes.get(name);
-        let live = self.live.get(name);
-        let pair = node.zip(live);
-        let kept = pair.and_then(|(node, live)| Some((node, live.content_for(&node.uid)?)));
-        match kept {
-            Some((node, kept)) if !Arc::ptr_eq(kept, &node.class.content) => {
-                restrain(&kept.policy, &node.class.content.policy, |_| false).held
-            }
-            _ => BTreeSet::new(),
-        }
+    /// What a node keeps, and what it is to keep, where that is not the same.
+    fn kept_and_wanted(&self, name: &str) -> Option<(&Arc<Content>, &Arc<Content>)> {
+        let node = self.nodes.get(name)?;
+        let kept = self.live.get(name)?.content_for(&node.uid)?;
+        let wanted = &node.class.content;
+        (!Arc::ptr_eq(kept, wanted)).then_some((kept, wanted))
     }
 
     /// All nodes that an object concerns, and that keep something already.
