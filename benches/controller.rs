@@ -137,30 +137,34 @@ fn main() {
     println!("resident memory: {per_node} kB a node (bar: 20 kB)");
     let (count, none) = timed(|| settle(&mut world));
     println!("a look when nothing changed: {count} writes in {none:?}");
+    edits(&mut world);
+}
+
+fn edits(world: &mut World) {
     let edit = policy(7, 2, 21_000, None);
-    let ((), all) = timed(|| apply(&mut world, &edit));
+    let ((), all) = timed(|| apply(world, &edit));
     println!(
         "edit of a policy of all nodes: {all:?}, {:?} a node (bar: 50 us)",
         all / 15_000
     );
-    println!("writes for it: {}", settle(&mut world));
+    println!("writes for it: {}", settle(world));
     let mut stricter = policy(8, 2, 19_000, None);
     stricter["metadata"]["annotations"] = json!({});
-    let ((), all) = timed(|| apply(&mut world, &stricter));
+    let ((), all) = timed(|| apply(world, &stricter));
     println!(
         "stricter edit of it, canaries first: {all:?}, {:?} a node (bar: 50 us)",
         all / 15_000
     );
-    let (count, canaries) = timed(|| settle(&mut world));
+    let (count, canaries) = timed(|| settle(world));
     println!("writes for it: {count} in {canaries:?}");
     let narrow = policy(60, 1, 20_000, Some(3));
-    let ((), few) = timed(|| apply(&mut world, &narrow));
+    let ((), few) = timed(|| apply(world, &narrow));
     println!(
         "new policy of {} nodes: {few:?}, {:?} a node (bar: 50 us)",
         NODES / 50,
         few / 300
     );
-    println!("writes for it: {}", settle(&mut world));
+    println!("writes for it: {}", settle(world));
     let mut relabelled = facts(5);
     relabelled
         .labels
@@ -168,6 +172,6 @@ fn main() {
     let ((), one) = timed(|| world.apply_node(&name(5), &name(5), relabelled));
     println!(
         "one node relabelled: {one:?} (bar: 50 us), writes: {}",
-        settle(&mut world)
+        settle(world)
     );
 }
