@@ -265,7 +265,10 @@ impl Affected {
     pub fn concerns(&self, selected: &[Arc<str>]) -> bool {
         match self {
             Self::None => false,
-            Self::SelectedBy(names) => selected.iter().any(|name| names.contains(name)),
+            // Both are sorted, and mostly one name is looked up among many.
+            Self::SelectedBy(names) => names
+                .iter()
+                .any(|name| selected.binary_search(name).is_ok()),
             Self::AllSelected => !selected.is_empty(),
         }
     }
