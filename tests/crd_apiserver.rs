@@ -78,7 +78,7 @@ fn array(value: &Value) -> &[Value] {
 fn the_api_server_takes_the_definitions() {
     let Some(answer) = ask(&[]) else { return };
     let definitions = array(&answer["definitions"]);
-    assert_eq!(definitions.len(), 3);
+    assert_eq!(definitions.len(), 4);
     for definition in definitions {
         assert_eq!(
             array(&definition["errors"]),

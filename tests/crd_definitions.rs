@@ -66,17 +66,19 @@ fn a_definition_that_differs_is_named_with_the_command_that_repairs_it() {
     );
 }
 
+const CRANE: &str = "ensurance.crane.io";
+
 #[test]
-fn names_short_names_scope_and_status_are_cranes() {
+fn names_short_names_scope_and_status_are_cranes_and_ours_beside_them() {
     let names: Vec<_> = all()
         .iter()
         .map(|definition| {
             let spec = &definition["spec"];
-            assert_eq!(spec["group"], "ensurance.crane.io");
             assert_eq!(spec["scope"], "Cluster");
             assert_eq!(spec["versions"][0]["name"], "v1alpha1");
             assert_eq!(spec["versions"][0]["subresources"], json!({"status": {}}));
             (
+                spec["group"].clone(),
                 spec["names"]["kind"].clone(),
                 spec["names"]["plural"].clone(),
                 spec["names"]["shortNames"].clone(),
@@ -84,13 +86,19 @@ fn names_short_names_scope_and_status_are_cranes() {
         })
         .collect();
     let expected = [
-        ("AvoidanceAction", "avoidanceactions", "avoid"),
-        ("NodeQOS", "nodeqoss", "nq"),
-        ("PodQOS", "podqoss", "pq"),
+        (CRANE, "AvoidanceAction", "avoidanceactions", "avoid"),
+        (CRANE, "NodeQOS", "nodeqoss", "nq"),
+        (CRANE, "PodQOS", "podqoss", "pq"),
+        ("plimsoll.dev", "NodeWatermark", "nodewatermarks", "nwm"),
     ];
     assert_eq!(
         names,
-        expected.map(|(kind, plural, short)| (json!(kind), json!(plural), json!([short])))
+        expected.map(|(group, kind, plural, short)| (
+            json!(group),
+            json!(kind),
+            json!(plural),
+            json!([short])
+        ))
     );
 }
 
