@@ -1,5 +1,6 @@
 //! One module a subcommand: arguments in, an exit code out.
 
+pub mod agent;
 pub mod check;
 pub mod controller;
 pub mod crds;
@@ -44,6 +45,9 @@ enum Command {
     Run(Box<run::Args>),
     /// Ask a running (or stopped) `plimsoll run` what is in force.
     State(state::Args),
+    /// Keep the policies on one node of a Kubernetes cluster.
+    #[command(hide = true)]
+    Agent(Box<agent::Args>),
     /// Compile the policies of a Kubernetes cluster for its nodes.
     Controller(controller::Args),
     /// Run policies over a recorded trace and print what would have happened.
@@ -69,6 +73,7 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Run(args) => run::run(&args),
             Command::State(args) => state::run(&args),
+            Command::Agent(args) => agent::run(&args),
             Command::Controller(args) => controller::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),

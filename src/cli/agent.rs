@@ -1,0 +1,95 @@
+//! `plimsoll agent`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::run::StateDir;
+use super::{duration, logging};
+
+const HELP: &str = "\
+Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and
+evicts, when the node goes over its marks; undoes all of it afterwards. Runs once on each node, as a DaemonSet of
+plimsoll's Helm chart. While the API server or the controller is away it goes on throttling by the rules it has, which
+it keeps in --state-dir, also over a restart of its own.
+
+Examples:
+  What the DaemonSet runs:
+    plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --proc-root /host/proc
+  On a node itself, as root, with a kubeconfig:
+    plimsoll agent --node-name worker-1 --kubeconfig /etc/kubernetes/kubelet.conf
+  Undo everything that an agent left on this node (cgroups first, the taint and condition where the API answers):
+    plimsoll agent --restore --node-name worker-1
+  What it makes of the node's rules:
+    kubectl get nodewatermark; kubectl describe nodewatermark worker-1
+
+SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this
+node any more, everything is undone; otherwise what is in force stays, for the next agent to take over. Ctrl-C undoes
+everything.
+
+Exit status: 0 ended as asked, 1 something could not be undone, or another agent keeps this node, 2 could not start.";
+
+/// Arguments of `plimsoll agent`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Name of this node's Node object
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: String,
+
+    #[command(flatten)]
+    state_dir: StateDir,
+
+    /// Where the cgroup trees are mounted [default: found among the mounts]
+    #[arg(long, value_name = "DIR")]
+    cgroup_root: Option<PathBuf>,
+
+    /// The kubelet's `cgroupRoot`, below which `kubepods` stands [default: wherever this node's pods are found, below
+    /// the root or one folder further down]
+    #[arg(long, value_name = "CGROUP")]
+    kubelet_cgroup_root: Option<String>,
+
+    /// Where the node's proc is mounted
+    #[arg(long, value_name = "DIR", default_value = "/proc")]
+    proc_root: PathBuf,
+
+    /// Read the node's files, and what is in force, at least this often
+    #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
+    sample_interval: Duration,
+
+    /// Where /livez, /readyz and /metrics are served
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+
+    /// Namespace of the agent's own pod
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAMESPACE",
+        requires = "pod_name"
+    )]
+    namespace: Option<String>,
+
+    /// Name of the agent's own pod: the pod is never acted on, and its owner is the `DaemonSet` that SIGTERM asks about
+    #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "namespace")]
+    pod_name: Option<String>,
+
+    /// Undo everything that an agent left in force on this node, tell each file, and leave. Needs no API server, but
+    /// without one the taint and the condition stay
+    #[arg(long)]
+    restore: bool,
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    logging::init();
+    anyhow::bail!(
+        "the agent for {} is not built yet: there is nothing to run",
+        args.node_name
+    );
+}
