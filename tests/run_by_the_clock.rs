@@ -19,7 +19,8 @@ use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::Hierarchy;
 use plimsoll::node::clock::boot_time;
-use plimsoll::standalone::machine::{Machine, Settings};
+use plimsoll::node::machine::Settings;
+use plimsoll::standalone::host::{self, Machine};
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
 use plimsoll::standalone::policies::{self, Overrides};
@@ -109,7 +110,7 @@ impl Ground {
             sample_interval: Duration::from_secs(1),
             sample_everything: false,
         };
-        Machine::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
+        host::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
     }
 
     fn kept(&self) -> Option<Value> {

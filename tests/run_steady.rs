@@ -11,7 +11,8 @@ use allocation_counter::measure;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::node::cgroup::CgroupPath;
 use plimsoll::node::clock::boot_time;
-use plimsoll::standalone::machine::{self, Settings};
+use plimsoll::node::machine::Settings;
+use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
 use plimsoll::standalone::policies::{self, Overrides};
@@ -24,7 +25,7 @@ fn burn() {
 }
 
 /// A machine over real cgroups, in this process, after its first evaluations.
-fn steady(ground: &Machine, watermark: &str) -> machine::Machine {
+fn steady(ground: &Machine, watermark: &str) -> host::Machine {
     ground.write(
         "policies/throttle.yaml",
         &throttle().replace("value: 1000", &format!("value: {watermark}")),
@@ -47,11 +48,11 @@ fn steady(ground: &Machine, watermark: &str) -> machine::Machine {
         sample_everything: false,
     };
     let policy = Arc::new(loaded.policy);
-    machine::Machine::open(settings, policy, found.workloads, boot_time()).unwrap()
+    host::open(settings, policy, found.workloads, boot_time()).unwrap()
 }
 
 /// Ticks when it is time to, so many times, and returns how often memory was allocated.
-fn ticks(machine: &mut machine::Machine, count: usize) -> u64 {
+fn ticks(machine: &mut host::Machine, count: usize) -> u64 {
     let counted = measure(|| {
         for _ in 0..count {
             while boot_time() < machine.next_tick() {

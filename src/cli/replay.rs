@@ -10,8 +10,8 @@ use anyhow::Context;
 
 use super::run::period;
 use crate::engine::policy::NodeFacts;
-use crate::standalone::event::{Decision, Event, PolicyProblem};
-use crate::standalone::machine::metric;
+use crate::node::machine::event::{Decision, Event, PolicyProblem};
+use crate::node::machine::metric;
 use crate::standalone::output::{Format, Output};
 use crate::standalone::policies::{self, Overrides};
 use crate::standalone::replayed::Replayed;

@@ -8,10 +8,10 @@ use anyhow::{Context, anyhow, bail};
 
 use super::run::StateDir;
 use crate::node::clock;
+use crate::node::machine::state_dir;
 use crate::standalone::output::Format;
 use crate::standalone::report;
 use crate::standalone::scheduling::{self, SchedulingState};
-use crate::standalone::state_dir;
 use crate::standalone::status::{self, Status};
 
 const EXAMPLES: &str = "\

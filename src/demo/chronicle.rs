@@ -11,7 +11,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::standalone::event::{Decision, Event, News};
+use crate::node::machine::event::{Decision, Event, News};
 
 /// The events and moments of one run.
 #[derive(Clone, Debug)]

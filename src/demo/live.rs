@@ -27,11 +27,12 @@ use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
-use crate::node::clock::{boot_time, wall_time};
+use crate::node::clock::boot_time;
 use crate::node::collect::Sampler;
-use crate::standalone::event::Event;
-use crate::standalone::machine::{Machine, MachineError, Settings};
-use crate::standalone::pods::Workload;
+use crate::node::machine::event::Event;
+use crate::node::machine::workload::Workload;
+use crate::node::machine::{MachineError, Settings};
+use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
 
 /// The picture is drawn this often.
@@ -161,7 +162,7 @@ impl Live {
         )?;
         let workloads = workloads(&cast, &stage);
         let now = boot_time();
-        let machine = Machine::open(
+        let machine = host::open(
             settings(options, &state_dir),
             Arc::new(PolicySet::default()),
             workloads.clone(),
@@ -242,9 +243,10 @@ impl Live {
             tape.tick(now, sample, &events)?;
         }
         if self.story.act() >= Act::Enforced {
-            let rules = self.set.machine.status(now, wall_time()).rules;
-            let over = rules.iter().any(|rule| rule.breaches > 0);
-            let quiet = rules.iter().any(|rule| rule.quiets > 0);
+            let mut rules = self.set.machine.reports();
+            let over = rules.any(|rule| rule.breaches > 0);
+            let mut rules = self.set.machine.reports();
+            let quiet = rules.any(|rule| rule.quiets > 0);
             self.chronicle.judge(now, over, quiet);
         }
         self.hear(&events);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  load (worker, burners) ── requests ──► latency ─┐
-//!  standalone::Machine ──── samples ────► scene ───┼─► view ─► screen | plain | picture
+//!  node::machine ────────── samples ────► scene ───┼─► view ─► screen | plain | picture
 //!                      └─── events ────────────────┘      └──► report
 //! ```
 

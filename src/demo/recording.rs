@@ -19,7 +19,7 @@ use crate::engine::sample::{NodeSample, Sample};
 use crate::engine::time::BootTime;
 use crate::node::clock::wall_time;
 use crate::node::journal::{JournalError, boot_id};
-use crate::standalone::event::Event;
+use crate::node::machine::event::Event;
 use crate::trace::record::{RecordError, Recorder};
 use crate::trace::{Header, VERSION};
 

@@ -18,7 +18,7 @@ use crate::engine::pod::Pod;
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::time::BootTime;
 use crate::node::clock::boot_time;
-use crate::standalone::event::{Decision, Event};
+use crate::node::machine::event::{Decision, Event};
 use crate::standalone::wake::Wake;
 use crate::trace::read::TraceError;
 use crate::trace::replay::{Replay, Summary};

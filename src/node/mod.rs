@@ -5,4 +5,5 @@ pub mod cgroup;
 pub mod clock;
 pub mod collect;
 pub mod journal;
+pub mod machine;
 pub mod pod_facts;

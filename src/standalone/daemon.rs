@@ -9,18 +9,18 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::discovery::{self, Discovery};
-use super::event::{Event, News, PolicyProblem};
-use super::machine::Machine;
+use super::host::Machine;
 use super::notify::Notifier;
 use super::output::Output;
-use super::pods::{Found, Refusal};
+use super::pods::Found;
 use super::policies::Loaded;
-use super::state_dir;
-use super::status;
+use super::status::Status;
 use super::wake::Wake;
-use super::wording::count;
 use crate::engine::time::BootTime;
 use crate::node::clock;
+use crate::node::machine::event::{Event, News, PolicyProblem, Refusal};
+use crate::node::machine::state_dir;
+use crate::node::machine::wording::count;
 use crate::trace::record::Recorder;
 
 /// The status file is written anew this often while something is in force, besides every change.
@@ -242,7 +242,7 @@ impl<W: Write> Daemon<W> {
 
     fn write_status(&mut self, now: BootTime) {
         self.status_written = Some(now);
-        let mut status = self.machine.status(now, clock::wall_time());
+        let mut status = Status::of(&self.machine, now, clock::wall_time());
         status.problems.clone_from(&self.problems);
         status.refused.clone_from(&self.refused);
         if let Err(error) = state_dir::replace(&self.status_file, &status) {
@@ -283,7 +283,7 @@ const fn refused_event(now: BootTime, refusal: Refusal) -> Event {
 }
 
 /// One line for the service manager.
-fn in_short(status: &status::Status) -> String {
+fn in_short(status: &Status) -> String {
     let throttled: BTreeSet<_> = status.throttled.iter().map(|file| &file.pod_name).collect();
     let mut text = format!(
         "{} over {}",

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::event::{Event, Line};
 use crate::engine::time::BootTime;
+use crate::node::machine::event::{Event, Line};
 
 /// How events are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

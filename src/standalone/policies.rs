@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::event::PolicyProblem;
 use super::manifest;
 use crate::crd::manifest::{Lines, Object};
 use crate::crd::{API_VERSION, Finding, GROUP, Kind, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
+use crate::node::machine::event::PolicyProblem;
 
 /// What the command line says over what the policies say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::wording::{count, short};
 use crate::engine::policy::RuleId;
+use crate::node::machine::wording::{count, short};
 use crate::trace::replay::{Replay, RuleSummary, Summary};
 
 /// The summary of a replay, with the names of pods.

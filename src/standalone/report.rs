@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::status::{RuleStatus, Status};
-use super::wording::{count, format_value, short, unknown_reason};
 use crate::engine::policy::Strategy;
+use crate::node::machine::wording::{count, format_value, short, unknown_reason};
 
 /// Prints a status.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::state_dir::{self, StateError, Writer};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
+use crate::node::machine::state_dir::{self, StateError, Writer};
 
 /// Its name in the state directory.
 pub const FILE: &str = "scheduling.json";

@@ -12,27 +12,27 @@ use nix::unistd::{AccessFlags, access};
 
 use super::daemon::{Daemon, DaemonError, SIGNALS};
 use super::discovery::{Discovery, Watched};
-use super::enforce::{Actuators, Effect};
-use super::event::{Event, News};
-use super::machine::{ENGINE_FILE, Machine, MachineError, Settings};
+use super::host;
 use super::notify::Notifier;
 use super::output::{Format, Output};
+use super::pods::Sources;
 use super::pods::own::OwnCgroups;
-use super::pods::{Sources, Workload};
 use super::policies::Overrides;
 use super::scheduling;
-use super::state_dir::{self, Writer};
 use super::status;
 use super::wake::Wake;
 use crate::engine::Demand;
 use crate::engine::policy::NodeFacts;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::clock;
 use crate::node::collect::Sampler;
+use crate::node::machine::event::{Event, News};
+use crate::node::machine::state_dir::{self, Writer};
+use crate::node::machine::workload::Workload;
+use crate::node::machine::{self, MachineError, Settings};
 use crate::trace::record::{RecordError, Recorder};
 use crate::trace::{self, Header};
 
@@ -153,7 +153,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         sample_everything: options.record.is_some(),
     };
     let recorder = recorder(options, &node, now)?;
-    let machine = Machine::open(settings, Arc::new(loaded.policy), found.workloads, now)?;
+    let machine = host::open(settings, Arc::new(loaded.policy), found.workloads, now)?;
     let daemon = Daemon {
         machine,
         discovery: Discovery::start(watched, seen, wake.bell())?,
@@ -268,29 +268,17 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
         return Err(SetupError::NoStateDir(options.state_dir.clone()));
     }
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
-    let (mut actuators, recovered) = Actuators::open(&options.state_dir, hierarchy, now)
-        .map_err(|error: OpenError| SetupError::Machine(error.into()))?;
-    let mut effects: Vec<Effect> = recovered.outcomes.into_iter().map(Effect::from).collect();
-    actuators.restore_all(now, &mut effects);
-    let left = actuators.held().count();
-    let files = effects.len();
-    let mut events: Vec<Event> = effects
-        .into_iter()
-        .map(|effect| {
-            let pod = effect.pod.as_ref().map(ToString::to_string);
-            Event::notice(now, effect.news(pod))
-        })
-        .collect();
-    // The next process begins anew: nothing of what these say is in force any more.
-    let status = (left == 0).then_some(status::FILE);
-    for file in [ENGINE_FILE, scheduling::FILE].into_iter().chain(status) {
-        if let Err(error) = state_dir::remove(&options.state_dir.join(file)) {
-            let reason = error.to_string();
-            events.push(Event::notice(now, News::StateNotWritten { reason }));
-        }
+    let besides = [scheduling::FILE];
+    let restored = machine::restore(&options.state_dir, hierarchy, &besides, now)
+        .map_err(SetupError::Machine)?;
+    let mut events = restored.events;
+    if restored.left == 0
+        && let Err(error) = state_dir::remove(&options.state_dir.join(status::FILE))
+    {
+        let reason = error.to_string();
+        events.push(Event::notice(now, News::StateNotWritten { reason }));
     }
-    events.push(Event::notice(now, News::Restored { files, left }));
     let mut output: Output<Stdout> = Output::new(options.format, io::stdout());
     output.write(&events, now, clock::wall_time())?;
-    Ok(left == 0)
+    Ok(restored.left == 0)
 }

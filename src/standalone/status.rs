@@ -5,13 +5,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::event::{Decision, PolicyProblem};
-use super::pods::Refusal;
+use super::host::Machine;
 use super::scheduling::SchedulingState;
-use super::state_dir::Writer;
+use crate::engine::RuleReport;
 use crate::engine::plan::{RuleState, Unknown};
+use crate::engine::pod::PodUid;
 use crate::engine::policy::{RuleId, Strategy};
 use crate::engine::time::BootTime;
+use crate::node::journal::Record;
+use crate::node::machine::event::{Decision, PolicyProblem, Refusal};
+use crate::node::machine::metric;
+use crate::node::machine::outside::Outside;
+use crate::node::machine::state_dir::Writer;
 
 /// Its name in the state directory.
 pub const FILE: &str = "status.json";
@@ -94,4 +99,63 @@ pub struct ThrottledFile {
     pub ratio: u8,
     /// The rule that it is for.
     pub rule: RuleId,
+}
+
+impl Status {
+    /// What is in force on `machine`. Leaves what only the caller knows (problems, refusals) empty.
+    pub fn of(machine: &Machine, now: BootTime, time: Timestamp) -> Self {
+        let named = |uid: &PodUid| machine.name(uid).unwrap_or_else(|| uid.to_string());
+        let rules = machine.reports();
+        let files = machine.records();
+        Self {
+            version: VERSION,
+            writer: machine.writer().clone(),
+            at: now,
+            time,
+            pods: machine.pods().len(),
+            scheduling: machine.outside().scheduling().cloned(),
+            rules: rules
+                .map(|rule| RuleStatus::of(machine, rule, now))
+                .collect(),
+            throttled: files
+                .map(|file| ThrottledFile::of(named(&file.uid), file))
+                .collect(),
+            evicting: machine.outside().evicting().map(named).collect(),
+            would: machine.previews().to_vec(),
+            problems: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+}
+
+impl RuleStatus {
+    fn of(machine: &Machine, report: RuleReport, now: BootTime) -> Self {
+        Self {
+            metric: metric(machine.policy(), &report.id),
+            rule: report.id,
+            strategy: report.strategy,
+            state: report.state,
+            lasts: report.since.map(|since| now.since(since)),
+            value: report.value,
+            watermark: report.watermark,
+            restore: report.restore,
+            breaches: report.breaches,
+            quiets: report.quiets,
+            unknown: report.unknown,
+        }
+    }
+}
+
+impl ThrottledFile {
+    fn of(pod_name: String, record: Record) -> Self {
+        Self {
+            pod_name,
+            lever: record.lever.to_string(),
+            file: record.file.to_string(),
+            original: record.original.into(),
+            now: record.ours.into(),
+            ratio: record.ratio,
+            rule: record.rule,
+        }
+    }
 }

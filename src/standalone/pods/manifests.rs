@@ -7,9 +7,11 @@ use k8s_openapi::api::core::v1 as k8s;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Found, Refusal, Workload, inode, overlap};
+use super::{Found, overlap};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::machine::event::Refusal;
+use crate::node::machine::workload::{Workload, inode};
 use crate::node::pod_facts::{annotation, pod_facts};
 use crate::standalone::manifest;
 

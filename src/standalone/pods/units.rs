@@ -17,10 +17,12 @@ use std::os::unix::fs::DirEntryExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Found, Refusal, Workload, inode, overlap};
+use super::{Found, overlap};
 use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::machine::event::Refusal;
+use crate::node::machine::workload::{Workload, inode};
 
 /// From SIGTERM to SIGKILL where the action does not say.
 const GRACE: Duration = Duration::from_secs(30);

@@ -139,6 +139,10 @@ fn table() -> Vec<(Value, &'static str)> {
             "the probe http://x answers again",
         ),
         (
+            notice(&json!({"change": "scheduling", "what": "the node was not tainted"})),
+            "the node was not tainted",
+        ),
+        (
             notice(&json!({"change": "stateNotWritten", "reason": "failed"})),
             "failed",
         ),
@@ -178,7 +182,7 @@ fn every_event_reads_in_words_as_in_json() {
 
 #[test]
 fn every_event_and_field_is_documented() {
-    let page = include_str!("../../../docs/run-output.md");
+    let page = include_str!("../../../../docs/run-output.md");
     for (json, _) in table() {
         let change = json["change"].as_str().expect("a change");
         let row = page

@@ -1,9 +1,10 @@
 //! What a user is told: the engine's decisions, and what became of them.
 
+use std::fmt;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::pods::Refusal;
 use crate::engine::plan::Transition;
 use crate::engine::time::BootTime;
 
@@ -115,6 +116,11 @@ pub enum News {
         /// What, in words.
         what: String,
     },
+    /// Keeping new work away went on: refused, failed, in order again.
+    Scheduling {
+        /// What, in words.
+        what: String,
+    },
     /// A probe does not answer, or does again.
     Probe {
         /// Its URL.
@@ -142,6 +148,34 @@ pub enum News {
         /// Pods whose throttle stays in force.
         left_throttled: usize,
     },
+}
+
+/// A pod that cannot be looked after, and why. The others are unharmed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// The file, or the parent cgroup.
+    pub place: String,
+    /// The line that its document starts at, from 1; 0 where the file as a whole is meant.
+    pub line: usize,
+    /// `namespace/name`, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// What is wrong and what to do.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place)?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        if let Some(pod) = &self.pod {
+            write!(f, ": pod {pod}")?;
+        }
+        write!(f, ": {}", self.reason)
+    }
 }
 
 /// What is wrong with a policy, and where.

@@ -1,4 +1,17 @@
 //! One machine under the engine: what samples it, what decides, and what acts.
+//!
+//! `plimsoll run` and the agent of a node are both this, with [`Outside`] for what they do differently.
+
+pub mod enforce;
+pub mod event;
+mod keep;
+pub mod outside;
+mod previews;
+mod restore;
+pub mod state_dir;
+mod troubles;
+pub mod wording;
+pub mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,34 +19,26 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-
-use super::enforce::{Actuators, Effect};
-use super::event::{Decision, Event, News};
-use super::pods::Workload;
-use super::previews::Previews;
-use super::scheduling::SchedulingFile;
-use super::state_dir::{self, Writer};
-use super::status::{self, RuleStatus, Status, ThrottledFile};
-use super::troubles::{Faults, Probes};
+use self::enforce::{Actuators, Effect};
+use self::event::{Decision, Event, News};
+use self::keep::Keeper;
+use self::outside::Outside;
+use self::previews::Previews;
+use self::state_dir::{StateError, Writer};
+use self::troubles::{Faults, Probes};
+use self::workload::Workload;
 use crate::engine::plan::{Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::engine::{Demand, Engine, EngineState, RuleReport};
-use crate::node::actuate::evict::PendingEviction;
+use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
-use crate::node::clock;
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
-/// Rule states and counters, in the state directory.
-pub(super) const ENGINE_FILE: &str = "engine.json";
-/// While nothing changes but counters, they are kept this often.
-const KEEP_INTERVAL: Duration = Duration::from_secs(5);
+pub use self::restore::{Restored, restore};
 
 /// How a machine is run.
 #[derive(Clone, Debug)]
@@ -71,14 +76,14 @@ pub enum MachineError {
 
 /// The engine, the sampler and those who act, on one machine.
 #[derive(Debug)]
-pub struct Machine {
+pub struct Machine<O> {
     engine: Engine,
     policy: Arc<PolicySet>,
     demand: Demand,
     sampler: Sampler,
     prober: Probes,
     actuators: Actuators,
-    scheduling: SchedulingFile,
+    outside: O,
     previews: Previews,
     pods: BTreeMap<PodUid, Workload>,
     /// Those of them that were seen to have ended.
@@ -90,20 +95,21 @@ pub struct Machine {
     events: Vec<Event>,
     effects: Vec<Effect>,
     settings: Settings,
-    writer: Writer,
+    keeper: Keeper,
     faults: Faults,
     next_sample: BootTime,
-    kept: BootTime,
     adopted: usize,
 }
 
-impl Machine {
-    /// Takes the state directory and goes on from what an earlier process of this boot left in force there.
+impl<O: Outside> Machine<O> {
+    /// Takes the state directory and goes on from what an earlier process of this boot left in force there. What
+    /// `outside` makes may use the directory: it is this process's own by then.
     ///
     /// # Errors
     /// Where another process has the state directory, or it, or what it holds, cannot be used.
     pub fn open(
         settings: Settings,
+        outside: impl FnOnce(&Writer) -> O,
         policy: Arc<PolicySet>,
         workloads: Vec<Workload>,
         now: BootTime,
@@ -123,7 +129,7 @@ impl Machine {
             sampler: Sampler::new(&settings.proc_root, hierarchy),
             prober: Probes::default(),
             actuators,
-            scheduling: SchedulingFile::open(&settings.state_dir, &writer),
+            outside: outside(&writer),
             previews: Previews::default(),
             pods: BTreeMap::new(),
             ended: BTreeSet::new(),
@@ -132,19 +138,18 @@ impl Machine {
             plan: Plan::default(),
             events: Vec::new(),
             effects: Vec::new(),
+            keeper: Keeper::new(&settings.state_dir, writer, now),
             settings,
-            writer,
             faults: Faults::default(),
             next_sample: now,
-            kept: now,
             adopted: recovered.throttles.len(),
         };
         machine.set_policy(policy);
         machine.set_pods(workloads);
-        let kept = machine.kept_state();
+        let kept = machine.keeper.states();
         machine.engine.adopt(&kept.state, &recovered.throttles);
         if machine.policy.rules.iter().any(is_enforced) {
-            machine.actuators.resume(kept.evictions);
+            machine.outside.resume(kept.evictions);
         }
         let outcomes = recovered.outcomes.into_iter();
         machine.effects.extend(outcomes.map(Effect::from));
@@ -163,8 +168,10 @@ impl Machine {
 
     /// Takes over the pods of the machine as they are now.
     pub fn set_pods(&mut self, workloads: Vec<Workload>) {
-        let actuators = &self.actuators;
-        self.names.retain(|uid, _| actuators.is_busy_with(uid));
+        let (actuators, outside) = (&self.actuators, &self.outside);
+        let evicted = |uid: &PodUid| outside.evicting().any(|evicted| evicted == uid);
+        self.names
+            .retain(|uid, _| actuators.is_holding(uid) || evicted(uid));
         for workload in &workloads {
             let name = workload.pod.full_name().to_string();
             self.names.insert(workload.pod.uid.clone(), name.into());
@@ -244,6 +251,7 @@ impl Machine {
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
         self.actuators.check(now, &mut self.effects);
+        self.outside.poll(now, &mut self.effects);
         self.tell_effects(now);
         if due && !self.ended.is_empty() {
             self.look_for_restarts();
@@ -263,9 +271,12 @@ impl Machine {
         // Before all else, which can wait for it.
         self.actuators
             .apply(now, &self.plan, &self.pods, &mut self.effects);
+        let (outside, effects) = (&mut self.outside, &mut self.effects);
+        self.actuators
+            .evict(now, &self.plan, &self.pods, outside, effects);
+        outside.keep_scheduling(&self.plan.scheduling, now, effects);
         self.tell_plan();
         self.tell_effects(now);
-        self.keep_scheduling(now);
         let changed = !self.plan.transitions.is_empty();
         if changed {
             self.actuators.pin_levers(&mut self.sampler);
@@ -305,68 +316,36 @@ impl Machine {
         }
     }
 
-    fn keep_scheduling(&mut self, now: BootTime) {
-        if let Err(error) = self
-            .scheduling
-            .keep(&self.plan.scheduling, clock::wall_time())
-        {
-            self.tell_unwritten(now, error.to_string());
-        }
-    }
-
     fn keep_state(&mut self, now: BootTime, changed: bool) {
-        let counting = self
-            .engine
-            .reports()
-            .any(|rule| rule.breaches + rule.quiets > 0);
-        let stale = now.since(self.kept) >= KEEP_INTERVAL && (counting || self.is_acting());
-        if !changed && !stale {
-            return;
-        }
-        self.kept = now;
-        let kept = Kept {
-            boot_id: self.writer.boot_id.clone(),
-            state: self.engine.state(),
-            evictions: self.actuators.evicting().cloned().collect(),
-        };
-        let path = self.settings.state_dir.join(ENGINE_FILE);
-        if let Err(error) = state_dir::replace(&path, &kept) {
-            self.tell_unwritten(now, error.to_string());
+        let counts = |rule: RuleReport| rule.breaches + rule.quiets > 0;
+        let moving = self.engine.reports().any(counts) || self.is_acting();
+        if changed || (moving && self.keeper.is_due(now)) {
+            let kept = self
+                .keeper
+                .keep(now, self.engine.state(), self.outside.pending());
+            self.tell_unwritten(now, kept);
         }
     }
 
-    fn kept_state(&self) -> Kept {
-        let path = self.settings.state_dir.join(ENGINE_FILE);
-        let kept = state_dir::read::<Kept>(&path);
-        if let Err(error) = &kept
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            let path = path.display();
-            tracing::warn!(%path, %error, "failed to read the rule states: every rule begins anew, from the journal alone");
+    fn tell_unwritten(&mut self, now: BootTime, kept: Result<(), StateError>) {
+        if let Err(error) = kept {
+            let reason = error.to_string();
+            let news = News::StateNotWritten { reason };
+            self.events.push(Event::notice(now, news));
         }
-        // Where nothing was kept, or in another boot, the journal alone says what is in force.
-        kept.ok()
-            .filter(|kept| kept.boot_id == self.writer.boot_id)
-            .unwrap_or_default()
     }
 
-    fn tell_unwritten(&mut self, now: BootTime, reason: String) {
-        let news = News::StateNotWritten { reason };
-        self.events.push(Event::notice(now, news));
-    }
-
-    /// Puts everything back as it was and opens the machine to new work; returns what was done.
+    /// Puts everything back as it was and welcomes new work; returns what was done. Evictions that have begun go on.
     pub fn restore(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         self.actuators.restore_all(now, &mut self.effects);
-        self.tell_effects(now);
         self.plan.scheduling = Scheduling::Enabled;
-        self.keep_scheduling(now);
+        self.outside
+            .keep_scheduling(&self.plan.scheduling, now, &mut self.effects);
+        self.tell_effects(now);
         // What was in force for the rules is not any more: the next process begins anew.
-        let path = self.settings.state_dir.join(ENGINE_FILE);
-        if let Err(error) = state_dir::remove(&path) {
-            self.tell_unwritten(now, error.to_string());
-        }
+        let forgotten = self.keeper.forget();
+        self.tell_unwritten(now, forgotten);
         &self.events
     }
 
@@ -381,63 +360,8 @@ impl Machine {
     pub fn is_acting(&self) -> bool {
         let mut reports = self.engine.reports();
         self.actuators.held().next().is_some()
-            || self.actuators.evicting().next().is_some()
+            || self.outside.evicting().next().is_some()
             || reports.any(|rule| rule.state != RuleState::Normal)
-    }
-
-    /// What is in force. Leaves what only the caller knows (problems, refusals) empty.
-    pub fn status(&self, now: BootTime, time: Timestamp) -> Status {
-        let rules = self.engine.reports();
-        let files = self.actuators.records();
-        Status {
-            version: status::VERSION,
-            writer: self.writer.clone(),
-            at: now,
-            time,
-            pods: self.pods.len(),
-            scheduling: self.scheduling.current().cloned(),
-            rules: rules.map(|rule| self.rule_status(rule, now)).collect(),
-            throttled: files.map(|file| self.throttled_file(file)).collect(),
-            evicting: self.evicting(),
-            would: self.previews.current().to_vec(),
-            problems: Vec::new(),
-            refused: Vec::new(),
-        }
-    }
-
-    fn evicting(&self) -> Vec<String> {
-        let pending = self.actuators.evicting();
-        pending
-            .map(|it| name(&self.names, &it.uid).unwrap_or_else(|| it.uid.to_string()))
-            .collect()
-    }
-
-    fn rule_status(&self, report: RuleReport, now: BootTime) -> RuleStatus {
-        RuleStatus {
-            metric: metric(&self.policy, &report.id),
-            rule: report.id,
-            strategy: report.strategy,
-            state: report.state,
-            lasts: report.since.map(|since| now.since(since)),
-            value: report.value,
-            watermark: report.watermark,
-            restore: report.restore,
-            breaches: report.breaches,
-            quiets: report.quiets,
-            unknown: report.unknown,
-        }
-    }
-
-    fn throttled_file(&self, record: Record) -> ThrottledFile {
-        ThrottledFile {
-            pod_name: name(&self.names, &record.uid).unwrap_or_else(|| record.uid.to_string()),
-            lever: record.lever.to_string(),
-            file: record.file.to_string(),
-            original: record.original.into(),
-            now: record.ours.into(),
-            ratio: record.ratio,
-            rule: record.rule,
-        }
     }
 
     /// The last sample; it holds the pods only where an evaluation was due.
@@ -465,6 +389,41 @@ impl Machine {
         self.engine.reports()
     }
 
+    /// Every cgroup file that is not as it was.
+    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+        self.actuators.records()
+    }
+
+    /// What the Preview rules would have in force now.
+    pub fn previews(&self) -> &[Decision] {
+        self.previews.current()
+    }
+
+    /// What happened at the last call that returned events.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// What reaches beyond the cgroups.
+    pub const fn outside(&self) -> &O {
+        &self.outside
+    }
+
+    /// The same, to tell it what only the caller knows.
+    pub const fn outside_mut(&mut self) -> &mut O {
+        &mut self.outside
+    }
+
+    /// This process, as the files of the state directory name it.
+    pub const fn writer(&self) -> &Writer {
+        self.keeper.writer()
+    }
+
+    /// `namespace/name` of a pod, of one that just went away too.
+    pub fn name(&self, uid: &PodUid) -> Option<String> {
+        name(&self.names, uid)
+    }
+
     /// How many throttles of an earlier process were taken over at the start.
     pub const fn adopted(&self) -> usize {
         self.adopted
@@ -474,16 +433,6 @@ impl Machine {
     pub fn throttled_pods(&self) -> usize {
         self.actuators.held().count()
     }
-}
-
-/// What is kept of the engine over a restart.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Kept {
-    boot_id: String,
-    state: EngineState,
-    #[serde(default)]
-    evictions: Vec<PendingEviction>,
 }
 
 /// Where no rule is, nobody is killed for what an earlier process began.

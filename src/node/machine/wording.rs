@@ -191,6 +191,7 @@ impl fmt::Display for News {
             Self::Eviction { pod_name, what } => {
                 named(f, pod_name.as_deref(), &format!("eviction: {what}"))
             }
+            Self::Scheduling { what } => f.write_str(what),
             Self::Probe {
                 url,
                 failure: Some(failure),
@@ -279,19 +280,19 @@ impl fmt::Display for PolicyProblem {
 }
 
 /// `1 rule`, `2 rules`.
-pub(crate) fn count(number: usize, what: &str) -> String {
+pub fn count(number: usize, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }
 
 /// A duration to the millisecond, without needless digits: `30s`, `1m 30s`, `200ms`.
-pub(crate) fn short(duration: Duration) -> String {
+pub fn short(duration: Duration) -> String {
     let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     format!("{:#}", SignedDuration::from_millis(millis))
 }
 
 /// A value of a metric with its unit, as short as it can be read.
-pub(crate) fn format_value(metric: Option<&str>, value: f64) -> String {
+pub fn format_value(metric: Option<&str>, value: f64) -> String {
     let plain = || {
         let text = format!("{value:.1}");
         text.strip_suffix(".0")
@@ -314,7 +315,8 @@ pub(crate) fn format_value(metric: Option<&str>, value: f64) -> String {
     }
 }
 
-pub(crate) const fn unknown_reason(reason: Unknown) -> &'static str {
+/// Why a value is not known, in words.
+pub const fn unknown_reason(reason: Unknown) -> &'static str {
     match reason {
         Unknown::Missing => "no sample of it",
         Unknown::Stale => "its last sample is too old",

@@ -2,32 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
 
 use super::event::News;
-use super::pods::Workload;
-use super::wording::short;
+use super::outside::Outside;
+use super::workload::Workload;
 use crate::engine::plan::{Feedback, Plan};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
-/// A pod that could not be told to end is not tried again before that.
-const REFUSAL_PAUSE: Duration = Duration::from_mins(1);
-
-/// The throttler, the evictor and the reclaimer.
+/// The throttler and the reclaimer.
 #[derive(Debug)]
 pub struct Actuators {
     hierarchy: Hierarchy,
     throttler: Throttler,
-    evictor: Evictor,
     reclaimer: Reclaimer,
     /// Why page cache cannot be reclaimed here, as told.
     unsupported: Option<&'static str>,
@@ -56,35 +49,51 @@ enum Told {
     ThrottleFailed(String),
     NotWritten(String),
     Eviction(String),
+    News(News),
 }
 
 impl Effect {
-    /// The pod is not there any more, which is nobody's news.
-    fn gone(uid: &PodUid) -> Self {
+    /// An eviction goes on; `words` say how.
+    pub fn evicting(uid: &PodUid, words: impl Into<String>) -> Self {
         Self {
             pod: Some(uid.clone()),
-            feedback: Some(Feedback::Gone { uid: uid.clone() }),
-            told: Told::Eviction("it is gone".to_owned()),
+            feedback: None,
+            told: Told::Eviction(words.into()),
         }
     }
 
-    fn of_start(uid: &PodUid, started: Result<(), EvictError>, now: BootTime) -> Self {
-        let (feedback, words) = match started {
-            Ok(()) => (None, "its processes were told to end".to_owned()),
-            Err(EvictError::Gone(_)) => return Self::gone(uid),
-            Err(error) => {
-                let refused = Feedback::EvictionRefused {
-                    uid: uid.clone(),
-                    until: now + REFUSAL_PAUSE,
-                };
-                (Some(refused), error.to_string())
-            }
-        };
+    /// An eviction was refused, and is not to be tried again before `until`; `words` say why.
+    pub fn refused(uid: &PodUid, until: BootTime, words: impl Into<String>) -> Self {
+        let uid = uid.clone();
         Self {
             pod: Some(uid.clone()),
-            feedback,
-            told: Told::Eviction(words),
+            feedback: Some(Feedback::EvictionRefused { uid, until }),
+            told: Told::Eviction(words.into()),
         }
+    }
+
+    /// Nothing of the pod runs any more; `words` say since when or why.
+    pub fn gone(uid: &PodUid, words: impl Into<String>) -> Self {
+        let uid = uid.clone();
+        Self {
+            pod: Some(uid.clone()),
+            feedback: Some(Feedback::Gone { uid }),
+            told: Told::Eviction(words.into()),
+        }
+    }
+
+    /// Something else that the user has to be told, and that no pod is to be blamed for.
+    pub const fn trouble(news: News) -> Self {
+        Self {
+            pod: None,
+            feedback: None,
+            told: Told::News(news),
+        }
+    }
+
+    /// The pod is not there any more, which is nobody's news.
+    fn vanished(uid: &PodUid) -> Self {
+        Self::gone(uid, "it is gone")
     }
 
     /// Nothing of the pod runs any more.
@@ -109,6 +118,7 @@ impl Effect {
                 pod_name: name,
                 reason,
             },
+            Told::News(news) => news,
             Told::NotWritten(reason) => News::StateNotWritten { reason },
             Told::Eviction(what) => News::Eviction {
                 pod_name: name,
@@ -144,25 +154,6 @@ impl From<Outcome> for Effect {
     }
 }
 
-impl From<EvictOutcome> for Effect {
-    fn from(outcome: EvictOutcome) -> Self {
-        let (uid, over, words) = match outcome {
-            EvictOutcome::Ended { uid, after } => {
-                (uid, true, format!("it has ended, after {}", short(after)))
-            }
-            EvictOutcome::Killed { uid, after } => {
-                (uid, true, format!("it was killed, after {}", short(after)))
-            }
-            EvictOutcome::Failed { uid, error } => (uid, false, error.to_string()),
-        };
-        Self {
-            feedback: over.then(|| Feedback::Gone { uid: uid.clone() }),
-            pod: Some(uid),
-            told: Told::Eviction(words),
-        }
-    }
-}
-
 const fn pod(outcome: &Outcome) -> Option<&PodUid> {
     match outcome {
         Outcome::Set { uid, .. }
@@ -191,7 +182,6 @@ impl Actuators {
         let (throttler, recovered) = Throttler::open(state_dir, hierarchy.clone(), now)?;
         let actuators = Self {
             throttler,
-            evictor: Evictor::new(hierarchy.clone()),
             reclaimer: Reclaimer::new(hierarchy.clone()),
             unsupported: None,
             hierarchy,
@@ -200,23 +190,18 @@ impl Actuators {
         Ok((actuators, recovered))
     }
 
-    /// Goes on with the evictions that an earlier process began.
-    pub fn resume(&mut self, pending: Vec<PendingEviction>) {
-        self.evictor.resume(pending);
-    }
-
     /// Reads back what is in force, which the last plan still asks for, and goes on with what was begun. Allocates
     /// nothing while there is nothing to tell.
     pub fn check(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
         self.throttler.extend(now);
         effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
-        effects.extend(self.evictor.tick(now).into_iter().map(Effect::from));
         for outcome in self.reclaimer.poll() {
             effects.extend(self.reclaimed(outcome));
         }
     }
 
-    /// Does what the plan says to the pods that are there: those whose cgroup is the one that was found.
+    /// Throttles and reclaims what the plan says, from the pods that are there: those whose cgroup is the one that
+    /// was found.
     pub fn apply(
         &mut self,
         now: BootTime,
@@ -224,21 +209,12 @@ impl Actuators {
         pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
-        let there = There(&self.hierarchy, pods);
-        let lookup = |uid: &PodUid| there.cgroup(uid);
+        let hierarchy = &self.hierarchy;
+        let lookup = |uid: &PodUid| there(hierarchy, pods, uid).map(|known| known.cgroup.clone());
         let outcomes = self.throttler.apply(now, &plan.throttles, &lookup);
         effects.extend(outcomes.into_iter().map(Effect::from));
-        for evict in &plan.evictions {
-            let started = there
-                .cgroup(&evict.uid)
-                .map(|cgroup| self.evictor.start(&evict.uid, &cgroup, evict.grace, now));
-            effects.push(match started {
-                Some(started) => Effect::of_start(&evict.uid, started, now),
-                None => Effect::gone(&evict.uid),
-            });
-        }
         let reclaims = plan.reclaims.iter().filter_map(|reclaim| {
-            let cgroup = there.cgroup(&reclaim.uid)?;
+            let cgroup = lookup(&reclaim.uid)?;
             self.reclaimer
                 .request(&reclaim.uid, &cgroup, reclaim.amount)
         });
@@ -251,7 +227,7 @@ impl Actuators {
         let uid = outcome.uid().clone();
         let told = match outcome {
             ReclaimOutcome::Busy { .. } => return None,
-            ReclaimOutcome::Gone { .. } => return Some(Effect::gone(&uid)),
+            ReclaimOutcome::Gone { .. } => return Some(Effect::vanished(&uid)),
             ReclaimOutcome::Reclaimed { freed, .. } => {
                 Told::Cgroup(format!("{freed} of page cache reclaimed"))
             }
@@ -306,15 +282,26 @@ impl Actuators {
         self.throttler.records()
     }
 
-    /// The evictions that have begun and not ended.
-    pub fn evicting(&self) -> impl Iterator<Item = &PendingEviction> {
-        self.evictor.pending()
+    /// Has `outside` evict the pods that the plan says and that are there.
+    pub fn evict(
+        &self,
+        now: BootTime,
+        plan: &Plan,
+        pods: &BTreeMap<PodUid, Workload>,
+        outside: &mut impl Outside,
+        effects: &mut Vec<Effect>,
+    ) {
+        for evict in &plan.evictions {
+            match there(&self.hierarchy, pods, &evict.uid) {
+                Some(workload) => outside.evict(evict, workload, now, effects),
+                None => effects.push(Effect::vanished(&evict.uid)),
+            }
+        }
     }
 
-    /// Something is being done to that pod.
-    pub fn is_busy_with(&self, uid: &PodUid) -> bool {
+    /// Some file of that pod is not as it was.
+    pub fn is_holding(&self, uid: &PodUid) -> bool {
         self.throttler.held().any(|held| held == uid)
-            || self.evictor.pending().any(|pending| pending.uid == *uid)
     }
 
     /// Whether any process runs in `cgroup` or below it.
@@ -324,19 +311,14 @@ impl Actuators {
     }
 }
 
-/// The pods that were found, and whether they still are there.
-struct There<'a>(&'a Hierarchy, &'a BTreeMap<PodUid, Workload>);
-
-impl There<'_> {
-    /// The pod's cgroup, where the one that has the name now is the one that was found: another pod may have taken
-    /// the name since.
-    fn cgroup(&self, uid: &PodUid) -> Option<CgroupPath> {
-        let workload = self.1.get(uid)?;
-        let dir = self.0.dir(Controller::Cpu, &workload.cgroup)?;
-        let meta = fs::symlink_metadata(dir).ok()?;
-        let same = workload.inode == 0 || meta.ino() == workload.inode;
-        same.then(|| workload.cgroup.clone())
-    }
+/// The pod, where its cgroup still is the one that was found.
+fn there<'a>(
+    hierarchy: &Hierarchy,
+    pods: &'a BTreeMap<PodUid, Workload>,
+    uid: &PodUid,
+) -> Option<&'a Workload> {
+    let workload = pods.get(uid)?;
+    workload.is_there(hierarchy).then_some(workload)
 }
 
 fn has_processes(dir: &Path) -> bool {

@@ -1,0 +1,101 @@
+//! What the engine goes on from after a restart.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::state_dir::{self, StateError, Writer};
+use crate::engine::EngineState;
+use crate::engine::time::BootTime;
+
+/// Rule states and counters, in the state directory.
+pub(super) const ENGINE_FILE: &str = "engine.json";
+/// While nothing changes but counters, they are kept this often.
+const KEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What is kept of the engine, and of the evictions that have begun.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct States<P> {
+    boot_id: String,
+    pub state: EngineState,
+    #[serde(default = "Vec::new")]
+    pub evictions: Vec<P>,
+}
+
+impl<P> Default for States<P> {
+    fn default() -> Self {
+        Self {
+            boot_id: String::new(),
+            state: EngineState::default(),
+            evictions: Vec::new(),
+        }
+    }
+}
+
+/// Keeps it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    path: PathBuf,
+    writer: Writer,
+    kept: BootTime,
+}
+
+impl Keeper {
+    pub(super) fn new(state_dir: &Path, writer: Writer, now: BootTime) -> Self {
+        Self {
+            path: state_dir.join(ENGINE_FILE),
+            writer,
+            kept: now,
+        }
+    }
+
+    pub(super) const fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    /// Counters that were kept last so long ago are kept anew.
+    pub(super) fn is_due(&self, now: BootTime) -> bool {
+        now.since(self.kept) >= KEEP_INTERVAL
+    }
+
+    pub(super) fn keep<P: Serialize>(
+        &mut self,
+        now: BootTime,
+        state: EngineState,
+        evictions: Vec<P>,
+    ) -> Result<(), StateError> {
+        self.kept = now;
+        let boot_id = self.writer.boot_id.clone();
+        let states = States {
+            boot_id,
+            state,
+            evictions,
+        };
+        state_dir::replace(&self.path, &states)
+    }
+
+    /// What the last process of this boot kept.
+    pub(super) fn states<P: DeserializeOwned>(&self) -> States<P> {
+        let states = state_dir::read::<States<P>>(&self.path);
+        if let Err(error) = &states
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "failed to read the rule states: every rule begins anew, from the journal alone");
+        }
+        // Where nothing was kept, or in another boot, the journal alone says what is in force.
+        states
+            .ok()
+            .filter(|states| states.boot_id == self.writer.boot_id)
+            .unwrap_or_default()
+    }
+
+    /// The next process begins anew.
+    pub(super) fn forget(&self) -> Result<(), StateError> {
+        state_dir::remove(&self.path)
+    }
+}

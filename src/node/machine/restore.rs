@@ -1,0 +1,54 @@
+//! Everything put back, from the journal alone.
+
+use std::path::Path;
+
+use super::MachineError;
+use super::enforce::{Actuators, Effect};
+use super::event::{Event, News};
+use super::keep::ENGINE_FILE;
+use super::state_dir;
+use crate::engine::time::BootTime;
+use crate::node::cgroup::Hierarchy;
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Restored {
+    /// What was done, in order; the last is [`News::Restored`].
+    pub events: Vec<Event>,
+    /// Pods that could not be put back: try again.
+    pub left: usize,
+}
+
+/// Undoes from the journal alone whatever an earlier process left in force in cgroups, and forgets what the rules
+/// were at, which are the files named in `besides` too.
+///
+/// # Errors
+/// Where a process still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+pub fn restore(
+    state_dir: &Path,
+    hierarchy: Hierarchy,
+    besides: &[&str],
+    now: BootTime,
+) -> Result<Restored, MachineError> {
+    let (mut actuators, recovered) = Actuators::open(state_dir, hierarchy, now)?;
+    let mut effects: Vec<Effect> = recovered.outcomes.into_iter().map(Effect::from).collect();
+    actuators.restore_all(now, &mut effects);
+    let left = actuators.held().count();
+    let files = effects.len();
+    let mut events: Vec<Event> = effects
+        .into_iter()
+        .map(|effect| {
+            let pod = effect.pod.as_ref().map(ToString::to_string);
+            Event::notice(now, effect.news(pod))
+        })
+        .collect();
+    // The next process begins anew: nothing of what these say is in force any more.
+    for file in [&ENGINE_FILE].into_iter().chain(besides) {
+        if let Err(error) = state_dir::remove(&state_dir.join(file)) {
+            let reason = error.to_string();
+            events.push(Event::notice(now, News::StateNotWritten { reason }));
+        }
+    }
+    events.push(Event::notice(now, News::Restored { files, left }));
+    Ok(Restored { events, left })
+}

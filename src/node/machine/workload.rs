@@ -1,0 +1,106 @@
+//! A pod and its cgroup.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use crate::engine::pod::Pod;
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+
+/// A pod and the cgroup that it runs in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// What is known of it.
+    pub pod: Arc<Pod>,
+    /// Its cgroup.
+    pub cgroup: CgroupPath,
+    /// Inode of the cgroup's folder ([`inode`]): tells one that was made anew from the one before. 0 where nobody
+    /// looks.
+    pub inode: u64,
+}
+
+impl Workload {
+    /// Whether the cgroup that has the name now is the one that was found: another pod may have taken the name since.
+    pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
+        let dir = hierarchy.dir(Controller::Cpu, &self.cgroup);
+        let meta = dir.and_then(|dir| fs::symlink_metadata(dir).ok());
+        meta.is_some_and(|meta| self.inode == 0 || meta.ino() == self.inode)
+    }
+}
+
+/// Why a cgroup's folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// There is none.
+    #[error("the cgroup `{0}` does not exist (yet): it is looked for every second")]
+    Absent(CgroupPath),
+    /// A part of its path can be turned elsewhere.
+    #[error("`{part}` in the cgroup path `{cgroup}` is a symbolic link: name the cgroup itself")]
+    Link {
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// The part of its path.
+        part: String,
+    },
+    /// It is none.
+    #[error("`{0}` is a file, not a cgroup")]
+    File(CgroupPath),
+    /// The system refuses.
+    #[error("failed to look at the cgroup `{cgroup}`: {source}")]
+    Io {
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+/// The inode of a cgroup's folder, no part of which below the root may be a symbolic link: a link can be turned to
+/// another cgroup between the look and the write.
+///
+/// # Errors
+/// Where there is no such folder, or it cannot be looked at.
+pub fn inode(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<u64, FolderError> {
+    let mut inode = 0;
+    let mut walked = String::new();
+    for part in cgroup.as_str().split('/') {
+        if !walked.is_empty() {
+            walked.push('/');
+        }
+        walked.push_str(part);
+        inode = folder_inode(hierarchy, cgroup, &walked)?;
+    }
+    Ok(inode)
+}
+
+fn folder_inode(
+    hierarchy: &Hierarchy,
+    cgroup: &CgroupPath,
+    part: &str,
+) -> Result<u64, FolderError> {
+    let dir = CgroupPath::new(part)
+        .ok()
+        .and_then(|part| hierarchy.dir(Controller::Cpu, &part))
+        .ok_or_else(|| FolderError::Absent(cgroup.clone()))?;
+    let meta = fs::symlink_metadata(dir).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            FolderError::Absent(cgroup.clone())
+        }
+        _ => FolderError::Io {
+            cgroup: cgroup.clone(),
+            source,
+        },
+    })?;
+    if meta.is_symlink() {
+        return Err(FolderError::Link {
+            cgroup: cgroup.clone(),
+            part: part.to_owned(),
+        });
+    }
+    if meta.is_dir() {
+        Ok(meta.ino())
+    } else {
+        Err(FolderError::File(cgroup.clone()))
+    }
+}

@@ -1,0 +1,111 @@
+//! A machine without Kubernetes: new work is kept away by a file, pods are evicted by signals.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::scheduling::{SchedulingFile, SchedulingState};
+use crate::engine::plan::{Evict, Scheduling};
+use crate::engine::pod::PodUid;
+use crate::engine::policy::PolicySet;
+use crate::engine::time::BootTime;
+use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
+use crate::node::clock;
+use crate::node::machine::enforce::Effect;
+use crate::node::machine::event::News;
+use crate::node::machine::outside::Outside;
+use crate::node::machine::wording::short;
+use crate::node::machine::workload::Workload;
+use crate::node::machine::{self, MachineError, Settings};
+
+/// A pod that could not be told to end is not tried again before that.
+const REFUSAL_PAUSE: Duration = Duration::from_mins(1);
+
+/// The machine that `plimsoll run` runs.
+pub type Machine = machine::Machine<Host>;
+
+/// Opens one: see [`machine::Machine::open`].
+///
+/// # Errors
+/// As there.
+pub fn open(
+    settings: Settings,
+    policy: Arc<PolicySet>,
+    workloads: Vec<Workload>,
+    now: BootTime,
+) -> Result<Machine, MachineError> {
+    let (state_dir, hierarchy) = (settings.state_dir.clone(), settings.hierarchy.clone());
+    let host = |writer: &_| Host {
+        scheduling: SchedulingFile::open(&state_dir, writer),
+        evictor: Evictor::new(hierarchy),
+    };
+    Machine::open(settings, host, policy, workloads, now)
+}
+
+/// The scheduling file and the evictor.
+#[derive(Debug)]
+pub struct Host {
+    scheduling: SchedulingFile,
+    evictor: Evictor,
+}
+
+impl Host {
+    /// Whether new work may be started; `None` before the first full evaluation.
+    pub const fn scheduling(&self) -> Option<&SchedulingState> {
+        self.scheduling.current()
+    }
+}
+
+impl Outside for Host {
+    type Pending = PendingEviction;
+
+    fn keep_scheduling(&mut self, wanted: &Scheduling, _now: BootTime, effects: &mut Vec<Effect>) {
+        if let Err(error) = self.scheduling.keep(wanted, clock::wall_time()) {
+            let reason = error.to_string();
+            effects.push(Effect::trouble(News::StateNotWritten { reason }));
+        }
+    }
+
+    fn evict(
+        &mut self,
+        evict: &Evict,
+        workload: &Workload,
+        now: BootTime,
+        effects: &mut Vec<Effect>,
+    ) {
+        let uid = &evict.uid;
+        let started = self.evictor.start(uid, &workload.cgroup, evict.grace, now);
+        effects.push(match started {
+            Ok(()) => Effect::evicting(uid, "its processes were told to end"),
+            Err(EvictError::Gone(_)) => Effect::gone(uid, "it is gone"),
+            Err(error) => Effect::refused(uid, now + REFUSAL_PAUSE, error.to_string()),
+        });
+    }
+
+    fn poll(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
+        effects.extend(self.evictor.tick(now).into_iter().map(effect));
+    }
+
+    fn evicting(&self) -> impl Iterator<Item = &PodUid> {
+        self.evictor.pending().map(|pending| &pending.uid)
+    }
+
+    fn pending(&self) -> Vec<PendingEviction> {
+        self.evictor.pending().cloned().collect()
+    }
+
+    fn resume(&mut self, pending: Vec<PendingEviction>) {
+        self.evictor.resume(pending);
+    }
+}
+
+fn effect(outcome: EvictOutcome) -> Effect {
+    match outcome {
+        EvictOutcome::Ended { uid, after } => {
+            Effect::gone(&uid, format!("it has ended, after {}", short(after)))
+        }
+        EvictOutcome::Killed { uid, after } => {
+            Effect::gone(&uid, format!("it was killed, after {}", short(after)))
+        }
+        EvictOutcome::Failed { uid, error } => Effect::evicting(&uid, error.to_string()),
+    }
+}
