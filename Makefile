@@ -4,9 +4,11 @@ CARGO_TEST := cargo test --target $(TARGET)
 BINARY := target/$(TARGET)/release/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
+HELM := target/e2e/bin/helm
+CHART := charts/plimsoll
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,8 +29,14 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks;
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
 	cargo bench --target $(TARGET)
 
-generate: ## Writes the generated files anew: crds/*.yaml
+generate: ## Writes the generated files anew: crds/*.yaml, and the chart's copies
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
+	@cp crds/*.yaml $(CHART)/files/crds/
+
+chart: cluster-build ## Checks the Helm chart (builds Helm with the test cluster)
+	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
+	@$(HELM) lint --quiet --strict $(CHART)
+	@$(HELM) template plimsoll $(CHART) --namespace plimsoll >/dev/null
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)

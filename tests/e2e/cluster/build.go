@@ -44,11 +44,7 @@ func build(here layout, nodes []string) error {
 	if err := installPackages(debianPackages); err != nil {
 		return err
 	}
-	kubernetes, err := kubernetesInputs()
-	if err != nil {
-		return err
-	}
-	if err := once(here, "kubernetes", kubernetes, buildKubernetes); err != nil {
+	if err := buildPrograms(here); err != nil {
 		return err
 	}
 	images, err := fingerprint(here.bin("podtool"), "/bin/busybox")
@@ -71,11 +67,37 @@ func build(here layout, nodes []string) error {
 	if err := once(here, "debian", debian, buildDebian); err != nil {
 		return err
 	}
-	self, err := fingerprint(here.bin("cluster")) // it holds the guest's files and writes its configuration
+	guest, err := guestInputs(here)
 	if err != nil {
 		return err
 	}
-	return once(here, "guest", kubernetes+images+debian+self, buildGuest)
+	return once(here, "guest", images+debian+guest, buildGuest)
+}
+
+// buildPrograms builds what is written in Go: Kubernetes, Helm and podtool.
+func buildPrograms(here layout) error {
+	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
+	if err != nil {
+		return err
+	}
+	for _, program := range []struct {
+		name   string
+		inputs []string
+		step   func(layout) error
+	}{
+		{"kubernetes", []string{filepath.Join(source, "go.sum")}, buildKubernetes},
+		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, buildHelm},
+		{"podtool", sources, buildPodtool},
+	} {
+		inputs, err := fingerprint(program.inputs...)
+		if err != nil {
+			return err
+		}
+		if err := once(here, program.name, kubernetesVersion+" "+runtime.Version()+" "+inputs, program.step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // once runs a step unless its stamp says that it was done with the same inputs.
@@ -96,13 +118,7 @@ func once(here layout, name, inputs string, step func(layout) error) error {
 	return os.WriteFile(stamp, []byte(inputs), 0o644)
 }
 
-// kubernetesInputs is what the Go programs are made of.
-func kubernetesInputs() (string, error) {
-	sum, err := fingerprint(filepath.Join(source, "go.sum"), filepath.Join(source, "podtool", "main.go"))
-	return fmt.Sprintf("%s %s %s", kubernetesVersion, runtime.Version(), sum), err
-}
-
-// buildKubernetes builds Kubernetes, etcd and podtool from Go modules. Without its version the API server misjudges itself.
+// buildKubernetes builds Kubernetes and etcd from Go modules. Without its version the API server misjudges itself.
 func buildKubernetes(here layout) error {
 	versions := "k8s.io/component-base/version.git"
 	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
@@ -112,17 +128,36 @@ func buildKubernetes(here layout) error {
 	for _, name := range strings.Fields("kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl") {
 		programs = append(programs, "k8s.io/kubernetes/cmd/"+name)
 	}
-	for output, packages := range map[string][]string{
-		here.bin("") + "/": append(programs, "./podtool"),
-		here.bin("etcd"):   {"go.etcd.io/etcd/server/v3"},
-	} {
-		arguments := append([]string{"-n", "15", "go", "build", "-C", source, "-trimpath", "-ldflags", flags, "-o", output}, packages...)
-		command := exec.Command("nice", arguments...)
-		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -buildvcs=false")
-		command.Stdout, command.Stderr = os.Stdout, os.Stderr
-		if err := command.Run(); err != nil {
-			return fmt.Errorf("failed to build %s: %w", strings.Join(packages, " "), err)
-		}
+	if err := goBuild(source, flags, here.bin("")+"/", programs...); err != nil {
+		return err
+	}
+	return goBuild(source, flags, here.bin("etcd"), "go.etcd.io/etcd/server/v3")
+}
+
+// buildHelm builds Helm, a module of its own: it wants other versions of Kubernetes's libraries.
+// Without the flags `helm template` takes the cluster for one of version 1.20.
+func buildHelm(here layout) error {
+	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
+	flags := "-s -w"
+	for _, place := range []string{"chartutil", "lint/rules"} {
+		flags += fmt.Sprintf(" -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMajor=%[2]s -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMinor=%[3]s",
+			place, numbers[0], numbers[1])
+	}
+	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
+}
+
+// buildPodtool builds what the pods of the tests run.
+func buildPodtool(here layout) error {
+	return goBuild(source, "-s -w", here.bin("podtool"), "./podtool")
+}
+
+func goBuild(folder, flags, output string, packages ...string) error {
+	arguments := append([]string{"-n", "15", "go", "build", "-C", folder, "-trimpath", "-ldflags", flags, "-o", output}, packages...)
+	command := exec.Command("nice", arguments...)
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -buildvcs=false")
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("failed to build %s: %w", strings.Join(packages, " "), err)
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -28,19 +30,7 @@ func buildGuest(here layout) error {
 	if err := writeEmbedded("files/guest", folder); err != nil {
 		return err
 	}
-	overlay := func(path string) string { return filepath.Join(folder, "overlay", path) }
-	for _, file := range []struct {
-		path, name string
-		values     any
-	}{
-		{overlay("etc/containerd/config.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", true)},
-		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", map[string]any{"PodRange": nodePodRange("v2")}},
-		{overlay("etc/kubernetes/kubelet.yaml"), "kubelet.yaml",
-			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
-		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
-			map[string]any{"Flags": kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
-		{filepath.Join(folder, "import.toml"), "containerd.toml", containerdConfig(filepath.Join(folder, "root/var/lib/containerd"), filepath.Join(folder, "cni"), true)},
-	} {
+	for _, file := range guestConfig(here) {
 		if err := renderTo(file.path, file.name, file.values); err != nil {
 			return err
 		}
@@ -50,6 +40,47 @@ func buildGuest(here layout) error {
 		command = append(command, here.image(tag))
 	}
 	return runQuietly(command...)
+}
+
+// configFile is a template and where it is rendered to.
+type configFile struct {
+	path, name string
+	values     any
+}
+
+// guestConfig are the guest's configuration files, and the one with which its images are imported.
+func guestConfig(here layout) []configFile {
+	overlay := func(path string) string { return here.guest(filepath.Join("overlay", path)) }
+	return []configFile{
+		{overlay("etc/containerd/config.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", true)},
+		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", map[string]any{"PodRange": nodePodRange("v2")}},
+		{overlay("etc/kubernetes/kubelet.yaml"), "kubelet.yaml",
+			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
+		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
+			map[string]any{"Flags": kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
+		{here.guest("import.toml"), "containerd.toml", containerdConfig(here.guest("root/var/lib/containerd"), here.guest("cni"), true)},
+	}
+}
+
+// guestInputs is what the guest is made of beside Debian and the pod images.
+func guestInputs(here layout) (string, error) {
+	inputs, err := fingerprintFiles("files/guest")
+	if err != nil {
+		return "", err
+	}
+	kubelet, err := fingerprint(here.bin("kubelet"))
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	for _, file := range guestConfig(here) {
+		text, err := render(file.name, file.values)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", file.path, len(text), text)
+	}
+	return fmt.Sprintf("%s %s %x", inputs, kubelet, sum.Sum(nil)), nil
 }
 
 // writeEmbedded makes a folder anew with the files of an embedded one.
@@ -65,13 +96,14 @@ func writeEmbedded(source, folder string) error {
 }
 
 // startGuest boots the guest of node v2. It starts from the same disk each time; what differs, its identity, comes on a second disk.
+// What the guest writes is kept over its own reboots, and goes with its process.
 func (s *supervisor) startGuest() error {
 	disk, err := s.makeIdentity()
 	if err != nil {
 		return err
 	}
 	s.start("guest", []string{"qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max",
-		"-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot",
+		"-smp", "2", "-m", "2048", "-nodefaults", "-display", "none",
 		"-serial", "stdio",
 		"-kernel", filepath.Join(s.here.debian(), "vmlinuz"), "-initrd", s.here.guest("initrd.gz"),
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off apparmor=0 selinux=0 audit=0 tsc=reliable clocksource=tsc",

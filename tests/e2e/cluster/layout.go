@@ -29,6 +29,11 @@ func (l layout) kubectl() []string {
 	return []string{l.bin("kubectl"), "--kubeconfig", l.kubeconfig(), "--cache-dir", l.run("kubectl")}
 }
 
+// helm is the same for helm.
+func (l layout) helm() []string {
+	return []string{l.bin("helm"), "--kubeconfig", l.kubeconfig(), "--repository-cache", l.run("helm"), "--registry-config", l.run("helm/registry.json")}
+}
+
 // debian is the folder of what the guest has from Debian, kernel included.
 func (l layout) debian() string { return filepath.Join(l.dir, "debian") }
 

@@ -15,6 +15,7 @@ const usage = `usage: cluster COMMAND
   down                   ends it and removes what it left, also after a crash
   status                 tells whether it runs
   kubectl ARGS...        runs kubectl against it
+  helm ARGS...           runs helm against it
   on NODE CMD ARGS...    runs a command on a node (v1 or v2) as root
   cgroup NS/POD [FILE]   prints the folder of a pod's cgroup on its node, or a file in it
   image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
@@ -50,6 +51,8 @@ func run(here layout, command string, args []string) error {
 		return status(here)
 	case "kubectl":
 		return replaceBy(append(here.kubectl(), args...))
+	case "helm":
+		return replaceBy(append(here.helm(), args...))
 	case "on":
 		return onNode(here, args)
 	case "cgroup":

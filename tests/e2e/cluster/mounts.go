@@ -12,7 +12,7 @@ import (
 )
 
 // borrowed are the folders of this machine over which the sandbox mounts its own; `down` removes those that were not there.
-var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/log/pods", "/var/log/containers"}
+var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/plimsoll", "/var/log/pods", "/var/log/containers"}
 
 // kernelSettings are what the kubelet sets for the whole machine. It finds them set in the sandbox, and leaves the machine's alone.
 var kernelSettings = map[string]string{

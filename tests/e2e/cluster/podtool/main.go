@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,10 +18,12 @@ import (
 
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
-const usage = `usage: podtool pause           waits for SIGTERM
-       podtool burn            keeps every CPU busy until SIGTERM
-       podtool serve ADDRESS   answers HTTP with this host's name
-       podtool get URL         prints the answer, asking with the pod's service account if it has one
+const usage = `usage: podtool pause               waits for SIGTERM
+       podtool burn [MILLICORES]   keeps every CPU busy until SIGTERM, or uses so many thousandths of one
+       podtool serve ADDRESS       answers HTTP with this host's name
+       podtool get URL             prints the answer, asking with the pod's service account if it has one
+       podtool gauge ADDRESS       serves at /metrics what /set?name=value sets, and at /heard what /note?who=NAME told
+       podtool linger NOTE-URL     does not end at SIGTERM: it goes to that URL again and again until it is killed
 `
 
 func main() {
@@ -44,6 +47,20 @@ func run(args []string) error {
 		}
 		waitForEnd()
 		return nil
+	case len(args) == 2 && args[0] == "burn":
+		millicores, err := strconv.Atoi(args[1])
+		if err != nil || millicores < 1 || millicores > 1000 {
+			return fmt.Errorf("burn %s: a number from 1 to 1000 is needed", args[1])
+		}
+		go burn(millicores)
+		waitForEnd()
+		return nil
+	case len(args) == 2 && args[0] == "gauge":
+		go waitAndExit()
+		return http.ListenAndServe(args[1], newGauge())
+	case len(args) == 2 && args[0] == "linger":
+		waitForEnd()
+		linger(args[1])
 	case len(args) == 2 && args[0] == "serve":
 		go waitAndExit()
 		return http.ListenAndServe(args[1], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
