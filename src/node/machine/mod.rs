@@ -5,6 +5,7 @@
 pub mod enforce;
 pub mod event;
 mod keep;
+pub mod kept;
 pub mod outside;
 mod previews;
 mod restore;

@@ -5,15 +5,17 @@
 //! | `lock` | held by the one process that uses the directory |
 //! | `journal` | every cgroup file that was changed, and what it was before |
 //! | `engine.json` | rule states and counters, to go on from after a restart |
+//! | `policies.json` | what the rules in force are compiled from, for a start without anything better |
+//! | `pods.json` | the pods that they act on, with cgroup and inode, likewise |
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but the journal are worth something within one boot only. They are replaced whole, so that a reader never
-//! sees half a file, and not synced: a machine that loses power is another boot.
+//! All but the journal and `policies.json` are worth something within one boot only. They are replaced whole, so that
+//! a reader never sees half a file; they need not be synced, since a machine that loses power is another boot.
 
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,16 @@ pub struct StateError {
     verb: &'static str,
     path: PathBuf,
     source: io::Error,
+}
+
+impl StateError {
+    pub(super) fn write(path: &Path, source: io::Error) -> Self {
+        Self {
+            verb: "write",
+            path: path.to_owned(),
+            source,
+        }
+    }
 }
 
 /// Makes the directory where it is missing, but not its parents; a job launcher may read it.
@@ -43,22 +55,48 @@ pub fn make(dir: &Path) -> io::Result<()> {
 /// # Errors
 /// Where it cannot be written.
 pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
-    let failed = |source| StateError {
-        verb: "write",
-        path: path.to_owned(),
-        source,
-    };
-    let mut text = serde_json::to_vec(value)
-        .map_err(io::Error::from)
-        .map_err(failed)?;
-    text.push(b'\n');
+    let text = line(value).map_err(|error| StateError::write(path, error))?;
+    replace_by(path, |temporary| fs::write(temporary, text))
+}
+
+/// Replaces `path` by a file that only its owner may read, and that is whole also where the machine loses power: then
+/// it is either the old or the new one.
+///
+/// # Errors
+/// Where it cannot be written.
+pub(super) fn replace_private(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
+    replace_by(path, |temporary| {
+        // One that was left behind might be open to others.
+        match fs::remove_file(temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    })
+}
+
+fn replace_by(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), StateError> {
     let temporary = path.with_extension("new");
-    let replaced = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+    let replaced = write(&temporary).and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
         // Half a file on a full disk: give the room back. Nobody reads it.
         let _removed = fs::remove_file(&temporary);
     }
-    replaced.map_err(failed)
+    replaced.map_err(|error| StateError::write(path, error))
+}
+
+/// `value` as one line of JSON.
+pub(super) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(value)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// Removes `path`, where it is there.
@@ -123,7 +161,7 @@ impl Writer {
     }
 }
 
-fn boot_id() -> io::Result<String> {
+pub(super) fn boot_id() -> io::Result<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())
 }

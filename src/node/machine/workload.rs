@@ -5,11 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::engine::pod::Pod;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 /// A pod and the cgroup that it runs in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
     /// What is known of it.
     pub pod: Arc<Pod>,
