@@ -51,6 +51,7 @@ use self::plan::{Change, Feedback, Plan, RuleState, Spared, Transition, Unknown}
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
 use self::preview::Previewing;
+pub use self::rank::compare as compare_victims;
 use self::rule::Judgement;
 use self::run::Run;
 use self::sample::Sample;
@@ -279,6 +280,21 @@ impl Engine {
         }
     }
 
+    /// Judges a rule by `value`, in its metric's unit, instead of by the samples: what if it were so. For questions only;
+    /// ends with the next change of the rule's strategy.
+    pub fn assume(&mut self, rule: &RuleId, value: f64) {
+        if let Some(run) = self.runs.iter_mut().find(|run| run.rule.id == *rule) {
+            run.assumed = Some(value);
+        }
+    }
+
+    /// What a rule needs to have released by its last judgement, in millicores or bytes: 1.1 x (value - mark). 0 where
+    /// it is not above its mark, and where the metric has no such unit.
+    pub fn gap(&self, rule: &RuleId) -> u64 {
+        let run = self.runs.iter().find(|run| run.rule.id == *rule);
+        run.map_or(0, |run| run.gap)
+    }
+
     /// What the next samples have to hold.
     pub fn demand(&self) -> Demand {
         let mut demand = Demand {
@@ -374,10 +390,10 @@ impl Engine {
                 period: group.period,
                 pods: self.pods.all(),
             };
-            let judgement = if group.gap {
-                Judgement::Unknown(Unknown::Rebased)
-            } else {
-                values::judge(&run.rule, &view)
+            let judgement = match run.assumed {
+                Some(value) => values::assumed(&run.rule, value),
+                None if group.gap => Judgement::Unknown(Unknown::Rebased),
+                None => values::judge(&run.rule, &view),
             };
             run.observe(self.now, judgement, self.unknown_limit, out);
             run.gap = gap::gap(&run.rule, run.judgement, 0, &sample.node);

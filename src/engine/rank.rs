@@ -6,7 +6,7 @@ use super::pod::Pod;
 
 /// Compares two candidates with their use of the resource; `Less` is acted on first: elastic users, lower priority,
 /// `BestEffort` before `Burstable` before `Guaranteed`, higher usage, younger, name. Namespace and UID make it total.
-pub(super) fn compare((a, a_uses): (&Pod, u64), (b, b_uses): (&Pod, u64)) -> Ordering {
+pub fn compare((a, a_uses): (&Pod, u64), (b, b_uses): (&Pod, u64)) -> Ordering {
     b.elastic
         .cmp(&a.elastic)
         .then(a.priority.cmp(&b.priority))

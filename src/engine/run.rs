@@ -35,6 +35,8 @@ pub(super) struct Run {
     spared: Vec<(PodUid, ActionKind, Spared)>,
     /// What a Preview rule would have in force.
     pub(super) shadow: Shadow,
+    /// The value that it is judged by instead of the samples.
+    pub(super) assumed: Option<f64>,
 }
 
 impl Run {
@@ -52,6 +54,7 @@ impl Run {
             evicted: 0,
             spared: Vec::new(),
             shadow: Shadow::default(),
+            assumed: None,
         }
     }
 

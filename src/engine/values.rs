@@ -72,6 +72,13 @@ pub(super) fn judge(rule: &Rule, view: &View<'_>) -> Judgement {
     fold.judge(rule)
 }
 
+/// Judges a value that somebody says it has.
+pub(super) fn assumed(rule: &Rule, value: f64) -> Judgement {
+    let mut fold = Fold::default();
+    fold.add(finite(value));
+    fold.judge(rule)
+}
+
 /// The largest of the series, and what kept others from being known.
 #[derive(Debug, Default)]
 struct Fold {
