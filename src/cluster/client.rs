@@ -75,6 +75,25 @@ impl CallError {
             _ => None,
         }
     }
+
+    /// In words, with every cause. What an API server refuses names verb and resource.
+    pub fn words(&self) -> String {
+        match self {
+            Self::Kube(kube::Error::Api(status)) => format!("{} ({})", status.message, status.code),
+            other => describe(other),
+        }
+    }
+}
+
+/// An error with its causes.
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 /// A call with a deadline.

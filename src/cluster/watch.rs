@@ -8,6 +8,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
+use super::client::describe;
+
 /// Something happened to the objects of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
@@ -55,14 +57,4 @@ fn to_json(mut object: DynamicObject) -> Value {
         value["kind"] = json!(types.kind);
     }
     value
-}
-
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

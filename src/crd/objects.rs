@@ -36,6 +36,15 @@ impl Kind {
         }
     }
 
+    /// As in the paths of the API.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::AvoidanceAction => "avoidanceactions",
+            Self::NodeQos => "nodeqoss",
+            Self::PodQos => "podqoss",
+        }
+    }
+
     /// The kind of an object; `None` for any other `apiVersion` or `kind`.
     pub fn of(object: &Value) -> Option<Self> {
         if object.get("apiVersion")?.as_str()? != API_VERSION {

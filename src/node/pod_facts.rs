@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::engine::pod::{Kept, Pod, PodUid, Reserved};
+use crate::engine::units::Quota;
 
 pub use self::resources::ResourceError;
 
@@ -76,6 +77,15 @@ pub fn pod_facts(pod: &k8s::Pod) -> Result<Pod, PodFactsError> {
         namespace,
         name,
     })
+}
+
+/// The CPU quota that the kubelet gives the pod's cgroup, by its limits.
+///
+/// # Errors
+/// Where the object has no spec, or one of its quantities is not one.
+pub fn cpu_quota(pod: &k8s::Pod) -> Result<Quota, PodFactsError> {
+    let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
+    Ok(resources::cpu_quota(spec)?)
 }
 
 /// `status.phase`, where the object has one.

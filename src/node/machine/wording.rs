@@ -325,7 +325,8 @@ pub const fn unknown_reason(reason: Unknown) -> &'static str {
     }
 }
 
-const fn spared_reason(reason: Spared) -> &'static str {
+/// Why a pod was passed over, in words.
+pub const fn spared_reason(reason: Spared) -> &'static str {
     match reason {
         Spared::NotAllowed => "no PodQOS allows this action on it",
         Spared::Protected => "it is protected",

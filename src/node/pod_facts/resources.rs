@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
 
 use crate::engine::pod::QosClass;
 use crate::engine::quantity::Quantity;
-use crate::engine::units::MilliCpu;
+use crate::engine::units::{MilliCpu, Quota};
 
 /// The resources that decide the class of service.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
@@ -115,15 +115,48 @@ pub(super) fn container_requests(
     Ok(by_name)
 }
 
+/// The quota that the kubelet gives the pod (`ResourceConfigForPod`): the pod's own limit, else what its containers'
+/// limits come to, and none where a container has no limit.
+pub(super) fn cpu_quota(spec: &k8s::PodSpec) -> Result<Quota, ResourceError> {
+    let own = match &spec.resources {
+        Some(own) => amounts(&own.limits)?.get("cpu").copied(),
+        None => None,
+    };
+    let mut open = false;
+    for container in all_containers(spec) {
+        open |= !limits(container)?.contains_key("cpu");
+    }
+    let all = if open {
+        None
+    } else {
+        together(spec, "cpu", limits)?
+    };
+    let Some(limit) = own.or(all) else {
+        return Ok(Quota::Unlimited);
+    };
+    let overhead = amounts(&spec.overhead)?.get("cpu").copied();
+    Ok(Quota::Limit(milli(limit + overhead.unwrap_or(0))))
+}
+
 fn containers_request(spec: &k8s::PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
+    together(spec, resource, requests)
+}
+
+/// The larger of what containers and sidecars have together and what any init container has beside the sidecars
+/// started before it.
+fn together(
+    spec: &k8s::PodSpec,
+    resource: &str,
+    of: fn(&k8s::Container) -> Result<Amounts, ResourceError>,
+) -> Result<Option<Nanos>, ResourceError> {
     let mut together = None;
     for container in &spec.containers {
-        together = sum(together, requests(container)?.get(resource).copied());
+        together = sum(together, of(container)?.get(resource).copied());
     }
     let mut sidecars = None;
     let mut peak = None;
     for container in spec.init_containers.iter().flatten() {
-        let own = requests(container)?;
+        let own = of(container)?;
         if is_sidecar(container) {
             sidecars = sum(sidecars, own.get(resource).copied());
             peak = peak.max(sidecars);

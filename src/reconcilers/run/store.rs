@@ -7,10 +7,7 @@ use serde_json::Value;
 
 use super::super::world::{Live, World};
 use crate::cluster::watch::{Change, resource};
-use crate::crd::{self, Kind, node_watermark};
-use crate::engine::policy::NodeFacts;
-use crate::engine::quantity::Quantity;
-use crate::engine::units::Bytes;
+use crate::crd::{self, Kind, node_facts, node_watermark};
 
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +44,7 @@ impl Source {
 }
 
 pub(super) fn policy_resource(kind: Kind) -> ApiResource {
-    let plural = match kind {
-        Kind::AvoidanceAction => "avoidanceactions",
-        Kind::NodeQos => "nodeqoss",
-        Kind::PodQos => "podqoss",
-    };
-    resource(crd::GROUP, crd::VERSION, kind.name(), plural)
+    resource(crd::GROUP, crd::VERSION, kind.name(), kind.plural())
 }
 
 pub(super) fn watermark_resource() -> ApiResource {
@@ -120,7 +112,7 @@ impl Store {
             }
             Source::Nodes => {
                 let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-                world.apply_node(name, uid, facts(object));
+                world.apply_node(name, uid, node_facts(object));
             }
             Source::Watermarks => world.apply_live(name, Live::of(object)),
         }
@@ -132,26 +124,5 @@ impl Store {
             Source::Nodes => world.delete_node(name),
             Source::Watermarks => world.delete_live(name),
         }
-    }
-}
-
-/// What compiling has to know of a node.
-fn facts(node: &Value) -> NodeFacts {
-    let labels = node["metadata"]["labels"].as_object();
-    let label = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
-    let capacity = &node["status"]["capacity"];
-    let amount = |name: &str| {
-        let quantity: Option<Quantity> = capacity[name].as_str()?.parse().ok();
-        quantity.map(Quantity::as_f64)
-    };
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a capacity; `as` saturates"
-    )]
-    NodeFacts {
-        labels: labels.into_iter().flatten().filter_map(label).collect(),
-        cpus: amount("cpu").unwrap_or(0.0) as u32,
-        memory: Bytes(amount("memory").unwrap_or(0.0) as u64),
     }
 }

@@ -1,0 +1,28 @@
+//! What compiling has to know of a node, from the Node object.
+
+use serde_json::Value;
+
+use crate::engine::policy::NodeFacts;
+use crate::engine::quantity::Quantity;
+use crate::engine::units::Bytes;
+
+/// Labels and capacity of a `v1` Node; what it does not say is 0.
+pub fn node_facts(node: &Value) -> NodeFacts {
+    let labels = node["metadata"]["labels"].as_object();
+    let label = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    let capacity = &node["status"]["capacity"];
+    let amount = |name: &str| {
+        let quantity: Option<Quantity> = capacity[name].as_str()?.parse().ok();
+        quantity.map(Quantity::as_f64)
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a capacity; `as` saturates"
+    )]
+    NodeFacts {
+        labels: labels.into_iter().flatten().filter_map(label).collect(),
+        cpus: amount("cpu").unwrap_or(0.0) as u32,
+        memory: Bytes(amount("memory").unwrap_or(0.0) as u64),
+    }
+}
