@@ -1,7 +1,7 @@
 //! Plimsoll: a `QoS` operator for Kubernetes nodes, and the same enforcement for a single Linux machine.
 //!
 //! Imports go one way: `cli -> {demo, standalone} -> {node, trace} -> crd -> engine` and
-//! `cli -> reconcilers -> {serve, cluster, crd} -> engine`.
+//! `cli -> reconcilers -> {serve, cluster, crd} -> engine` and `cli -> preview -> {node, cluster, crd} -> engine`.
 
 pub mod cli;
 pub mod cluster;
@@ -9,6 +9,7 @@ pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod node;
+pub mod preview;
 pub mod reconcilers;
 pub mod serve;
 pub mod standalone;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine"]),
@@ -13,6 +13,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("trace", &["engine", "crd"]),
     ("node", &["engine", "crd", "cluster"]),
     ("reconcilers", &["engine", "crd", "cluster", "serve"]),
+    ("preview", &["engine", "crd", "cluster", "node"]),
     ("standalone", &["engine", "crd", "node", "trace"]),
     ("demo", &["engine", "crd", "node", "trace", "standalone"]),
     (
@@ -23,6 +24,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
             "cluster",
             "serve",
             "node",
+            "preview",
             "reconcilers",
             "trace",
             "standalone",

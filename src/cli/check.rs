@@ -1,7 +1,7 @@
 //! `plimsoll check`.
 
-mod report;
-mod sources;
+pub(super) mod report;
+pub(super) mod sources;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for error in &sources.unreadable {
         eprintln!("plimsoll: {error:#}");
     }
-    let report = Report::new(&sources, &node, args.node_labels.is_some());
+    let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
     match args.output {
         Output::Text => report.print_text()?,
         Output::Json => report.print_json()?,

@@ -7,6 +7,7 @@ pub mod crds;
 pub mod demo;
 mod duration;
 mod logging;
+pub mod preview;
 pub mod replay;
 pub mod run;
 pub mod shell;
@@ -50,6 +51,8 @@ enum Command {
     Agent(Box<agent::Args>),
     /// Compile the policies of a Kubernetes cluster for its nodes.
     Controller(controller::Args),
+    /// Show what policies would do on a live Kubernetes cluster right now, before applying them.
+    Preview(preview::Args),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
@@ -75,6 +78,7 @@ impl Cli {
             Command::State(args) => state::run(&args),
             Command::Agent(args) => agent::run(&args),
             Command::Controller(args) => controller::run(&args),
+            Command::Preview(args) => preview::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Completions(args) => Ok(shell::completions(&args)),

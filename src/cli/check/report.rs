@@ -1,10 +1,11 @@
 //! What was found, and where.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Write, stdout};
 
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::sources::{Source, Sources};
 use crate::crd::manifest::{Lines, Object};
@@ -14,13 +15,15 @@ use crate::engine::policy::NodeFacts;
 /// All that was found.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report<'a> {
+pub(in crate::cli) struct Report<'a> {
     findings: Vec<Located<'a>>,
     files: usize,
     objects: usize,
     skipped: usize,
     errors: usize,
     warnings: usize,
+    #[serde(skip)]
+    places: BTreeSet<ObjectRef>,
 }
 
 /// A finding with its place.
@@ -41,7 +44,13 @@ struct Located<'a> {
 type Places<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Lines)>>;
 
 impl<'a> Report<'a> {
-    pub(super) fn new(sources: &'a Sources, node: &NodeFacts, by_labels: bool) -> Self {
+    /// On the objects in `sources`, looked at together with those that stand `beside` them.
+    pub(in crate::cli) fn new(
+        sources: &'a Sources,
+        beside: Vec<Value>,
+        node: &NodeFacts,
+        by_labels: bool,
+    ) -> Self {
         let mut report = Self {
             files: sources.files.len(),
             ..Self::default()
@@ -57,23 +66,41 @@ impl<'a> Report<'a> {
             let objects = source.manifest.objects.iter();
             objects.map(|object| object.value.clone())
         });
-        let mut objects = Objects::from_values(values);
+        let mut objects = Objects::from_values(values.chain(beside));
         if !by_labels {
             objects = objects.for_every_node();
         }
         for finding in compile(&objects, node).findings {
             report.add_together(&finding, &places);
         }
+        report.places = places.into_keys().collect();
         report.finish(sources);
         report
     }
 
-    pub(super) const fn errors(&self) -> usize {
+    pub(in crate::cli) const fn errors(&self) -> usize {
         self.errors
     }
 
-    pub(super) const fn warnings(&self) -> usize {
+    pub(in crate::cli) const fn warnings(&self) -> usize {
         self.warnings
+    }
+
+    /// Whether an API server would refuse something of it.
+    pub(in crate::cli) fn is_refused(&self) -> bool {
+        let refused =
+            |found: &Located<'_>| matches!(found.reason, Reason::Invalid | Reason::DuplicateName);
+        self.findings.iter().any(refused)
+    }
+
+    /// Whether it is about this object.
+    pub(in crate::cli) fn is_about(&self, object: &ObjectRef) -> bool {
+        self.places.contains(object)
+    }
+
+    /// A line a finding.
+    pub(in crate::cli) fn lines(&self) -> impl Iterator<Item = String> {
+        self.findings.iter().map(ToString::to_string)
     }
 
     fn add_flaws(&mut self, source: &'a Source) {
@@ -183,7 +210,7 @@ impl<'a> Report<'a> {
         (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
     }
 
-    pub(super) fn print_text(&self) -> anyhow::Result<()> {
+    pub(in crate::cli) fn print_text(&self) -> anyhow::Result<()> {
         let mut out = stdout().lock();
         for found in &self.findings {
             writeln!(out, "{found}").context("failed to write to standard output")?;
@@ -201,7 +228,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    pub(super) fn print_json(&self) -> anyhow::Result<()> {
+    pub(in crate::cli) fn print_json(&self) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self).context("failed to write JSON")?;
         writeln!(stdout().lock(), "{text}").context("failed to write to standard output")
     }

@@ -13,19 +13,19 @@ const MAX_FOLDERS: usize = 16;
 
 /// What was read.
 #[derive(Default)]
-pub(super) struct Sources {
-    pub(super) files: Vec<Source>,
-    pub(super) unreadable: Vec<anyhow::Error>,
+pub(in crate::cli) struct Sources {
+    pub(in crate::cli) files: Vec<Source>,
+    pub(in crate::cli) unreadable: Vec<anyhow::Error>,
 }
 
 /// One file.
-pub(super) struct Source {
-    pub(super) name: String,
-    pub(super) manifest: Manifest,
+pub(in crate::cli) struct Source {
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) manifest: Manifest,
 }
 
 /// Reads files, folders and standard input (`-`).
-pub(super) fn read_all(paths: &[PathBuf]) -> Sources {
+pub(in crate::cli) fn read_all(paths: &[PathBuf]) -> Sources {
     let mut sources = Sources::default();
     for path in paths {
         if let Err(error) = sources.read(path, MAX_FOLDERS) {

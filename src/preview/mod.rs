@@ -1,0 +1,59 @@
+//! `plimsoll preview`: what policies would do on a live cluster right now. Reads, and decides by the engine alone.
+//!
+//! ```text
+//!  policies of the cluster ◄─ laid over ─ files ──► Objects ──► compile, node by node ─┐
+//!  Node, Pods, NodeWatermark, /stats/summary of the kubelet ──► Looks ─────────────────┴─► Engine ──► Preview
+//! ```
+
+mod foresee;
+mod kept;
+mod overlay;
+mod read;
+mod report;
+mod summary;
+mod table;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as k8s;
+
+use crate::engine::pod::Pod;
+use crate::engine::units::Quota;
+use crate::node::pod_facts::{self, PodFactsError};
+
+pub use self::foresee::{Given, Scene, foresee};
+pub use self::kept::Kept;
+pub use self::overlay::overlay;
+pub use self::read::{Answer, Cluster, Node, Options, ReadError, Selection, Silence, subjects};
+pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, Source, Standing};
+pub use self::summary::Summary;
+
+/// The annotation of a mirror pod: the UID by which its kubelet knows it.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// A pod that may be acted on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subject {
+    /// The facts that decisions rest on.
+    pub pod: Arc<Pod>,
+    /// What its cgroup's quota is, going by its limits.
+    pub quota: Quota,
+    /// Its UID in the kubelet's figures.
+    pub kubelet_uid: String,
+}
+
+impl Subject {
+    /// The pod as an API server has it.
+    ///
+    /// # Errors
+    /// Where the object can't be read.
+    pub fn of(pod: &k8s::Pod) -> Result<Self, PodFactsError> {
+        let facts = pod_facts::pod_facts(pod)?;
+        let mirrored = pod_facts::annotation(&pod.metadata, MIRROR);
+        Ok(Self {
+            quota: pod_facts::cpu_quota(pod)?,
+            kubelet_uid: mirrored.unwrap_or(&facts.uid.0).to_owned(),
+            pod: Arc::new(facts),
+        })
+    }
+}

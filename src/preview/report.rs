@@ -1,0 +1,461 @@
+//! What would be done, for people and as JSON.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::table::Table;
+use crate::engine::metric::Metric;
+use crate::engine::plan::Change;
+use crate::engine::pod::QosClass;
+use crate::engine::policy::{RuleId, Strategy, TaintEffect};
+use crate::engine::units::{Bytes, MilliCpu};
+use crate::node::machine::wording::{count, format_value, short};
+
+/// So many pods that no policy matches are named; JSON names all.
+const NAMED: usize = 5;
+
+/// What policies would do on the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Preview {
+    /// In order of name.
+    pub nodes: Vec<NodePreview>,
+    /// Nodes that no rule selects.
+    pub untouched: usize,
+    /// What could not be read, and what that means.
+    pub notes: Vec<String>,
+}
+
+/// What would be done on one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePreview {
+    /// Its name.
+    pub node: String,
+    /// The rules that it would keep, in order of id.
+    pub rules: Vec<RulePreview>,
+    /// Why its kubelet's figures are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent: Option<String>,
+}
+
+/// One rule on one node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RulePreview {
+    /// `<NodeQOS>/<rule>`.
+    pub rule: RuleId,
+    /// Act, or report only.
+    pub strategy: Strategy,
+    /// Name of the action.
+    pub action: String,
+    /// Name of the metric.
+    pub metric: String,
+    /// In the metric's unit.
+    pub value: Option<f64>,
+    /// Why there is no value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+    /// Where the value comes from.
+    pub source: Source,
+    /// High mark.
+    pub mark: f64,
+    /// Low mark.
+    pub restore: f64,
+    /// The value against the marks.
+    pub standing: Standing,
+    /// So many evaluations in a row above the mark come before anything is done.
+    pub evaluations: u32,
+    /// From one evaluation to the next.
+    #[serde(rename = "periodSeconds", serialize_with = "seconds")]
+    pub period: Duration,
+    /// What has to be released, in millicores or bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap: Option<u64>,
+    /// How new pods would be kept away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<TaintEffect>,
+    /// Pods that the agent has throttled for it already.
+    pub in_force: usize,
+    /// The node's pods in the order of victims, where the rule is over its mark and acts on pods.
+    pub pods: Vec<PodPreview>,
+}
+
+/// One pod, for one rule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPreview {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Class of service.
+    pub class: QosClass,
+    /// Priority.
+    pub priority: i32,
+    /// Some `PodQOS` matches it.
+    pub matched: bool,
+    /// What it uses.
+    #[serde(rename = "cpuMillicores")]
+    pub cpu: Option<MilliCpu>,
+    /// What it holds, page cache aside.
+    #[serde(rename = "memoryBytes")]
+    pub memory: Option<Bytes>,
+    /// What would be done to it.
+    pub would: Vec<Change>,
+    /// Why something, or all, is not done to it.
+    pub reasons: Vec<String>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "from")]
+pub enum Source {
+    /// `--value`.
+    Given {
+        /// That.
+        value: f64,
+    },
+    /// The status of the node's `NodeWatermark`, where the agent keeps the same rule.
+    Agent {
+        /// The agent's.
+        value: f64,
+        /// How long ago it was written.
+        #[serde(rename = "ageSeconds", serialize_with = "seconds")]
+        age: Duration,
+    },
+    /// `/stats/summary` of the node's kubelet.
+    Kubelet,
+    /// It can't be known from here.
+    Nowhere {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A value against its marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Standing {
+    /// Above the high mark.
+    Over,
+    /// Not above the high mark, and above the low one: what is in force stays.
+    Between,
+    /// At or below the low mark.
+    Under,
+    /// There is no value.
+    Unknown,
+}
+
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given { .. } => f.write_str("given"),
+            Self::Agent { age, .. } => write!(f, "agent, {} ago", whole(*age)),
+            Self::Kubelet => f.write_str("kubelet"),
+            Self::Nowhere { .. } => f.write_str("-"),
+        }
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Over => "OVER",
+            Self::Between => "between",
+            Self::Under => "under",
+            Self::Unknown => "UNKNOWN",
+        })
+    }
+}
+
+fn whole(duration: Duration) -> String {
+    short(Duration::from_secs(duration.as_secs()))
+}
+
+/// How many pods each kind of action would be taken on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Acts {
+    throttled: usize,
+    reclaimed: usize,
+    evicted: usize,
+}
+
+impl Acts {
+    fn of<'a>(pods: impl IntoIterator<Item = &'a PodPreview>) -> Self {
+        let mut acts = Self::default();
+        for change in pods.into_iter().flat_map(|pod| &pod.would) {
+            match change {
+                Change::Throttle { .. } => acts.throttled += 1,
+                Change::Reclaim { .. } => acts.reclaimed += 1,
+                Change::Evict { .. } => acts.evicted += 1,
+                _ => {}
+            }
+        }
+        acts
+    }
+
+    fn words(self, [throttle, reclaim, evict]: [&str; 3]) -> Vec<String> {
+        let kinds = [
+            (throttle, self.throttled),
+            (reclaim, self.reclaimed),
+            (evict, self.evicted),
+        ];
+        let some = kinds.into_iter().filter(|(_, pods)| *pods > 0);
+        some.map(|(what, pods)| format!("{what} {}", count(pods, "pod")))
+            .collect()
+    }
+}
+
+impl RulePreview {
+    fn value_of(&self, value: f64) -> String {
+        format_value(Some(&self.metric), value)
+    }
+
+    /// The kubelet's figure for memory is another one than the agent's.
+    fn shown_value(&self) -> String {
+        let approximate = self.source == Source::Kubelet && self.metric.starts_with("memory_total");
+        let about = if approximate { "~" } else { "" };
+        let value = self
+            .value
+            .map(|value| format!("{about}{}", self.value_of(value)));
+        value.unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    fn would(&self) -> String {
+        match self.standing {
+            Standing::Over => self.would_when_over(),
+            Standing::Unknown => {
+                let why = self.unknown.as_deref().unwrap_or("it is not known");
+                format!("nothing starts: {why}")
+            }
+            Standing::Between | Standing::Under if self.in_force > 0 => {
+                format!(
+                    "hold what is in force on {}, then give it back",
+                    count(self.in_force, "pod")
+                )
+            }
+            Standing::Between | Standing::Under => "-".to_owned(),
+        }
+    }
+
+    fn would_when_over(&self) -> String {
+        let mut acts = Vec::new();
+        if let Some(effect) = self.scheduling {
+            acts.push(format!("disable scheduling ({effect:?})"));
+        }
+        acts.extend(Acts::of(&self.pods).words(["throttle", "reclaim page cache of", "evict"]));
+        if acts.is_empty() {
+            acts.push("nothing: no pod can be acted on".to_owned());
+        }
+        let acts = acts.join(", ");
+        match self.strategy {
+            Strategy::Enforce => acts,
+            Strategy::Preview => format!("only report: {acts}"),
+        }
+    }
+
+    fn row(&self, node: &str) -> Vec<String> {
+        vec![
+            node.to_owned(),
+            self.rule.to_string(),
+            self.metric.clone(),
+            self.shown_value(),
+            self.value_of(self.mark),
+            self.source.to_string(),
+            self.standing.to_string(),
+            self.would(),
+        ]
+    }
+
+    /// The rule in full, where it is over its mark and acts on pods.
+    fn fmt_pods(&self, node: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.pods.is_empty() {
+            return Ok(());
+        }
+        let waits = self.period.saturating_mul(self.evaluations);
+        write!(
+            f,
+            "\n{node}: {} ({}), after {} above the mark ({})",
+            self.rule,
+            self.action,
+            count(self.evaluations as usize, "evaluation"),
+            short(waits)
+        )?;
+        match self.gap {
+            Some(gap) => writeln!(f, "; {} to release in all:", self.amount(gap))?,
+            None => writeln!(f, ":")?,
+        }
+        let mut table = Table::new(
+            &["  POD", "CLASS", "PRIORITY", "CPU", "MEMORY", "FIRST ROUND"],
+            &[2, 3, 4],
+        );
+        let matched = self.pods.iter().filter(|pod| pod.matched);
+        matched.for_each(|pod| table.push(pod.row(self)));
+        write!(f, "{table}")?;
+        let others: Vec<_> = self.pods.iter().filter(|pod| !pod.matched).collect();
+        match others.len() {
+            0 => Ok(()),
+            number => writeln!(
+                f,
+                "  left alone, no PodQOS matches: {} ({})",
+                count(number, "pod"),
+                names(&others)
+            ),
+        }
+    }
+
+    /// Millicores or bytes.
+    fn amount(&self, amount: u64) -> String {
+        match Metric::parse(&self.metric).and_then(|metric| metric.resource()) {
+            Some(crate::engine::metric::Resource::Cpu) => MilliCpu(amount).to_string(),
+            _ => Bytes(amount).to_string(),
+        }
+    }
+}
+
+fn names(pods: &[&PodPreview]) -> String {
+    let first = pods.iter().take(NAMED);
+    let mut names: Vec<_> = first
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect();
+    if pods.len() > NAMED {
+        names.push("...".to_owned());
+    }
+    names.join(", ")
+}
+
+impl PodPreview {
+    fn row(&self, rule: &RulePreview) -> Vec<String> {
+        let unknown = || "unknown".to_owned();
+        vec![
+            format!("  {}/{}", self.namespace, self.name),
+            self.class.to_string(),
+            self.priority.to_string(),
+            self.cpu.map_or_else(unknown, |cpu| cpu.to_string()),
+            self.memory
+                .map_or_else(unknown, |memory| memory.to_string()),
+            self.words(rule),
+        ]
+    }
+
+    fn words(&self, rule: &RulePreview) -> String {
+        let acts = self.would.iter().map(|change| act(change, rule));
+        let reasons = self.reasons.iter().map(|reason| format!("not: {reason}"));
+        acts.chain(reasons).collect::<Vec<_>>().join("; ")
+    }
+}
+
+fn act(change: &Change, rule: &RulePreview) -> String {
+    match change {
+        Change::Throttle {
+            from,
+            to,
+            idle,
+            quota,
+            release,
+            ..
+        } => {
+            let idle = if *idle { ", idle class" } else { "" };
+            format!("throttle {from} % -> {to} % ({quota}{idle}), releases {release}")
+        }
+        Change::Reclaim { amount, .. } => format!("reclaim up to {amount} of page cache"),
+        Change::Evict { grace, release, .. } => {
+            let release = release.map(|release| format!(", releases {}", rule.amount(release)));
+            format!(
+                "evict (grace {}){}",
+                short(*grace),
+                release.unwrap_or_default()
+            )
+        }
+        _ => String::new(),
+    }
+}
+
+impl Preview {
+    fn rules(&self) -> impl Iterator<Item = (&str, &RulePreview)> {
+        let nodes = self.nodes.iter();
+        nodes.flat_map(|node| {
+            node.rules
+                .iter()
+                .map(move |rule| (node.node.as_str(), rule))
+        })
+    }
+
+    fn table(&self) -> Table {
+        let header = [
+            "NODE", "RULE", "METRIC", "VALUE", "MARK", "FROM", "STATE", "WOULD",
+        ];
+        let mut table = Table::new(&header, &[3, 4]);
+        self.rules()
+            .for_each(|(node, rule)| table.push(rule.row(node)));
+        table
+    }
+
+    fn nodes_with(&self, is: impl Fn(&RulePreview) -> bool) -> usize {
+        let nodes = self.nodes.iter();
+        nodes.filter(|node| node.rules.iter().any(&is)).count()
+    }
+
+    /// `1 of 2 nodes is over a mark; would be done: ...`.
+    pub fn summary(&self) -> String {
+        let over = self.nodes_with(|rule| rule.standing == Standing::Over);
+        let all = self.nodes.len() + self.untouched;
+        let mut parts = vec![format!("{over} of {} over a mark", count(all, "node"))];
+        let acts = |strategy: Strategy| {
+            let rules = self
+                .rules()
+                .filter(move |(_, rule)| rule.strategy == strategy);
+            Acts::of(rules.flat_map(|(_, rule)| &rule.pods))
+        };
+        let done = ["throttled:", "page cache reclaimed:", "evicted:"];
+        parts.extend(acts(Strategy::Enforce).words(done));
+        let closes =
+            |rule: &RulePreview| rule.scheduling.is_some() && rule.strategy == Strategy::Enforce;
+        match self.nodes_with(closes) {
+            0 => {}
+            nodes => parts.push(format!("closed to new pods: {}", count(nodes, "node"))),
+        }
+        let reported = acts(Strategy::Preview).words(["throttle of", "reclaim of", "eviction of"]);
+        if !reported.is_empty() {
+            parts.push(format!("only reported: {}", reported.join(", ")));
+        }
+        match self
+            .rules()
+            .filter(|(_, rule)| rule.standing == Standing::Unknown)
+            .count()
+        {
+            0 => {}
+            unknown => parts.push(format!("not known: {}", count(unknown, "value"))),
+        }
+        match self.untouched {
+            0 => {}
+            untouched => parts.push(format!("selected by no rule: {}", count(untouched, "node"))),
+        }
+        parts.join("; ")
+    }
+}
+
+impl fmt::Display for Preview {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rules().next().is_some() {
+            write!(f, "{}", self.table())?;
+        }
+        for (node, rule) in self.rules() {
+            rule.fmt_pods(node, f)?;
+        }
+        if self.rules().next().is_some() {
+            writeln!(f)?;
+        }
+        self.notes
+            .iter()
+            .try_for_each(|note| writeln!(f, "note: {note}"))?;
+        writeln!(f, "{}", self.summary())
+    }
+}

@@ -1,0 +1,385 @@
+//! The kubelet's `/stats/summary`, and what of it a sample of the engine can hold.
+//!
+//! The kubelet measures other things than the node's agent, and none of them is made up here:
+//! - CPU of the node is that of the root cgroup, over the kubelet's own window of some 10 s; steal is not in it.
+//! - Memory in use is the kubelet's working set: page cache in active use counts, which `MemAvailable` takes as free,
+//!   so that it is somewhat above `MemTotal` - `MemAvailable`.
+//! - Memory that a pod holds is its anonymous memory; shared memory and slab are not told apart from page cache. Page
+//!   cache to reclaim is what the kubelet counts as inactive, the least that there is.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::Subject;
+use crate::engine::sample::{
+    CpuTimes, InterfaceSample, LeverSample, MemoryParts, NodeMemory, NodeSample, PodSample,
+    Pressure, Sample,
+};
+use crate::engine::time::BootTime;
+use crate::engine::units::{Bytes, MilliCpu};
+
+/// When the first of the two looks that the engine compares is taken to be; any time does.
+pub(super) const BEFORE: BootTime = BootTime::from_nanos(1_000_000_000_000_000);
+/// From the first look to the second.
+pub(super) const PERIOD: Duration = Duration::from_secs(10);
+const SECONDS: u64 = PERIOD.as_secs();
+
+/// What the kubelet tells of its node; only what is read here.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Summary {
+    node: NodeStats,
+    pods: Vec<PodStats>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeStats {
+    cpu: Option<Cpu>,
+    memory: Option<Memory>,
+    io: Option<Io>,
+    network: Option<Network>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Cpu {
+    time: Option<Timestamp>,
+    usage_nano_cores: Option<u64>,
+    psi: Option<Psi>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Memory {
+    time: Option<Timestamp>,
+    usage_bytes: Option<u64>,
+    working_set_bytes: Option<u64>,
+    rss_bytes: Option<u64>,
+    psi: Option<Psi>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Io {
+    psi: Option<Psi>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Psi {
+    full: PsiLine,
+    some: PsiLine,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct PsiLine {
+    total: u64,
+    avg10: f64,
+    avg60: f64,
+    avg300: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Network {
+    time: Option<Timestamp>,
+    interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Interface {
+    name: String,
+    rx_bytes: Option<u64>,
+    tx_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodStats {
+    pod_ref: PodRef,
+    cpu: Option<Cpu>,
+    memory: Option<Memory>,
+    containers: Vec<ContainerStats>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct PodRef {
+    uid: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct ContainerStats {
+    cpu: Option<Cpu>,
+    memory: Option<Memory>,
+}
+
+/// What is known of a node's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) cpus: u32,
+    pub(super) memory: Bytes,
+}
+
+/// The two looks that the engine compares: counters that begin at 0, and what they and the gauges come to one
+/// [`PERIOD`] later. Only the second has gauges, so that nothing is done at the first.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Looks {
+    pub(super) before: Sample,
+    pub(super) now: Sample,
+}
+
+impl Looks {
+    /// Of a node whose kubelet gave these answers, the earlier one with `--sample` only.
+    pub(super) fn of(
+        size: Size,
+        earlier: Option<&Summary>,
+        summary: Option<&Summary>,
+        pods: &[Subject],
+    ) -> Self {
+        let summary = summary.cloned().unwrap_or_default();
+        let newest = summary.newest();
+        let age = |time: Option<Timestamp>| match (time, newest) {
+            (Some(time), Some(newest)) => newest.duration_since(time).unsigned_abs(),
+            _ => Duration::ZERO,
+        };
+        let node = &summary.node;
+        let taken = node.cpu.as_ref().map(|cpu| age(cpu.time));
+        let (before, now) = node.samples(size, earlier.map(|earlier| &earlier.node));
+        let mut looks = Self {
+            before: look(BEFORE, taken, before),
+            now: look(BEFORE + PERIOD, taken, now),
+        };
+        for stats in &summary.pods {
+            let uid = stats.pod_ref.uid.as_str();
+            let Some(subject) = pods.iter().find(|subject| subject.kubelet_uid == uid) else {
+                continue;
+            };
+            let age = age(stats.cpu.as_ref().and_then(|cpu| cpu.time));
+            looks
+                .before
+                .pods
+                .push(stats.sample(subject, back(BEFORE, age), 0));
+            looks
+                .now
+                .pods
+                .push(stats.sample(subject, back(BEFORE + PERIOD, age), SECONDS));
+        }
+        looks
+    }
+}
+
+fn look(at: BootTime, age: Option<Duration>, node: NodeSample) -> Sample {
+    Sample {
+        at: back(at, age.unwrap_or_default()),
+        node,
+        ..Sample::default()
+    }
+}
+
+fn back(at: BootTime, age: Duration) -> BootTime {
+    let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    BootTime::from_nanos(at.as_nanos().saturating_sub(age))
+}
+
+impl Summary {
+    /// The kubelet's clock, as far as its figures tell.
+    fn newest(&self) -> Option<Timestamp> {
+        let pods = self.pods.iter().map(|pod| (&pod.cpu, &pod.memory));
+        let all = pods.chain([(&self.node.cpu, &self.node.memory)]);
+        let times = all.flat_map(|(cpu, memory)| {
+            let cpu = cpu.as_ref().and_then(|cpu| cpu.time);
+            [cpu, memory.as_ref().and_then(|memory| memory.time)]
+        });
+        times.flatten().max()
+    }
+}
+
+impl NodeStats {
+    fn samples(&self, size: Size, earlier: Option<&Self>) -> (NodeSample, NodeSample) {
+        let cpu = |busy| CpuTimes {
+            busy,
+            idle: 0,
+            online: size.cpus,
+        };
+        let busy = self.cpu.as_ref().and_then(|cpu| cpu.usage_nano_cores);
+        // A kubelet that has looked once says 0.
+        let busy = busy.filter(|busy| *busy > 0 && size.cpus > 0);
+        let (links_before, links) = self.interfaces(earlier);
+        let before = NodeSample {
+            cpu: busy.map(|_| cpu(0)),
+            interfaces: links_before,
+            ..NodeSample::default()
+        };
+        let now = NodeSample {
+            // Without a figure there is nothing to compare with, but percent can still be converted.
+            cpu: (size.cpus > 0).then(|| cpu(busy.unwrap_or(0).saturating_mul(SECONDS))),
+            memory: self.memory(size),
+            pressure: self.pressure(),
+            interfaces: links,
+            ..NodeSample::default()
+        };
+        (before, now)
+    }
+
+    fn memory(&self, size: Size) -> Option<NodeMemory> {
+        let memory = self.memory.as_ref();
+        let used = memory.and_then(|memory| memory.working_set_bytes);
+        let used = used.filter(|used| *used > 0 && size.memory > Bytes::ZERO)?;
+        Some(NodeMemory {
+            total: size.memory,
+            available: size.memory.saturating_sub(Bytes(used)),
+        })
+    }
+
+    fn pressure(&self) -> [Option<Pressure>; 3] {
+        let cpu = self.cpu.as_ref().and_then(|cpu| cpu.psi.as_ref());
+        let memory = self.memory.as_ref().and_then(|memory| memory.psi.as_ref());
+        let io = self.io.as_ref().and_then(|io| io.psi.as_ref());
+        [cpu, memory, io].map(|psi| psi.and_then(Psi::pressure))
+    }
+
+    /// Rates from one answer to the next, as counters over the period. An interface without both is left out.
+    fn interfaces(&self, earlier: Option<&Self>) -> (Vec<InterfaceSample>, Vec<InterfaceSample>) {
+        let rates = || {
+            let (before, now) = (earlier?.network.as_ref()?, self.network.as_ref()?);
+            let elapsed = now.time?.duration_since(before.time?);
+            let millis = u64::try_from(elapsed.as_millis())
+                .ok()
+                .filter(|ms| *ms > 0)?;
+            Some(now.rates(before, millis))
+        };
+        let now = rates().unwrap_or_default();
+        let zero = |link: &InterfaceSample| InterfaceSample {
+            interface: link.interface.clone(),
+            ..InterfaceSample::default()
+        };
+        (now.iter().map(zero).collect(), now)
+    }
+}
+
+impl Network {
+    fn rates(&self, before: &Self, millis: u64) -> Vec<InterfaceSample> {
+        let grown = |from: Option<u64>, to: Option<u64>| {
+            let grown = to?.checked_sub(from?)?;
+            Some(grown.saturating_mul(SECONDS * 1000) / millis)
+        };
+        let rate = |link: &Interface| {
+            let before = before.interfaces.iter().find(|b| b.name == link.name)?;
+            Some(InterfaceSample {
+                interface: link.name.as_str().into(),
+                receive_bytes: grown(before.rx_bytes, link.rx_bytes)?,
+                send_bytes: grown(before.tx_bytes, link.tx_bytes)?,
+                ..InterfaceSample::default()
+            })
+        };
+        self.interfaces.iter().filter_map(rate).collect()
+    }
+}
+
+impl Psi {
+    /// A kernel without pressure files is told of as one on which nothing ever waited.
+    fn pressure(&self) -> Option<Pressure> {
+        let measured = self.some.total > 0 || self.full.total > 0;
+        measured.then(|| Pressure {
+            some: self.some.averages(),
+            full: Some(self.full.averages()),
+        })
+    }
+}
+
+impl PsiLine {
+    const fn averages(self) -> [f64; 3] {
+        [self.avg10, self.avg60, self.avg300]
+    }
+}
+
+impl PodStats {
+    /// The pod `seconds` after its counters were 0.
+    fn sample(&self, subject: &Subject, at: BootTime, seconds: u64) -> PodSample {
+        let cpu_nanos = self.cpu_nanos().map(|rate| rate.saturating_mul(seconds));
+        let memory = self.memory();
+        PodSample {
+            uid: subject.pod.uid.clone(),
+            at,
+            cpu_nanos,
+            memory: memory.map(|memory| memory.usage),
+            memory_parts: memory.map(|memory| memory.parts),
+            levers: vec![LeverSample {
+                cgroup: "".into(),
+                cpu_nanos,
+                quota: Some(subject.quota),
+            }],
+            containers: Vec::new(),
+        }
+    }
+
+    /// Of the pod, else of all its containers.
+    fn cpu_nanos(&self) -> Option<u64> {
+        let of = |cpu: &Option<Cpu>| cpu.as_ref()?.usage_nano_cores;
+        of(&self.cpu).or_else(|| {
+            let containers = self.containers.iter();
+            let all: Option<u64> = containers.map(|container| of(&container.cpu)).sum();
+            all.filter(|_| !self.containers.is_empty())
+        })
+    }
+
+    fn memory(&self) -> Option<PodMemory> {
+        self.memory.as_ref().and_then(Memory::of_pod).or_else(|| {
+            let containers = self.containers.iter();
+            let parts = containers.map(|container| container.memory.as_ref()?.of_pod());
+            let parts: Option<Vec<_>> = parts.collect();
+            parts?.into_iter().reduce(PodMemory::and)
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct PodMemory {
+    usage: Bytes,
+    parts: MemoryParts,
+}
+
+impl PodMemory {
+    fn and(self, other: Self) -> Self {
+        Self {
+            usage: self.usage + other.usage,
+            parts: MemoryParts {
+                held: self.parts.held + other.parts.held,
+                cache: self.parts.cache + other.parts.cache,
+            },
+        }
+    }
+}
+
+impl Memory {
+    fn of_pod(&self) -> Option<PodMemory> {
+        let usage = Bytes(self.usage_bytes?);
+        Some(PodMemory {
+            usage,
+            parts: MemoryParts {
+                held: Bytes(self.rss_bytes?),
+                cache: usage.saturating_sub(Bytes(self.working_set_bytes?)),
+            },
+        })
+    }
+}
+
+/// What a pod uses by its two looks, for people and for the order of victims.
+pub(super) fn uses(now: &PodSample) -> (Option<MilliCpu>, Option<Bytes>) {
+    let cpu = now.cpu_nanos.and_then(|nanos| {
+        let period = u64::try_from(PERIOD.as_nanos()).ok()?;
+        MilliCpu::from_usage(nanos, period)
+    });
+    (cpu, now.memory_parts.map(|parts| parts.held))
+}
+
+#[cfg(test)]
+#[path = "summary_tests.rs"]
+mod tests;
