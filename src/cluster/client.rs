@@ -76,6 +76,15 @@ impl CallError {
         }
     }
 
+    /// How long the server asks to be left alone for.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let Self::Kube(kube::Error::Api(status)) = self else {
+            return None;
+        };
+        let seconds = status.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+    }
+
     /// In words, with every cause. What an API server refuses names verb and resource.
     pub fn words(&self) -> String {
         match self {

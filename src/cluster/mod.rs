@@ -1,7 +1,9 @@
 //! The edge to an API server: client, election, watches, writes, events. Every call has a deadline of ours.
 
+pub mod backoff;
 pub mod client;
 pub mod clock;
 pub mod election;
 pub mod events;
+pub mod taint;
 pub mod watch;

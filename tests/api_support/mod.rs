@@ -1,6 +1,8 @@
 //! An API server (etcd and kube-apiserver, from the test cluster's binaries) and controllers against it.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod faults;
+
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpListener;

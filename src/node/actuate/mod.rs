@@ -2,4 +2,5 @@
 
 pub mod evict;
 pub mod reclaim;
+pub mod taint;
 pub mod throttle;

@@ -1,0 +1,313 @@
+//! Our marks on a node: one taint and one condition. Everything else there is other people's.
+//!
+//! `spec.taints` is one atomic list to an API server, so that server-side apply would take all of it: it is edited by
+//! a JSON patch that holds only for the very object that was read, and is read again where that has changed.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::ApiResource;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use super::backoff::backoff;
+use super::client::{CallError, call};
+use super::clock;
+use crate::engine::policy::TaintEffect;
+
+/// The key of our taint. Tolerations that were written for crane name it.
+pub const KEY: &str = "interference.crane.io";
+/// The type of our condition.
+pub const CONDITION: &str = "InterferenceIdentified";
+/// The reason of the condition while it is False.
+const OVER: &str = "NoInterference";
+
+/// The node may change so often between reading and writing before a write is given up.
+const TRIES: usize = 10;
+const LEAST_PAUSE: Duration = Duration::from_millis(10);
+const MOST_PAUSE: Duration = Duration::from_millis(250);
+
+/// What a node is marked with while new pods are kept away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Effect of the taint.
+    pub effect: TaintEffect,
+    /// Reason of the condition: the rule behind it.
+    pub reason: String,
+    /// Message of the condition.
+    pub message: String,
+}
+
+/// A node, as far as our marks on it go.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Marked {
+    /// `metadata.name`
+    pub name: String,
+    /// `metadata.uid`
+    pub uid: String,
+    /// `metadata.resourceVersion`
+    pub version: String,
+    /// `spec.taints` as they stand, with fields that we don't know.
+    taints: Option<Vec<Value>>,
+    condition: Option<Value>,
+}
+
+/// Why a node could not be marked. What was there before still is.
+#[derive(Debug, Error)]
+pub enum TaintError {
+    /// It is gone.
+    #[error("failed to mark node {0}: there is no such node")]
+    NoNode(String),
+    /// It was made anew.
+    #[error("failed to mark node {0}: another node bears its name now")]
+    Replaced(String),
+    /// Each time that it was read, somebody else wrote it before we could.
+    #[error("failed to mark node {0}: it was changed by others {TRIES} times while it was marked")]
+    Contended(String),
+    /// The API server refused, or did not answer.
+    #[error("failed to {verb} node {node}: {}", source.words())]
+    Call {
+        /// What was tried.
+        verb: &'static str,
+        /// Which node.
+        node: String,
+        /// Why.
+        source: CallError,
+    },
+}
+
+impl TaintError {
+    /// How long the server asks to be left alone for.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Call { source, .. } => source.retry_after(),
+            _ => None,
+        }
+    }
+
+    fn call(verb: &'static str, node: &str, source: CallError) -> Self {
+        match source.code() {
+            Some(404) => Self::NoNode(node.to_owned()),
+            _ => Self::Call {
+                verb,
+                node: node.to_owned(),
+                source,
+            },
+        }
+    }
+}
+
+impl Marked {
+    /// Reads a Node object as an API server gives it.
+    pub fn of(node: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let conditions = node["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        Self {
+            name: text(&node["metadata"]["name"]),
+            uid: text(&node["metadata"]["uid"]),
+            version: text(&node["metadata"]["resourceVersion"]),
+            taints: node["spec"]["taints"].as_array().cloned(),
+            condition: conditions.find(|it| it["type"] == CONDITION).cloned(),
+        }
+    }
+
+    /// The effect of our taint; the strongest, where there are two.
+    pub fn effect(&self) -> Option<TaintEffect> {
+        self.taints.iter().flatten().filter_map(ours).max()
+    }
+
+    /// Whether nothing has to be written for the node to bear this mark, or none.
+    pub fn bears(&self, mark: Option<&Mark>) -> bool {
+        self.edited(mark.map(|mark| mark.effect)).is_none() && self.says(mark)
+    }
+
+    /// Whether this is a later state of the node than `other`.
+    pub fn is_newer_than(&self, other: &Self) -> bool {
+        let order = |it: &Self| it.version.parse::<u64>();
+        match (order(self), order(other)) {
+            (Ok(own), Ok(others)) if self.uid == other.uid => own > others,
+            _ => true,
+        }
+    }
+
+    /// The taints as they have to be; `None` where they are so. Those of others keep their order and their fields.
+    fn edited(&self, effect: Option<TaintEffect>) -> Option<Vec<Value>> {
+        let before = self.taints.as_deref().unwrap_or_default();
+        let mut wanted = effect;
+        let mut after = Vec::with_capacity(before.len() + 1);
+        for taint in before {
+            match ours(taint) {
+                None => after.push(taint.clone()),
+                Some(there) if Some(there) == wanted => {
+                    after.push(taint.clone());
+                    wanted = None;
+                }
+                Some(_) => {}
+            }
+        }
+        if let Some(effect) = wanted {
+            after.push(json!({"key": KEY, "effect": name(effect)}));
+        }
+        (after != before).then_some(after)
+    }
+
+    /// The edit, which holds only for the object that was read.
+    fn patch(&self, effect: Option<TaintEffect>) -> Option<Value> {
+        let taints = self.edited(effect)?;
+        let edit = if taints.is_empty() {
+            json!({"op": "remove", "path": "/spec/taints"})
+        } else {
+            json!({"op": "add", "path": "/spec/taints", "value": taints})
+        };
+        let test = |path, value| json!({"op": "test", "path": path, "value": value});
+        Some(json!([
+            test("/metadata/uid", &self.uid),
+            test("/metadata/resourceVersion", &self.version),
+            edit,
+        ]))
+    }
+
+    /// Whether the condition is as it has to be. Where there never was one, none is made to say that all is well.
+    fn says(&self, mark: Option<&Mark>) -> bool {
+        match (&self.condition, mark) {
+            (None, None) => true,
+            (None, Some(_)) => false,
+            (Some(condition), None) => condition["status"] == "False",
+            (Some(condition), Some(mark)) => {
+                condition["status"] == "True"
+                    && condition["reason"] == mark.reason.as_str()
+                    && condition["message"] == mark.message.as_str()
+            }
+        }
+    }
+
+    /// A strategic merge patch of the status: conditions are merged by type, others' are left alone.
+    fn condition_patch(&self, mark: Option<&Mark>, now: &str) -> Value {
+        let status = if mark.is_some() { "True" } else { "False" };
+        let before = self.condition.as_ref().filter(|it| it["status"] == status);
+        let since = before.and_then(|it| it["lastTransitionTime"].as_str());
+        let condition = json!({
+            "type": CONDITION,
+            "status": status,
+            "reason": mark.map_or(OVER, |mark| &mark.reason),
+            "message": mark.map_or("no rule keeps new pods away", |mark| &mark.message),
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": since.unwrap_or(now),
+        });
+        json!({"metadata": {"uid": self.uid}, "status": {"conditions": [condition]}})
+    }
+}
+
+/// The word for an effect.
+pub const fn name(effect: TaintEffect) -> &'static str {
+    match effect {
+        TaintEffect::NoSchedule => "NoSchedule",
+        TaintEffect::PreferNoSchedule => "PreferNoSchedule",
+    }
+}
+
+/// The effect of a taint that is ours: of our key, and of an effect that we use.
+fn ours(taint: &Value) -> Option<TaintEffect> {
+    if taint["key"] != KEY {
+        return None;
+    }
+    [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule]
+        .into_iter()
+        .find(|effect| taint["effect"] == name(*effect))
+}
+
+/// Reads a node.
+///
+/// # Errors
+/// There is none of this name, or it can't be read.
+pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
+    let api = nodes(client);
+    let object = call(api.get(node)).await;
+    object
+        .map(|object| marked(&object))
+        .map_err(|source| TaintError::call("read", node, source))
+}
+
+/// Makes the node bear this mark, or none: first the taint, then the condition. Writes nothing where all is so.
+/// `seen` may be old: it is read again where it is. Returns the node as it is then.
+///
+/// # Errors
+/// It could not be done, or not all of it: to be tried again.
+pub async fn keep(
+    client: &Client,
+    seen: Marked,
+    mark: Option<&Mark>,
+) -> Result<Marked, TaintError> {
+    let seen = keep_taint(client, seen, mark.map(|mark| mark.effect)).await?;
+    if seen.says(mark) {
+        return Ok(seen);
+    }
+    let now = format!("{:.0}", clock::wall());
+    let patch = Patch::Strategic(seen.condition_patch(mark, &now));
+    let api = nodes(client);
+    let patched = call(api.patch_status(&seen.name, &PatchParams::default(), &patch)).await;
+    match patched {
+        Ok(object) => Ok(marked(&object)),
+        Err(error) if error.code() == Some(409) => Err(TaintError::Replaced(seen.name)),
+        Err(source) => Err(TaintError::call("set the condition of", &seen.name, source)),
+    }
+}
+
+async fn keep_taint(
+    client: &Client,
+    mut seen: Marked,
+    effect: Option<TaintEffect>,
+) -> Result<Marked, TaintError> {
+    let api = nodes(client);
+    for pause in backoff(LEAST_PAUSE, MOST_PAUSE).take(TRIES) {
+        let Some(patch) = seen.patch(effect) else {
+            return Ok(seen);
+        };
+        match call(patch_taints(&api, &seen.name, patch)).await {
+            Ok(object) => return Ok(marked(&object)),
+            // Not the object that was read any more.
+            Err(error) if matches!(error.code(), Some(409 | 422)) => {}
+            Err(source) => return Err(TaintError::call("taint", &seen.name, source)),
+        }
+        tokio::time::sleep(pause).await;
+        let now = read(client, &seen.name).await?;
+        if now.uid != seen.uid {
+            return Err(TaintError::Replaced(seen.name));
+        }
+        seen = now;
+    }
+    Err(TaintError::Contended(seen.name))
+}
+
+async fn patch_taints(
+    api: &Api<DynamicObject>,
+    node: &str,
+    patch: Value,
+) -> kube::Result<DynamicObject> {
+    let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
+    let patch = Patch::<()>::Json(patch);
+    api.patch(node, &PatchParams::default(), &patch).await
+}
+
+fn nodes(client: &Client) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &ApiResource::erase::<Node>(&()))
+}
+
+fn marked(object: &DynamicObject) -> Marked {
+    let data = &object.data;
+    Marked::of(&json!({
+        "metadata": {
+            "name": object.metadata.name,
+            "uid": object.metadata.uid,
+            "resourceVersion": object.metadata.resource_version,
+        },
+        "spec": {"taints": data["spec"]["taints"]},
+        "status": {"conditions": data["status"]["conditions"]},
+    }))
+}
+
+#[cfg(test)]
+mod tests;

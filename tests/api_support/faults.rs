@@ -1,0 +1,142 @@
+//! A proxy before an API server that does to requests what networks and servers do.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use tokio::net::TcpListener;
+
+/// What befalls a request.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// This answer, with a `Retry-After` in seconds; the request is not passed on.
+    Answer(u16, Option<u64>, String),
+    /// The connection is cut before the request is passed on.
+    CutBefore,
+    /// The request is carried out, and the connection cut before the answer.
+    CutAfter,
+    /// The request is carried out, and there never is an answer.
+    NeverAnswer,
+}
+
+/// A request that arrived: method and path with the query.
+pub type Seen = (String, String);
+
+type Judge = Box<dyn Fn(&str, &str) -> Option<Fault> + Send>;
+
+/// The proxy; ends with the runtime.
+pub struct Proxy {
+    pub address: SocketAddr,
+    judge: Arc<Mutex<Judge>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Proxy {
+    /// Before the server that `client` speaks to.
+    pub async fn start(client: Client) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let none: Judge = Box::new(|_, _| None);
+        let judge = Arc::new(Mutex::new(none));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let proxy = Self {
+            address,
+            judge: Arc::clone(&judge),
+            seen: Arc::clone(&seen),
+        };
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (client, judge, seen) = (client.clone(), Arc::clone(&judge), Arc::clone(&seen));
+                let service = service_fn(move |request| {
+                    pass(
+                        client.clone(),
+                        Arc::clone(&judge),
+                        Arc::clone(&seen),
+                        request,
+                    )
+                });
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(async move { drop(connection.await) });
+            }
+        });
+        proxy
+    }
+
+    /// From now on requests fare as `judge` says, by method and path; `None`: well.
+    pub fn judge(&self, judge: impl Fn(&str, &str) -> Option<Fault> + Send + 'static) {
+        *self.judge.lock().unwrap() = Box::new(judge);
+    }
+
+    /// What arrived since the last call.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+
+    /// A client through the proxy, as the product makes them. Needs a runtime around it.
+    pub fn client(&self) -> Client {
+        let mut config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
+        config.default_retry = false;
+        Client::try_from(config).unwrap()
+    }
+}
+
+async fn pass(
+    client: Client,
+    judge: Arc<Mutex<Judge>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Cut> {
+    let method = request.method().to_string();
+    let path = request.uri().to_string();
+    let fault = judge.lock().unwrap()(&method, &path);
+    seen.lock().unwrap().push((method, path));
+    match fault {
+        Some(Fault::Answer(code, wait, body)) => return Ok(answer(code, wait, body)),
+        Some(Fault::CutBefore) => return Err(Cut),
+        _ => {}
+    }
+    let (mut parts, body) = request.into_parts();
+    parts.headers.remove("host");
+    let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
+    let request = Request::from_parts(parts, kube::client::Body::from(body));
+    let response = client.send(request).await.map_err(|_| Cut)?;
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
+    match fault {
+        Some(Fault::CutAfter) => Err(Cut),
+        Some(Fault::NeverAnswer) => std::future::pending().await,
+        _ => {
+            let mut response = Response::new(Full::new(body));
+            *response.status_mut() = parts.status;
+            Ok(response)
+        }
+    }
+}
+
+fn answer(code: u16, wait: Option<u64>, body: String) -> Response<Full<Bytes>> {
+    let mut answer = Response::builder().status(code);
+    if let Some(wait) = wait {
+        answer = answer.header("retry-after", wait);
+    }
+    answer.body(Full::new(Bytes::from(body))).unwrap()
+}
+
+/// The connection is cut.
+#[derive(Debug)]
+struct Cut;
+
+impl std::fmt::Display for Cut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("cut")
+    }
+}
+
+impl std::error::Error for Cut {}
