@@ -5,5 +5,6 @@ pub mod client;
 pub mod clock;
 pub mod election;
 pub mod events;
+pub mod eviction;
 pub mod taint;
 pub mod watch;

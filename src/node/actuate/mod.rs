@@ -1,6 +1,7 @@
 //! Those who act on a plan.
 
 pub mod evict;
+pub mod evict_api;
 pub mod reclaim;
 pub mod taint;
 pub mod throttle;

@@ -1,0 +1,228 @@
+//! Asks an API server to evict a pod, and says what its answer means.
+//!
+//! The request is written here and not by the client library: that one calls the field with grace and precondition
+//! `delete_options`, which API servers don't know and ignore in silence.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper_util::client::legacy;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{PostParams, Request};
+use kube::core::Status;
+use kube::{Api, Client, Resource};
+use serde_json::json;
+
+use super::client::{CallError, call};
+
+/// No server is waited for longer than this, whatever it says.
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
+/// Where a server asks to be left alone without saying for how long.
+const DEFAULT_WAIT: Duration = Duration::from_secs(1);
+
+/// Which pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID; another pod of that name is left alone.
+    pub uid: String,
+}
+
+/// What an API server made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod is being terminated.
+    Accepted,
+    /// There is no such pod any more.
+    Gone,
+    /// A `PodDisruptionBudget` does not allow it now; says which and why.
+    Budget(String),
+    /// More than one `PodDisruptionBudget` selects the pod, which no API server can handle.
+    ManyBudgets(String),
+    /// The server is busy, or the cluster's budget of evictions is spent.
+    Wait(Duration, String),
+    /// It must not be done.
+    Refused(String),
+    /// The request never reached a server.
+    Away(String),
+    /// The request was sent, and what became of it is not known.
+    Unknown(String),
+}
+
+/// Asks to evict a pod. `grace` is from the first signal to the kill; less than a second is sent as one: 0 would be a
+/// forced deletion, which starts a second instance of a `StatefulSet`'s pod beside the first.
+pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer {
+    let body = body(target, grace);
+    let outcome = call(async {
+        let url = Pod::url_path(&(), Some(&target.namespace));
+        let request = Request::new(url)
+            .create_subresource("eviction", &target.name, &PostParams::default(), body)
+            .map_err(kube::Error::BuildRequest)?;
+        let response = client.send(request.map(Into::into)).await?;
+        let code = response.status().as_u16();
+        let wait = response.headers().get("retry-after").cloned();
+        let body = response.into_body().collect().await?.to_bytes();
+        let wait = wait.and_then(|wait| wait.to_str().ok()?.parse().ok());
+        Ok(read(code, wait.map(Duration::from_secs), &body))
+    });
+    match outcome.await {
+        Ok(answer) => answer,
+        Err(error) if was_not_sent(&error) => Answer::Away(error.words()),
+        Err(error) => Answer::Unknown(error.words()),
+    }
+}
+
+fn body(target: &Target, grace: Duration) -> Vec<u8> {
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": target.namespace, "name": target.name},
+        "deleteOptions": {
+            "gracePeriodSeconds": grace.as_secs().max(1),
+            "preconditions": {"uid": target.uid},
+        },
+    });
+    eviction.to_string().into_bytes()
+}
+
+/// The pod as it is now; `None` where it is gone, or another has its name.
+///
+/// # Errors
+/// It can't be read.
+pub async fn look(client: &Client, target: &Target) -> Result<Option<Pod>, CallError> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &target.namespace);
+    let pod = call(api.get_opt(&target.name)).await?;
+    Ok(pod.filter(|pod| pod.metadata.uid.as_deref() == Some(&target.uid)))
+}
+
+/// What an answer means, by its cause.
+fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
+    let status = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(body);
+        Status::failure(text.trim(), "")
+    });
+    let why = status.message.clone();
+    match code {
+        200..=299 => Answer::Accepted,
+        404 => Answer::Gone,
+        // The UID is another, somebody wrote at the same time, or the server gave up: only a look tells.
+        409 | 504 => Answer::Unknown(why),
+        429 => match budget(&status) {
+            Some(why) => Answer::Budget(why),
+            None => Answer::Wait(waiting(wait, &status), why),
+        },
+        500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets(why),
+        502 | 503 => Answer::Wait(waiting(wait, &status), why),
+        _ => Answer::Refused(why),
+    }
+}
+
+fn waiting(header: Option<Duration>, status: &Status) -> Duration {
+    let body = status.details.as_ref().map(|it| it.retry_after_seconds);
+    let body = body.map(|seconds| Duration::from_secs(seconds.into()));
+    let wait = header.or(body).unwrap_or_default();
+    wait.clamp(DEFAULT_WAIT, LONGEST_WAIT)
+}
+
+/// What the disruption budget says, with its name.
+fn budget(status: &Status) -> Option<String> {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    let cause = causes.find(|cause| cause.reason == "DisruptionBudget")?;
+    Some(match cause.message.as_str() {
+        "" => status.message.clone(),
+        message => message.to_owned(),
+    })
+}
+
+/// Whether no connection came about.
+fn was_not_sent(error: &CallError) -> bool {
+    let CallError::Kube(error) = error else {
+        return false;
+    };
+    if matches!(error, kube::Error::BuildRequest(_) | kube::Error::Auth(_)) {
+        return true;
+    }
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<legacy::Error>() {
+            return error.is_connect();
+        }
+        cause = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn status(code: u16, message: &str, details: &Value) -> Vec<u8> {
+        let status = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message,
+            "details": details,
+        });
+        status.to_string().into_bytes()
+    }
+
+    #[test]
+    fn the_request_bears_uid_and_grace_by_the_names_that_servers_know() {
+        let target = Target {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            uid: "u".to_owned(),
+        };
+        let of = |grace| -> Value { serde_json::from_slice(&body(&target, grace)).expect("JSON") };
+        let thirty = of(Duration::from_secs(30));
+        assert_eq!(thirty["deleteOptions"]["gracePeriodSeconds"], 30);
+        assert_eq!(thirty["deleteOptions"]["preconditions"]["uid"], "u");
+        assert_eq!(of(Duration::ZERO)["deleteOptions"]["gracePeriodSeconds"], 1);
+    }
+
+    #[test]
+    fn a_refusal_by_a_budget_is_told_from_a_busy_server() {
+        let cause = "The disruption budget web needs 2 healthy pods and has 2 currently";
+        let details = json!({"causes": [{"reason": "DisruptionBudget", "message": cause}]});
+        let budget = status(
+            429,
+            "Cannot evict pod as it would violate the pod's disruption budget.",
+            &details,
+        );
+        assert_eq!(read(429, None, &budget), Answer::Budget(cause.to_owned()));
+        let bare = status(
+            429,
+            "m",
+            &json!({"causes": [{"reason": "DisruptionBudget"}]}),
+        );
+        assert_eq!(read(429, None, &bare), Answer::Budget("m".to_owned()));
+        let guard = status(429, "spent", &json!({"retryAfterSeconds": 7}));
+        let wait = |seconds, why: &str| Answer::Wait(Duration::from_secs(seconds), why.to_owned());
+        assert_eq!(read(429, None, &guard), wait(7, "spent"));
+        let flow = b"Too many requests, please try again later.\n";
+        assert_eq!(
+            read(429, Some(Duration::from_secs(2)), flow),
+            wait(2, "Too many requests, please try again later.")
+        );
+        assert_eq!(
+            read(503, Some(Duration::from_hours(9)), b"x"),
+            wait(300, "x")
+        );
+    }
+
+    #[test]
+    fn each_answer_has_its_meaning() {
+        let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+        let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));
+        assert_eq!(read(201, ""), Answer::Accepted);
+        assert_eq!(read(404, "pods \"x\" not found"), Answer::Gone);
+        assert!(matches!(read(409, "uid"), Answer::Unknown(_)));
+        assert_eq!(read(500, many), Answer::ManyBudgets(many.to_owned()));
+        assert_eq!(read(500, "boom"), Answer::Refused("boom".to_owned()));
+        assert_eq!(read(403, "denied"), Answer::Refused("denied".to_owned()));
+        assert!(matches!(read(504, "late"), Answer::Unknown(_)));
+    }
+}

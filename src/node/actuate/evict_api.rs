@@ -1,0 +1,391 @@
+//! Eviction through the API server: a task that sends one request at a time, each checked once more against the pod
+//! as it is at that moment.
+
+mod check;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use tokio::sync::{mpsc, watch};
+
+pub use self::check::Objection;
+use crate::cluster::backoff::backoff;
+use crate::cluster::client::CallError;
+use crate::cluster::eviction::{self, Answer, Target};
+use crate::engine::plan::Evict;
+use crate::engine::pod::{Pod as Facts, PodUid};
+use crate::engine::policy::{PolicySet, RuleId};
+use crate::engine::time::BootTime;
+use crate::node::clock;
+
+/// More are not asked for at a time.
+const MOST_REQUESTS: usize = 64;
+/// A refused pod is left alone for so long, twice as long each time.
+const LEAST_BACKOFF: Duration = Duration::from_secs(10);
+const MOST_BACKOFF: Duration = Duration::from_mins(5);
+/// A pod that was not refused for so long begins anew.
+const FORGET: Duration = Duration::from_mins(15);
+/// Pauses between looks at a pod of which nobody knows whether it was evicted.
+const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// After that it is left to the next decision, which begins with a look.
+const LONGEST_LOOK: Duration = Duration::from_mins(2);
+
+/// A wish to evict a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Which pod.
+    pub target: Target,
+    /// For which rule.
+    pub rule: RuleId,
+    /// From the first signal to the kill.
+    pub grace: Duration,
+    /// When the next evaluation decides anew: what was not sent by then is dropped.
+    pub expires: BootTime,
+}
+
+impl Request {
+    /// As the engine decided; `expires` is when the rule is evaluated next.
+    pub fn of(evict: &Evict, pod: &Facts, expires: BootTime) -> Self {
+        Self {
+            target: Target {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: evict.uid.to_string(),
+            },
+            rule: evict.rule.clone(),
+            grace: evict.grace,
+            expires,
+        }
+    }
+
+    /// The pod.
+    pub fn uid(&self) -> PodUid {
+        PodUid::from(self.target.uid.as_str())
+    }
+}
+
+/// What became of a wish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The wish.
+    pub request: Request,
+    /// When.
+    pub at: BootTime,
+    /// What.
+    pub fate: Fate,
+}
+
+/// The ends of a wish, and [`Fate::Unsure`], which is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The pod is being terminated.
+    Accepted,
+    /// It was being terminated already, not by this wish.
+    Terminating,
+    /// There is no such pod any more.
+    Gone,
+    /// It was asked for, but nobody knows yet whether it happens: the pod is looked at until that is known.
+    Unsure(String),
+    /// Nothing was done. To be decided anew, for this pod not before `until`.
+    Refused {
+        /// When it may be tried again.
+        until: BootTime,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// Why a pod was not evicted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A `PodDisruptionBudget` forbids it.
+    #[error("{0}")]
+    Budget(String),
+    /// More than one selects the pod.
+    #[error("{0} Remove all but one of its PodDisruptionBudgets")]
+    ManyBudgets(String),
+    /// It must not be evicted any more.
+    #[error("{0}")]
+    Objection(Objection),
+    /// The API server, or a webhook, forbids it.
+    #[error("the API server refused it: {0}")]
+    Server(String),
+    /// The API server, or the cluster's guard of evictions, asks to wait.
+    #[error("the API server asks to wait {} s: {why}", wait.as_secs())]
+    Wait {
+        /// For how long.
+        wait: Duration,
+        /// Why.
+        why: String,
+    },
+    /// The API server can't be reached.
+    #[error("the API server can't be reached: {0}")]
+    Away(String),
+    /// The API server did not answer, and the pod is still there.
+    #[error("the pod is still there after an attempt without an answer: {0}")]
+    Unanswered(String),
+    /// Its time had passed before it could be sent.
+    #[error("it could not be sent before the next evaluation")]
+    Late,
+}
+
+impl Refusal {
+    /// Whether it says something about the pod, not about the way to the API server.
+    pub const fn is_about_the_pod(&self) -> bool {
+        matches!(
+            self,
+            Self::Budget(_) | Self::ManyBudgets(_) | Self::Objection(_) | Self::Server(_)
+        )
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accepted => f.write_str("it is being terminated"),
+            Self::Terminating => f.write_str("it was being terminated already"),
+            Self::Gone => f.write_str("it is gone"),
+            Self::Unsure(why) => write!(f, "no answer yet: {why}"),
+            Self::Refused { why, .. } => why.fmt(f),
+        }
+    }
+}
+
+/// The way to the task: neither end ever waits.
+#[derive(Debug)]
+pub struct Evictions {
+    requests: mpsc::Sender<Request>,
+    outcomes: mpsc::UnboundedReceiver<Outcome>,
+}
+
+impl Evictions {
+    /// Begins an eviction; returns its end where too many were begun and not ended.
+    pub fn ask(&self, request: Request, now: BootTime) -> Option<Outcome> {
+        let error = self.requests.try_send(request).err()?;
+        Some(Outcome {
+            request: error.into_inner(),
+            at: now,
+            fate: late(now),
+        })
+    }
+
+    /// The next thing that came of them, if there is one.
+    pub fn poll(&mut self) -> Option<Outcome> {
+        self.outcomes.try_recv().ok()
+    }
+}
+
+const fn late(now: BootTime) -> Fate {
+    Fate::Refused {
+        until: now,
+        why: Refusal::Late,
+    }
+}
+
+/// Evicts pods of one node, as long as the policies in force still want it.
+pub struct Evictor {
+    client: Client,
+    node: String,
+    policies: watch::Receiver<Arc<PolicySet>>,
+    requests: mpsc::Receiver<Request>,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    refusals: Refusals,
+    /// The server asked to be left alone until then.
+    wait: Option<(BootTime, String)>,
+}
+
+impl Evictor {
+    /// For the node of this name; to be [run](Self::run).
+    pub fn new(
+        client: Client,
+        node: &str,
+        policies: watch::Receiver<Arc<PolicySet>>,
+    ) -> (Self, Evictions) {
+        let (requests, taken) = mpsc::channel(MOST_REQUESTS);
+        let (told, outcomes) = mpsc::unbounded_channel();
+        let evictor = Self {
+            client,
+            node: node.to_owned(),
+            policies,
+            requests: taken,
+            outcomes: told,
+            refusals: Refusals::default(),
+            wait: None,
+        };
+        (evictor, Evictions { requests, outcomes })
+    }
+
+    /// Runs until the other end is gone.
+    pub async fn run(mut self) {
+        while let Some(request) = self.requests.recv().await {
+            let fate = match self.admit(&request, clock::boot_time()) {
+                Ok(()) => self.evict(&request).await,
+                Err(fate) => fate,
+            };
+            if matches!(fate, Fate::Accepted | Fate::Gone) {
+                self.refusals.forget(&request.uid());
+            }
+            self.tell(request, fate);
+        }
+    }
+
+    fn tell(&self, request: Request, fate: Fate) {
+        // Whoever asked is gone: the loop ends at its next look.
+        drop(self.outcomes.send(Outcome {
+            request,
+            at: clock::boot_time(),
+            fate,
+        }));
+    }
+
+    /// Whether anything may be sent now.
+    fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), Fate> {
+        if let Some((until, why)) = self.wait.clone() {
+            if now < until {
+                let wait = until.since(now);
+                let why = Refusal::Wait { wait, why };
+                return Err(Fate::Refused { until, why });
+            }
+            self.wait = None;
+        }
+        if now >= request.expires {
+            return Err(late(now));
+        }
+        Ok(())
+    }
+
+    async fn evict(&mut self, request: &Request) -> Fate {
+        let target = &request.target;
+        let pod = match eviction::look(&self.client, target).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return Fate::Gone,
+            Err(error) => return self.unseen(request, &error),
+        };
+        if let Some(fate) = self.objects(request, &pod) {
+            return fate;
+        }
+        if clock::boot_time() >= request.expires {
+            return late(clock::boot_time());
+        }
+        match eviction::evict(&self.client, target, request.grace).await {
+            Answer::Accepted => Fate::Accepted,
+            Answer::Gone => Fate::Gone,
+            Answer::Budget(why) => self.refuse(request, Refusal::Budget(why)),
+            Answer::ManyBudgets(why) => self.refuse(request, Refusal::ManyBudgets(why)),
+            Answer::Refused(why) => self.refuse(request, Refusal::Server(why)),
+            Answer::Wait(wait, why) => self.hold(wait, why),
+            Answer::Away(why) => Fate::Refused {
+                until: clock::boot_time(),
+                why: Refusal::Away(why),
+            },
+            Answer::Unknown(why) => self.find_out(request, why).await,
+        }
+    }
+
+    /// The pod can't be read, so that nothing is sent.
+    fn unseen(&mut self, request: &Request, error: &CallError) -> Fate {
+        let why = error.words();
+        match error.code() {
+            Some(429 | 503) => self.hold(error.retry_after().unwrap_or(LOOKS.0), why),
+            Some(401 | 403) => self.refuse(request, Refusal::Server(why)),
+            _ => Fate::Refused {
+                until: clock::boot_time(),
+                why: Refusal::Away(why),
+            },
+        }
+    }
+
+    fn objects(&mut self, request: &Request, pod: &Pod) -> Option<Fate> {
+        let objection = {
+            let policy = self.policies.borrow();
+            check::objection(pod, &self.node, &request.rule, &policy)?
+        };
+        Some(match objection {
+            Objection::Terminating => Fate::Terminating,
+            objection => self.refuse(request, Refusal::Objection(objection)),
+        })
+    }
+
+    fn refuse(&mut self, request: &Request, why: Refusal) -> Fate {
+        let now = clock::boot_time();
+        let pause = match why {
+            Refusal::ManyBudgets(_) => MOST_BACKOFF,
+            _ => self.refusals.pause(&request.uid(), now),
+        };
+        Fate::Refused {
+            until: now + pause,
+            why,
+        }
+    }
+
+    fn hold(&mut self, wait: Duration, why: String) -> Fate {
+        let until = clock::boot_time() + wait;
+        self.wait = Some((until, why.clone()));
+        let why = Refusal::Wait { wait, why };
+        Fate::Refused { until, why }
+    }
+
+    /// The request may have been carried out: the pod says so.
+    async fn find_out(&mut self, request: &Request, why: String) -> Fate {
+        self.tell(request.clone(), Fate::Unsure(why.clone()));
+        let begun = clock::boot_time();
+        for pause in backoff(LOOKS.0, LOOKS.1) {
+            tokio::time::sleep(pause).await;
+            match eviction::look(&self.client, &request.target).await {
+                Ok(None) => return Fate::Gone,
+                Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
+                    return Fate::Accepted;
+                }
+                Ok(Some(_)) => break,
+                Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
+                Err(_) => {}
+            }
+        }
+        self.refuse(request, Refusal::Unanswered(why))
+    }
+}
+
+/// How often each pod was refused.
+#[derive(Debug, Default)]
+struct Refusals(BTreeMap<PodUid, (Duration, BootTime)>);
+
+impl Refusals {
+    /// For how long the pod is left alone now.
+    fn pause(&mut self, uid: &PodUid, now: BootTime) -> Duration {
+        self.0.retain(|_, (_, last)| now.since(*last) < FORGET);
+        let pause = match self.0.get(uid) {
+            Some((before, _)) => before.saturating_mul(2).min(MOST_BACKOFF),
+            None => LEAST_BACKOFF,
+        };
+        self.0.insert(uid.clone(), (pause, now));
+        pause
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.0.remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_is_refused_again_and_again_is_asked_ever_more_seldom() {
+        let mut refusals = Refusals::default();
+        let uid = PodUid::from("u");
+        let mut now = BootTime::default();
+        let mut pause = || {
+            let pause = refusals.pause(&uid, now);
+            now = now + pause;
+            pause.as_secs()
+        };
+        let pauses: Vec<u64> = std::iter::repeat_with(&mut pause).take(7).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(refusals.pause(&uid, now + FORGET).as_secs(), 10);
+    }
+}

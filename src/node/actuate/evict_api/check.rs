@@ -1,0 +1,243 @@
+//! Whether a pod may be evicted, judged by the object as it is right before the request.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::engine::metric::ActionKind;
+use crate::engine::pod::{Kept, Pod as Facts};
+use crate::engine::policy::{Action, Allowed, EvictionSpec, PolicySet, RuleId, Strategy};
+use crate::node::pod_facts::pod_facts;
+
+/// Why it may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Objection {
+    /// It is on its way out.
+    #[error("it is being terminated already")]
+    Terminating,
+    /// It runs elsewhere.
+    #[error("it is not on this node any more")]
+    OtherNode,
+    /// It does not run.
+    #[error("it is not running")]
+    NotRunning,
+    /// It is annotated so.
+    #[error("it is protected by its annotation")]
+    Protected,
+    /// It is of a kind that is never evicted.
+    #[error("{}", kept(*.0))]
+    Kept(Kept),
+    /// It has no controller, which would replace it.
+    #[error("it has no controller, and the action has no evictUnowned")]
+    Unowned,
+    /// The policies have changed, or the pod's labels.
+    #[error("no PodQOS allows it any more")]
+    NotAllowed,
+    /// The rule is gone, or does not evict any more.
+    #[error("no rule asks for it any more")]
+    NotWanted,
+    /// The object makes no sense.
+    #[error("the pod can't be read: {0}")]
+    Unreadable(String),
+}
+
+const fn kept(kept: Kept) -> &'static str {
+    match kept {
+        Kept::Static => "it is a static pod, which the kubelet would start again",
+        Kept::DaemonSet => "it is a DaemonSet's, which would come back",
+        Kept::SystemCritical => "its priority is system-critical",
+        Kept::DoNotDisrupt => "it is annotated not to be disrupted",
+    }
+}
+
+/// What speaks against evicting `pod` for `rule`, if anything does.
+pub(super) fn objection(
+    pod: &Pod,
+    node: &str,
+    rule: &RuleId,
+    policy: &PolicySet,
+) -> Option<Objection> {
+    let facts = match pod_facts(pod) {
+        Ok(facts) => facts,
+        Err(error) => return Some(Objection::Unreadable(error.to_string())),
+    };
+    let place = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    if facts.terminating {
+        return Some(Objection::Terminating);
+    }
+    if place != Some(node) {
+        return Some(Objection::OtherNode);
+    }
+    let Some((action, eviction)) = wanted(rule, policy) else {
+        return Some(Objection::NotWanted);
+    };
+    if !facts.running {
+        return Some(Objection::NotRunning);
+    }
+    if facts.protected {
+        return Some(Objection::Protected);
+    }
+    if let Some(kept) = facts.kept {
+        return Some(Objection::Kept(kept));
+    }
+    if !facts.owned && !eviction.evict_unowned {
+        return Some(Objection::Unowned);
+    }
+    (!allows(policy, &facts, action)).then_some(Objection::NotAllowed)
+}
+
+fn wanted<'a>(rule: &RuleId, policy: &'a PolicySet) -> Option<(&'a Action, EvictionSpec)> {
+    let mut rules = policy.rules.iter();
+    let rule = rules.find(|known| known.id == *rule && known.strategy == Strategy::Enforce)?;
+    let action = &*rule.action;
+    Some((action, action.eviction?))
+}
+
+fn allows(policy: &PolicySet, pod: &Facts, action: &Action) -> bool {
+    let matching = policy.pods.iter().filter(|policy| policy.matches(pod));
+    matching
+        .flat_map(|policy| &policy.allowed)
+        .any(|entry| Allowed::of(entry).permits(&action.name, ActionKind::Eviction))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::engine::metric::Metric;
+    use crate::engine::policy::{PodPolicy, Rule};
+    use crate::engine::selector::Selector;
+
+    fn policy() -> PolicySet {
+        let action = Action {
+            name: "drain".to_owned(),
+            cool_down: Duration::from_mins(5),
+            scheduling: None,
+            throttle: None,
+            force_gc: false,
+            eviction: Some(EvictionSpec {
+                grace: None,
+                max_pods_per_round: 1,
+                evict_unowned: false,
+            }),
+        };
+        let rule = Rule {
+            id: RuleId::from("q/r"),
+            metric: Metric::CpuUsage,
+            series: None,
+            watermark: 4000.0,
+            restore: 4000.0,
+            avoidance_threshold: 1,
+            restore_threshold: 1,
+            period: Duration::from_secs(10),
+            sample_ttl: Duration::from_mins(1),
+            probe: None,
+            action: Arc::new(action),
+            strategy: Strategy::Enforce,
+        };
+        let pods = PodPolicy {
+            name: "all".to_owned(),
+            labels: Some(Selector::default()),
+            scopes: Vec::new(),
+            allowed: vec!["eviction".to_owned()],
+        };
+        PolicySet {
+            rules: vec![rule],
+            pods: vec![pods],
+        }
+    }
+
+    fn pod(change: impl FnOnce(&mut Value)) -> Pod {
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "shop", "uid": "u", "ownerReferences": [owner]},
+            "spec": {"nodeName": "n", "containers": [{"name": "c"}]},
+            "status": {"phase": "Running"},
+        });
+        change(&mut pod);
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn objection_to(pod: &Pod, policy: &PolicySet) -> Option<Objection> {
+        objection(pod, "n", &RuleId::from("q/r"), policy)
+    }
+
+    #[test]
+    fn a_pod_that_may_be_evicted_meets_no_objection() {
+        assert_eq!(objection_to(&pod(|_| {}), &policy()), None);
+    }
+
+    #[test]
+    fn whatever_has_changed_since_the_decision_is_an_objection() {
+        let changed = |change: fn(&mut Value)| objection_to(&pod(change), &policy());
+        let annotate = |pod: &mut Value, key: &str, value: &str| {
+            pod["metadata"]["annotations"] = json!({key: value});
+        };
+        assert_eq!(
+            changed(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
+            Some(Objection::Terminating)
+        );
+        assert_eq!(
+            changed(|pod| pod["spec"]["nodeName"] = json!("other")),
+            Some(Objection::OtherNode)
+        );
+        assert_eq!(
+            changed(|pod| pod["status"]["phase"] = json!("Succeeded")),
+            Some(Objection::NotRunning)
+        );
+        assert_eq!(
+            changed(|pod| pod["metadata"]["ownerReferences"] = json!([])),
+            Some(Objection::Unowned)
+        );
+        assert_eq!(
+            changed(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet")),
+            Some(Objection::Kept(Kept::DaemonSet))
+        );
+        assert_eq!(
+            changed(|pod| pod["spec"]["priority"] = json!(2_000_000_000)),
+            Some(Objection::Kept(Kept::SystemCritical))
+        );
+        assert_eq!(
+            changed(|pod| pod["metadata"]["namespace"] = json!("kube-system")),
+            Some(Objection::NotAllowed)
+        );
+        let protected = pod(|pod| annotate(pod, "plimsoll.dev/protected", "true"));
+        assert_eq!(
+            objection_to(&protected, &policy()),
+            Some(Objection::Protected)
+        );
+        let mirror = pod(|pod| annotate(pod, "kubernetes.io/config.mirror", "x"));
+        assert_eq!(
+            objection_to(&mirror, &policy()),
+            Some(Objection::Kept(Kept::Static))
+        );
+    }
+
+    #[test]
+    fn a_policy_that_was_edited_or_is_gone_is_an_objection() {
+        let mut previewed = policy();
+        previewed.rules[0].strategy = Strategy::Preview;
+        assert_eq!(
+            objection_to(&pod(|_| {}), &previewed),
+            Some(Objection::NotWanted)
+        );
+        let mut harmless = policy();
+        Arc::make_mut(&mut harmless.rules[0].action).eviction = None;
+        assert_eq!(
+            objection_to(&pod(|_| {}), &harmless),
+            Some(Objection::NotWanted)
+        );
+        let mut forbidden = policy();
+        forbidden.pods[0].allowed = vec!["throttle".to_owned()];
+        assert_eq!(
+            objection_to(&pod(|_| {}), &forbidden),
+            Some(Objection::NotAllowed)
+        );
+        assert_eq!(
+            objection_to(&pod(|_| {}), &PolicySet::default()),
+            Some(Objection::NotWanted)
+        );
+    }
+}

@@ -1,0 +1,404 @@
+//! Evictions through a real API server, and through one that misbehaves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use api_support::ControlPlane;
+use api_support::faults::{Fault, Proxy};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use plimsoll::cluster::client::connect;
+use plimsoll::engine::metric::Metric;
+use plimsoll::engine::policy::{
+    Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy,
+};
+use plimsoll::engine::selector::Selector;
+use plimsoll::node::actuate::evict_api::{Evictions, Evictor, Fate, Outcome, Refusal, Request};
+use plimsoll::node::clock;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+const NODE: &str = "node00";
+const SOON: Duration = Duration::from_secs(30);
+
+fn policy() -> PolicySet {
+    let action = Action {
+        name: "drain".to_owned(),
+        cool_down: Duration::from_mins(5),
+        scheduling: None,
+        throttle: None,
+        force_gc: false,
+        eviction: Some(EvictionSpec {
+            grace: None,
+            max_pods_per_round: 1,
+            evict_unowned: false,
+        }),
+    };
+    let rule = Rule {
+        id: RuleId::from("q/r"),
+        metric: Metric::CpuUsage,
+        series: None,
+        watermark: 4000.0,
+        restore: 4000.0,
+        avoidance_threshold: 1,
+        restore_threshold: 1,
+        period: Duration::from_secs(10),
+        sample_ttl: Duration::from_mins(1),
+        probe: None,
+        action: Arc::new(action),
+        strategy: Strategy::Enforce,
+    };
+    let pods = PodPolicy {
+        name: "all".to_owned(),
+        labels: Some(Selector::default()),
+        scopes: Vec::new(),
+        allowed: vec!["eviction".to_owned()],
+    };
+    PolicySet {
+        rules: vec![rule],
+        pods: vec![pods],
+    }
+}
+
+/// The API server, and the task that evicts through `client`.
+struct Scene {
+    plane: ControlPlane,
+    proxy: Proxy,
+    pods: Api<Pod>,
+    evictions: Evictions,
+    policies: watch::Sender<Arc<PolicySet>>,
+}
+
+impl Scene {
+    async fn start() -> Option<Self> {
+        let plane = ControlPlane::start()?;
+        plane.nodes(&[NODE.to_owned()]);
+        let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+        let proxy = Proxy::start(client.clone()).await;
+        let (policies, watched) = watch::channel(Arc::new(policy()));
+        let (evictor, evictions) = Evictor::new(proxy.client(), NODE, watched);
+        tokio::spawn(evictor.run());
+        Some(Self {
+            plane,
+            proxy,
+            pods: Api::<Pod>::namespaced(client as Client, "default"),
+            evictions,
+            policies,
+        })
+    }
+
+    /// A pod that a `ReplicaSet` owns, running and ready; what `change` makes of it.
+    async fn pod(&self, name: &str, change: impl FnOnce(&mut Value)) -> Pod {
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}, "ownerReferences": [owner]},
+            "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "i"}]},
+        });
+        change(&mut pod);
+        self.plane.create(&[pod]);
+        let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        let params = PatchParams::default();
+        self.pods
+            .patch_status(name, &params, &Patch::Strategic(ready))
+            .await
+            .unwrap()
+    }
+
+    /// A budget over the pods of this label that allows no disruption now.
+    fn budget(&self, name: &str, app: &str) {
+        let spec = json!({"minAvailable": 1, "selector": {"matchLabels": {"app": app}}});
+        self.plane.create(&[json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+            "metadata": {"name": name}, "spec": spec,
+        })]);
+        let status = json!({"status": {
+            "observedGeneration": 1, "disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1,
+        }});
+        let patch = status.to_string();
+        self.plane.kubectl(&[
+            "patch",
+            "pdb",
+            name,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &patch,
+        ]);
+    }
+
+    fn ask(&self, pod: &Pod) {
+        self.ask_by(pod, Duration::from_secs(10));
+    }
+
+    fn ask_by(&self, pod: &Pod, within: Duration) {
+        let now = clock::boot_time();
+        let request = Request {
+            target: plimsoll::cluster::eviction::Target {
+                namespace: "default".to_owned(),
+                name: pod.metadata.name.clone().unwrap(),
+                uid: pod.metadata.uid.clone().unwrap(),
+            },
+            rule: RuleId::from("q/r"),
+            grace: Duration::from_secs(7),
+            expires: now + within,
+        };
+        assert_eq!(self.evictions.ask(request, now), None);
+    }
+
+    async fn next(&mut self) -> Outcome {
+        let begun = clock::boot_time();
+        loop {
+            if let Some(outcome) = self.evictions.poll() {
+                return outcome;
+            }
+            assert!(clock::boot_time().since(begun) < SOON, "nothing came of it");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What came of it, and after how long it may be tried again.
+    async fn refusal(&mut self) -> (Refusal, Duration) {
+        let outcome = self.next().await;
+        let Fate::Refused { until, why } = outcome.fate else {
+            panic!("{outcome:?}")
+        };
+        (why, until.since(outcome.at))
+    }
+
+    /// The pod as it is, and whether it is being terminated.
+    async fn is_terminating(&self, pod: &Pod) -> bool {
+        let name = pod.metadata.name.as_deref().unwrap();
+        let pod = self.pods.get(name).await.unwrap();
+        pod.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The evictions that were asked for since the last call.
+    fn posts(&self) -> usize {
+        let seen = self.proxy.take_seen();
+        seen.iter().filter(|(method, _)| method == "POST").count()
+    }
+}
+
+fn near(pause: Duration, seconds: u64) -> bool {
+    pause <= Duration::from_secs(seconds)
+        && pause + Duration::from_secs(1) >= Duration::from_secs(seconds)
+}
+
+#[tokio::test]
+async fn a_pod_is_evicted_with_the_grace_of_the_action_and_only_if_it_is_that_very_pod() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let pod = scene.pod("web", |_| {}).await;
+    scene.ask(&pod);
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    let after = scene.pods.get("web").await.unwrap();
+    assert!(after.metadata.deletion_timestamp.is_some());
+    assert_eq!(after.metadata.deletion_grace_period_seconds, Some(7));
+    scene.ask(&pod);
+    assert_eq!(
+        scene.next().await.fate,
+        Fate::Terminating,
+        "never a second time"
+    );
+    assert_eq!(scene.posts(), 1);
+    scene
+        .plane
+        .kubectl(&["delete", "pod", "web", "--grace-period=0", "--force"]);
+    let other = scene.pod("web", |_| {}).await;
+    scene.ask(&pod);
+    assert_eq!(
+        scene.next().await.fate,
+        Fate::Gone,
+        "another pod has its name"
+    );
+    assert!(!scene.is_terminating(&other).await);
+    // Also where it takes the place in between: the request names the UID.
+    let stale = plimsoll::cluster::eviction::Target {
+        namespace: "default".to_owned(),
+        name: "web".to_owned(),
+        uid: pod.metadata.uid.clone().unwrap(),
+    };
+    let client = scene.proxy.client();
+    let answer = plimsoll::cluster::eviction::evict(&client, &stale, Duration::from_secs(7)).await;
+    assert!(
+        matches!(answer, plimsoll::cluster::eviction::Answer::Unknown(_)),
+        "{answer:?}"
+    );
+    assert!(!scene.is_terminating(&other).await);
+}
+
+#[tokio::test]
+async fn a_budget_is_kept_named_and_asked_again_ever_more_seldom() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let pod = scene.pod("web", |_| {}).await;
+    scene.budget("web-budget", "web");
+    for expected in [10, 20, 40] {
+        scene.ask(&pod);
+        let (why, pause) = scene.refusal().await;
+        assert!(matches!(why, Refusal::Budget(_)), "{why:?}");
+        assert!(why.to_string().contains("web-budget"), "{why}");
+        assert!(near(pause, expected), "{pause:?}");
+    }
+    assert!(!scene.is_terminating(&pod).await);
+    // Others are not held up by it.
+    let other = scene.pod("other", |_| {}).await;
+    scene.ask(&other);
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    // Two budgets over one pod: no API server can handle that.
+    scene.budget("second-budget", "web");
+    scene.ask(&pod);
+    let (why, pause) = scene.refusal().await;
+    assert!(matches!(why, Refusal::ManyBudgets(_)), "{why:?}");
+    assert!(near(pause, 300), "{pause:?}");
+    assert!(!scene.is_terminating(&pod).await);
+}
+
+#[tokio::test]
+async fn what_changed_since_the_decision_is_seen_before_anything_is_sent() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let protected = scene
+        .pod("protected", |pod| {
+            pod["metadata"]["annotations"] = json!({"plimsoll.dev/protected": "true"});
+        })
+        .await;
+    let elsewhere = scene
+        .pod("elsewhere", |pod| pod["spec"]["nodeName"] = json!("other"))
+        .await;
+    let unowned = scene
+        .pod("unowned", |pod| {
+            pod["metadata"]["ownerReferences"] = json!([]);
+        })
+        .await;
+    for (pod, reason) in [
+        (&protected, "it is protected by its annotation"),
+        (&elsewhere, "it is not on this node any more"),
+        (
+            &unowned,
+            "it has no controller, and the action has no evictUnowned",
+        ),
+    ] {
+        scene.ask(pod);
+        assert_eq!(scene.refusal().await.0.to_string(), reason);
+    }
+    let pod = scene.pod("web", |_| {}).await;
+    scene.policies.send_replace(Arc::default());
+    scene.ask(&pod);
+    assert_eq!(
+        scene.refusal().await.0.to_string(),
+        "no rule asks for it any more"
+    );
+    assert_eq!(scene.posts(), 0);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_left_alone_as_long_as_it_asks_and_what_is_late_is_dropped() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let pod = scene.pod("web", |_| {}).await;
+    let other = scene.pod("other", |_| {}).await;
+    let busy = "Too many requests, please try again later.";
+    scene.proxy.judge(move |method, _| {
+        (method == "POST").then(|| Fault::Answer(429, Some(2), busy.to_owned()))
+    });
+    scene.ask(&pod);
+    let (why, pause) = scene.refusal().await;
+    assert!(matches!(why, Refusal::Wait { .. }), "{why:?}");
+    assert!(near(pause, 2), "{pause:?}");
+    scene.proxy.judge(|_, _| None);
+    scene.proxy.take_seen();
+    scene.ask(&other);
+    let (why, pause) = scene.refusal().await;
+    assert!(matches!(why, Refusal::Wait { .. }), "{why:?}");
+    assert!(
+        scene.proxy.take_seen().is_empty(),
+        "nothing is sent meanwhile"
+    );
+    tokio::time::sleep(pause).await;
+    scene.ask_by(&pod, Duration::ZERO);
+    assert_eq!(scene.refusal().await.0, Refusal::Late);
+    assert!(scene.proxy.take_seen().is_empty());
+    scene.ask(&other);
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    assert!(!scene.is_terminating(&pod).await);
+}
+
+#[tokio::test]
+async fn where_the_answer_is_lost_the_pod_tells_what_became_of_it() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    // Carried out, but the answer is lost.
+    let pod = scene.pod("web", |_| {}).await;
+    scene
+        .proxy
+        .judge(|method, _| (method == "POST").then_some(Fault::CutAfter));
+    scene.ask(&pod);
+    let unsure = scene.next().await.fate;
+    assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    assert_eq!(scene.posts(), 1);
+    // Never carried out; nobody answers for a while.
+    let other = scene.pod("other", |_| {}).await;
+    let gets = AtomicUsize::new(0);
+    scene.proxy.judge(move |method, _| match method {
+        "POST" => Some(Fault::CutBefore),
+        _ => (gets.fetch_add(1, Ordering::Relaxed) == 1).then_some(Fault::CutBefore),
+    });
+    scene.ask(&other);
+    let unsure = scene.next().await.fate;
+    assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
+    let (why, pause) = scene.refusal().await;
+    assert!(matches!(why, Refusal::Unanswered(_)), "{why:?}");
+    assert!(near(pause, 10), "{pause:?}");
+    assert_eq!(scene.posts(), 1);
+    assert!(!scene.is_terminating(&other).await);
+}
+
+#[tokio::test]
+async fn a_denial_is_told_and_an_api_server_that_is_away_is_sent_nothing() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let pod = scene.pod("web", |_| {}).await;
+    let denied =
+        "admission webhook \"guard.plimsoll.dev\" denied the request: the pod is on another node";
+    scene.proxy.judge(move |method, _| {
+        (method == "POST").then(|| Fault::Answer(403, None, denied.to_owned()))
+    });
+    scene.ask(&pod);
+    let (why, pause) = scene.refusal().await;
+    assert!(why.to_string().contains(denied), "{why}");
+    assert!(near(pause, 10), "{pause:?}");
+    scene.posts();
+    scene.proxy.judge(|_, _| Some(Fault::CutBefore));
+    for _ in 0..3 {
+        scene.ask(&pod);
+        let (why, pause) = scene.refusal().await;
+        assert!(matches!(why, Refusal::Away(_)), "{why:?}");
+        assert_eq!(
+            pause,
+            Duration::ZERO,
+            "it is decided anew at the next evaluation"
+        );
+    }
+    assert_eq!(scene.posts(), 0);
+    assert!(!scene.is_terminating(&pod).await);
+}
