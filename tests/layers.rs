@@ -11,7 +11,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("cluster", &["engine"]),
     ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
-    ("node", &["engine", "crd", "cluster"]),
+    ("node", &["engine", "crd", "cluster", "serve"]),
     ("reconcilers", &["engine", "crd", "cluster", "serve"]),
     ("preview", &["engine", "crd", "cluster", "node"]),
     ("standalone", &["engine", "crd", "node", "trace"]),

@@ -5,8 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
 use super::run::StateDir;
 use super::{duration, logging};
+use crate::node::agent::{self, AgentError, Options, PodRef, Stop};
 
 const HELP: &str = "\
 Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and
@@ -88,8 +93,64 @@ pub struct Args {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    anyhow::bail!(
-        "the agent for {} is not built yet: there is nothing to run",
-        args.node_name
-    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the runtime")?;
+    match runtime.block_on(args.start()) {
+        Err(error) if error.is_busy() => {
+            tracing::error!("{error}");
+            Ok(ExitCode::from(1))
+        }
+        ended => Ok(ExitCode::from(u8::from(!ended?))),
+    }
+}
+
+impl Args {
+    async fn start(&self) -> Result<bool, AgentError> {
+        let options = self.options();
+        if self.restore {
+            return agent::restore(&options);
+        }
+        let (sender, stop) = watch::channel(None);
+        let signals = tokio::spawn(signals(sender));
+        let ended = agent::run(options, stop).await;
+        signals.abort();
+        ended
+    }
+
+    fn options(&self) -> Options {
+        let own = self.namespace.clone().zip(self.pod_name.clone());
+        Options {
+            kubeconfig: self.kubeconfig.clone(),
+            node: self.node_name.clone(),
+            state_dir: self.state_dir.state_dir.clone(),
+            cgroup_root: self.cgroup_root.clone(),
+            kubelet_root: self.kubelet_cgroup_root.clone(),
+            proc_root: self.proc_root.clone(),
+            sample_interval: self.sample_interval,
+            listen: self.listen,
+            own: own.map(|(namespace, name)| PodRef { namespace, name }),
+        }
+    }
+}
+
+/// Tells of the first signal. The sender is kept until the end: a dropped one would look like another.
+async fn signals(stop: watch::Sender<Option<Stop>>) {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        // Without handlers the signals do what they do to any process.
+        tracing::warn!(
+            "failed to wait for signals: what is in force stays so when this process is ended"
+        );
+        return std::future::pending().await;
+    };
+    let why = tokio::select! {
+        _ = terminate.recv() => Stop::Terminated,
+        _ = interrupt.recv() => Stop::Interrupted,
+    };
+    stop.send_replace(Some(why));
+    std::future::pending::<()>().await;
 }

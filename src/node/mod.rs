@@ -1,6 +1,7 @@
 //! The node side: reading the kernel, and writing to it with a way back.
 
 pub mod actuate;
+pub mod agent;
 pub mod cgroup;
 pub mod clock;
 pub mod collect;

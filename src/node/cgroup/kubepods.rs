@@ -197,6 +197,14 @@ pub enum ScanError {
     },
 }
 
+/// The cgroup that holds all pods of a kubelet, whose `cgroupRoot` is `cgroup_root`.
+///
+/// # Errors
+/// Where `cgroup_root` cannot be part of a path.
+pub fn kubepods(driver: Driver, cgroup_root: &str) -> Result<CgroupPath, CgroupPathError> {
+    class_cgroup(driver, cgroup_root, QosClass::Guaranteed)
+}
+
 /// The cgroup that the pods of a class stand in.
 fn class_cgroup(
     driver: Driver,

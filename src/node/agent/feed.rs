@@ -1,0 +1,207 @@
+//! What the API server tells: this node, what it has to keep, its pods. Watches as the kubelet's: filtered by the
+//! server, begun anew with growing, jittered pauses.
+
+use futures::stream::{BoxStream, SelectAll, StreamExt};
+use kube::core::Status;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+
+use super::objects::{Excerpt, SeenNode, SeenPod, SeenWatermark, Trimmed};
+use super::rules::Seen;
+
+/// Pods are listed so many at a time: a page of whole Pods is the most that is in memory at once.
+const PAGE: u32 = 25;
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Our Node.
+    Node,
+    /// Our `NodeWatermark`.
+    Watermark,
+    /// The pods of our node.
+    Pods,
+}
+
+impl Source {
+    /// The kind, as people know it.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Node => "Node",
+            Self::Watermark => "NodeWatermark",
+            Self::Pods => "Pod",
+        }
+    }
+}
+
+/// Something that the API server told.
+#[derive(Debug)]
+pub enum Change {
+    /// Of our Node.
+    Node(Event<Trimmed<SeenNode>>),
+    /// Of our `NodeWatermark`.
+    Watermark(Event<Trimmed<SeenWatermark>>),
+    /// Of the pods of our node.
+    Pods(Event<Trimmed<SeenPod>>),
+    /// A watch failed, and is begun anew.
+    Failed(Source, Failure),
+}
+
+/// Why a watch failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The HTTP code, where there was an answer.
+    pub code: Option<u16>,
+    /// In words, with what to do where that is known.
+    pub why: String,
+}
+
+/// All changes, from a full list on.
+pub type Feed = SelectAll<BoxStream<'static, Change>>;
+
+/// Watches everything about a node.
+pub fn feed(client: &Client, node: &str) -> Feed {
+    let named = format!("metadata.name={node}");
+    let on_node = format!("spec.nodeName={node}");
+    let mut feed = Feed::new();
+    feed.push(changes(client, Source::Node, &named, Change::Node));
+    feed.push(changes(
+        client,
+        Source::Watermark,
+        &named,
+        Change::Watermark,
+    ));
+    feed.push(changes(client, Source::Pods, &on_node, Change::Pods));
+    feed
+}
+
+fn changes<T: Excerpt>(
+    client: &Client,
+    source: Source,
+    fields: &str,
+    change: fn(Event<Trimmed<T>>) -> Change,
+) -> BoxStream<'static, Change> {
+    let api: Api<Trimmed<T>> = Api::all(client.clone());
+    let config = watcher::Config::default().fields(fields).page_size(PAGE);
+    watcher(api, config)
+        .default_backoff()
+        .map(move |event| match event {
+            Ok(event) => change(event),
+            Err(error) => Change::Failed(source, Failure::of(source, &error)),
+        })
+        .boxed()
+}
+
+impl Failure {
+    fn of(source: Source, error: &watcher::Error) -> Self {
+        let status = status(error);
+        let code = status.map(|status| status.code);
+        let said = status.map_or_else(|| in_full(error), |status| status.message.clone());
+        let why = match (source, code) {
+            (Source::Watermark, Some(404)) => format!(
+                "the definition of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {said}"
+            ),
+            (_, Some(401)) => format!("the API server does not know who we are: {said}"),
+            _ => said,
+        };
+        Self { code, why }
+    }
+
+    /// The server answers, and will not give it: no rules of ours will come.
+    pub const fn is_refusal(&self) -> bool {
+        matches!(self.code, Some(401 | 403 | 404))
+    }
+}
+
+/// What the server answered.
+fn status(error: &watcher::Error) -> Option<&Status> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// With all causes: what hides behind "service error" is what one has to know.
+fn in_full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// An object that is watched by its name.
+#[derive(Debug)]
+pub struct Named<T> {
+    /// What is known of it.
+    pub seen: Seen<Trimmed<T>>,
+    /// It was in the list that is being read.
+    listed: bool,
+}
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Self {
+            seen: Seen::Unknown,
+            listed: false,
+        }
+    }
+}
+
+impl<T> Named<T> {
+    /// Takes a change.
+    pub fn take(&mut self, event: Event<Trimmed<T>>) {
+        match event {
+            Event::Init => self.listed = false,
+            Event::InitApply(object) => {
+                self.listed = true;
+                self.seen = Seen::Present(object);
+            }
+            Event::InitDone if !self.listed => self.seen = Seen::Absent,
+            Event::InitDone => {}
+            Event::Apply(object) => self.seen = Seen::Present(object),
+            Event::Delete(_) => self.seen = Seen::Absent,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn watermark() -> Trimmed<SeenWatermark> {
+        let object = json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}});
+        serde_json::from_value(object).expect("an object")
+    }
+
+    #[test]
+    fn an_object_that_is_not_in_a_full_list_is_not_there() {
+        let mut named = Named::default();
+        named.take(Event::Init);
+        assert!(!named.seen.is_known());
+        named.take(Event::InitDone);
+        assert!(matches!(named.seen, Seen::Absent));
+        named.take(Event::Apply(watermark()));
+        assert!(named.seen.present().is_some());
+        // While it is listed anew it is not taken for gone.
+        named.take(Event::Init);
+        assert!(named.seen.present().is_some());
+        named.take(Event::InitApply(watermark()));
+        named.take(Event::InitDone);
+        assert!(named.seen.present().is_some());
+        named.take(Event::Init);
+        named.take(Event::InitDone);
+        assert!(matches!(named.seen, Seen::Absent));
+    }
+}

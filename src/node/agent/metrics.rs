@@ -1,0 +1,381 @@
+//! What the agent tells Prometheus, and its probes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::engine::RuleReport;
+use crate::engine::plan::{RuleState, Scheduling};
+use crate::engine::policy::{RuleId, Strategy, TaintEffect};
+use crate::engine::time::BootTime;
+use crate::node::clock;
+use crate::serve::Source;
+
+/// The loop turns at least every few seconds: silent for so long it hangs.
+const HANGS: Duration = Duration::from_secs(30);
+/// Upper bounds of a tick's duration, in seconds.
+const TICK_BUCKETS: [f64; 8] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabels {
+    rule: String,
+    metric: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    rule: String,
+    strategy: &'static str,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabel {
+    rule: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EffectLabels {
+    effect: &'static str,
+}
+
+/// Labels of an eviction.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabels {
+    /// `asked`, `refused` or `gone`.
+    pub outcome: &'static str,
+}
+
+/// Labels of a watch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabels {
+    /// The kind.
+    pub kind: &'static str,
+}
+
+/// Labels of a request to the API server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// `get`, `watch`, `patch` ...
+    pub verb: &'static str,
+    /// The HTTP code; `none` where there was no answer.
+    pub code: String,
+}
+
+/// What is in force, as it was last told.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Every rule.
+    pub rules: Vec<RuleReport>,
+    /// Pods that are throttled.
+    pub throttled: usize,
+    /// Pods that are looked after.
+    pub pods: usize,
+    /// Rules and pod policies that are not kept.
+    pub refused: usize,
+    /// How many things each Preview rule would have in force.
+    pub would: BTreeMap<RuleId, i64>,
+    /// The scheduling that is wanted.
+    pub scheduling: Scheduling,
+}
+
+/// All figures.
+pub struct Metrics {
+    registry: Registry,
+    states: Family<StateLabels, Gauge>,
+    values: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    marks: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    would: Family<RuleLabel, Gauge>,
+    disabled: Family<EffectLabels, Gauge>,
+    throttled: Gauge,
+    pods: Gauge,
+    refused: Gauge,
+    sample_age: Gauge<f64, std::sync::atomic::AtomicU64>,
+    /// How long a tick takes.
+    pub tick: Histogram,
+    /// Evictions.
+    pub evictions: Family<OutcomeLabels, Counter>,
+    /// Failures of watches.
+    pub watch_errors: Family<KindLabels, Counter>,
+    /// Requests to the API server.
+    pub requests: Family<RequestLabels, Counter>,
+    told: Mutex<Told>,
+}
+
+struct Told {
+    figures: Figures,
+    /// Metrics of the rules.
+    names: BTreeMap<RuleId, String>,
+    beat: BootTime,
+    sampled: Option<BootTime>,
+    ready: Result<(), String>,
+}
+
+impl Metrics {
+    /// Nothing yet.
+    pub fn new(now: BootTime) -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("plimsoll_agent"),
+            states: Family::default(),
+            values: Family::default(),
+            marks: Family::default(),
+            would: Family::default(),
+            disabled: Family::default(),
+            throttled: Gauge::default(),
+            pods: Gauge::default(),
+            refused: Gauge::default(),
+            sample_age: Gauge::default(),
+            tick: Histogram::new(TICK_BUCKETS),
+            evictions: Family::default(),
+            watch_errors: Family::default(),
+            requests: Family::default(),
+            told: Mutex::new(Told {
+                figures: Figures::default(),
+                names: BTreeMap::new(),
+                beat: now,
+                sampled: None,
+                ready: Err("starting".to_owned()),
+            }),
+        };
+        metrics.register_rules();
+        metrics.register_node();
+        metrics
+    }
+
+    fn register_rules(&mut self) {
+        let registry = &mut self.registry;
+        let help = "1 for the state that the rule is in";
+        registry.register("rule_state", help, self.states.clone());
+        let help = "The rule's metric as last judged, in the metric's unit";
+        registry.register("rule_value", help, self.values.clone());
+        let help = "The rule's high mark, in the metric's unit";
+        registry.register("rule_mark", help, self.marks.clone());
+        let help = "What the Preview rule would have in force: pods, and the node";
+        registry.register("would", help, self.would.clone());
+        let help = "Rules and pod policies of the NodeWatermark that this version does not keep";
+        registry.register("refused", help, self.refused.clone());
+    }
+
+    fn register_node(&mut self) {
+        let registry = &mut self.registry;
+        let help = "1 while a rule keeps new pods away, by the effect of the taint";
+        registry.register("scheduling_disabled", help, self.disabled.clone());
+        let help = "Pods that are throttled";
+        registry.register("throttled_pods", help, self.throttled.clone());
+        let help = "Pods that are looked after";
+        registry.register("pods", help, self.pods.clone());
+        let help = "Evictions that were asked for, were refused, and have ended";
+        registry.register("evictions", help, self.evictions.clone());
+        let help = "How old the last sample of the node is";
+        let age = self.sample_age.clone();
+        registry.register_with_unit("sample_age", help, Unit::Seconds, age);
+        let help = "How long it takes to sample, judge and act";
+        let tick = self.tick.clone();
+        registry.register_with_unit("tick_duration", help, Unit::Seconds, tick);
+        let help = "Requests to the API server";
+        registry.register("api_requests", help, self.requests.clone());
+        let help = "Failures of watches";
+        registry.register("watch_errors", help, self.watch_errors.clone());
+    }
+
+    fn told<T>(&self, with: impl FnOnce(&mut Told) -> T) -> T {
+        with(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The loop turned.
+    pub fn beat(&self, now: BootTime) {
+        self.told(|told| told.beat = now);
+    }
+
+    /// The node was sampled.
+    pub fn sampled(&self, now: BootTime) {
+        self.told(|told| told.sampled = Some(now));
+    }
+
+    /// Whether the agent is of use; else what it waits for.
+    pub fn ready(&self, ready: Result<(), &str>) {
+        self.told(|told| match (&told.ready, ready) {
+            (Ok(()), Ok(())) => {}
+            (Err(known), Err(why)) if known == why => {}
+            (_, ready) => told.ready = ready.map_err(str::to_owned),
+        });
+    }
+
+    /// The rules are others now: each with the name of its metric.
+    pub fn rules(&self, names: BTreeMap<RuleId, String>) {
+        self.told(|told| told.names = names);
+    }
+
+    /// Tells what is in force now.
+    pub fn figures(&self, fill: impl FnOnce(&mut Figures)) {
+        self.told(|told| fill(&mut told.figures));
+    }
+
+    /// Brings the figures that are asked for up to date.
+    fn refresh(&self, told: &Told) {
+        let Figures {
+            rules,
+            throttled,
+            pods,
+            refused,
+            would,
+            scheduling,
+        } = &told.figures;
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.throttled.set(number(*throttled));
+        self.pods.set(number(*pods));
+        self.refused.set(number(*refused));
+        self.refresh_rules(rules, &told.names);
+        self.would.clear();
+        for (rule, count) in would {
+            let rule = rule.to_string();
+            self.would.get_or_create(&RuleLabel { rule }).set(*count);
+        }
+        self.disabled.clear();
+        for effect in [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule] {
+            let disabled = matches!(scheduling, Scheduling::Disabled { effect: there, .. } if *there == effect);
+            let effect = match effect {
+                TaintEffect::NoSchedule => "NoSchedule",
+                TaintEffect::PreferNoSchedule => "PreferNoSchedule",
+            };
+            let gauge = self.disabled.get_or_create(&EffectLabels { effect });
+            gauge.set(i64::from(disabled));
+        }
+        let age = told.sampled.map(|at| clock::boot_time().since(at));
+        self.sample_age
+            .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));
+    }
+
+    fn refresh_rules(&self, rules: &[RuleReport], names: &BTreeMap<RuleId, String>) {
+        self.states.clear();
+        self.values.clear();
+        self.marks.clear();
+        for report in rules {
+            let rule = report.id.to_string();
+            for (state, name) in [
+                (RuleState::Normal, "Normal"),
+                (RuleState::Breached, "Breached"),
+                (RuleState::Cooling, "Cooling"),
+            ] {
+                let labels = StateLabels {
+                    rule: rule.clone(),
+                    strategy: match report.strategy {
+                        Strategy::Enforce => "None",
+                        Strategy::Preview => "Preview",
+                    },
+                    state: name,
+                };
+                let gauge = self.states.get_or_create(&labels);
+                gauge.set(i64::from(report.state == state));
+            }
+            let metric = names.get(&report.id).cloned().unwrap_or_default();
+            let labels = RuleLabels { rule, metric };
+            self.marks.get_or_create(&labels).set(report.watermark);
+            // While it is not known there is no value, rather than an old one.
+            if let (Some(value), None) = (report.value, report.unknown) {
+                self.values.get_or_create(&labels).set(value);
+            }
+        }
+    }
+}
+
+impl Source for Metrics {
+    fn livez(&self) -> Result<(), String> {
+        let silent = clock::boot_time().since(self.told(|told| told.beat));
+        if silent > HANGS {
+            return Err(format!("nothing was done for {} s", silent.as_secs()));
+        }
+        Ok(())
+    }
+
+    fn readyz(&self) -> Result<(), String> {
+        self.told(|told| told.ready.clone())
+    }
+
+    fn metrics(&self) -> String {
+        self.told(|told| self.refresh(told));
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::plan::Unknown;
+
+    fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
+        RuleReport {
+            id: RuleId::from("q/cpu"),
+            strategy: Strategy::Enforce,
+            state: RuleState::Breached,
+            since: None,
+            value,
+            watermark: 4000.0,
+            restore: 4000.0,
+            breaches: 2,
+            quiets: 0,
+            unknown,
+        }
+    }
+
+    #[test]
+    fn a_rule_is_told_with_its_state_value_and_mark() {
+        let metrics = Metrics::new(clock::boot_time());
+        let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
+        metrics.rules(names.into());
+        metrics.figures(|figures| {
+            figures.rules = vec![report(Some(4321.0), None)];
+            figures.throttled = 3;
+            figures.scheduling = Scheduling::Disabled {
+                effect: TaintEffect::NoSchedule,
+                rules: Vec::new(),
+            };
+        });
+        let text = Source::metrics(&metrics);
+        for line in [
+            r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
+            r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
+            r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
+            r#"plimsoll_agent_rule_mark{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
+            "plimsoll_agent_throttled_pods 3",
+            r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
+            "plimsoll_agent_sample_age_seconds NaN",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+        metrics.figures(|figures| figures.rules = vec![report(Some(1.0), Some(Unknown::Stale))]);
+        let text = Source::metrics(&metrics);
+        assert!(!text.contains("rule_value{"), "{text}");
+    }
+
+    #[test]
+    fn a_loop_that_does_not_turn_is_not_alive() {
+        let now = clock::boot_time();
+        let metrics = Metrics::new(now);
+        metrics.livez().expect("alive");
+        metrics.beat(BootTime::default());
+        let hangs = metrics.livez().expect_err("hangs");
+        assert!(hangs.starts_with("nothing was done for"), "{hangs}");
+    }
+
+    #[test]
+    fn readiness_says_what_is_waited_for() {
+        let metrics = Metrics::new(clock::boot_time());
+        metrics.ready(Err("no rules"));
+        assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
+        metrics.ready(Ok(()));
+        assert_eq!(metrics.readyz(), Ok(()));
+    }
+}

@@ -1,0 +1,175 @@
+//! The agent of one Kubernetes node: it watches what the node has to keep and the node's pods, and runs the same
+//! machine as `plimsoll run` over them.
+//!
+//! ```text
+//! API server ─► feed ─► rules, pods ─► Machine ─► cgroups
+//!      ▲                                  │
+//!      └── taint, evictions, status ◄─────┘
+//! ```
+
+mod ending;
+mod feed;
+mod memory;
+mod metrics;
+mod node_lock;
+mod objects;
+mod outside;
+mod place;
+mod pods;
+mod reconcile;
+mod rules;
+mod start;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::watch;
+
+use self::metrics::Metrics;
+use self::node_lock::NodeLockError;
+pub use self::pods::PodRef;
+use self::reconcile::Agent;
+use crate::cluster::client::{self, ClientError};
+use crate::engine::Demand;
+use crate::engine::sample::Sample;
+use crate::engine::time::BootTime;
+use crate::node::actuate::throttle::OpenError;
+use crate::node::cgroup::Hierarchy;
+use crate::node::cgroup::layout::LayoutError;
+use crate::node::clock;
+use crate::node::collect::Sampler;
+use crate::node::journal::LockError;
+use crate::node::machine::MachineError;
+use crate::serve::{self, ServeError};
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How to reach the API server; absent: the pod's service account, else the user's kubeconfig.
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of our Node.
+    pub node: String,
+    /// Where the files live that outlive the process.
+    pub state_dir: PathBuf,
+    /// Where the cgroup trees are mounted; found by themselves where absent.
+    pub cgroup_root: Option<PathBuf>,
+    /// The kubelet's `cgroupRoot`; found where absent.
+    pub kubelet_root: Option<String>,
+    /// Where the node's `/proc` is mounted.
+    pub proc_root: PathBuf,
+    /// The node's files are read at least this often.
+    pub sample_interval: Duration,
+    /// Where probes and metrics are served.
+    pub listen: SocketAddr,
+    /// The agent's own pod.
+    pub own: Option<PodRef>,
+}
+
+/// What ends the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Somebody at the keyboard: undo everything.
+    Interrupted,
+    /// The kubelet: what is in force stays, unless the agent's `DaemonSet` is gone.
+    Terminated,
+}
+
+/// Why the agent can't start or go on. What is in force stays so.
+#[derive(Debug, Error)]
+pub enum AgentError {
+    /// There is no way to an API server.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// No cgroup trees.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// No usable `/proc`.
+    #[error(
+        "failed to read CPU time or memory from {}: {reason}; name the folder that the node's proc is mounted at with --proc-root",
+        root.display()
+    )]
+    Proc {
+        /// The folder.
+        root: PathBuf,
+        /// The first thing that went wrong there.
+        reason: String,
+    },
+    /// The kernel does not tell which boot this is.
+    #[error("failed to read the kernel's boot id: {0}; is /proc mounted?")]
+    BootId(#[source] io::Error),
+    /// The node can't be kept.
+    #[error(transparent)]
+    Lock(#[from] NodeLockError),
+    /// The state directory or its journal.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The address can't be listened on.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+impl AgentError {
+    /// Another agent keeps the node.
+    pub const fn is_busy(&self) -> bool {
+        matches!(
+            self,
+            Self::Lock(NodeLockError::Busy(_))
+                | Self::Machine(MachineError::Open(OpenError::Lock(LockError::Busy { .. })))
+        )
+    }
+}
+
+/// Runs until it is stopped; true where everything that had to be undone was.
+///
+/// # Errors
+/// Where it cannot start, in which case nothing was changed.
+pub async fn run(
+    options: Options,
+    stop: watch::Receiver<Option<Stop>>,
+) -> Result<bool, AgentError> {
+    let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
+    let now = clock::boot_time();
+    proc_is_there(&options, &hierarchy, now)?;
+    let client = client::connect(options.kubeconfig.as_deref()).await?;
+    let metrics = Arc::new(Metrics::new(now));
+    let listener = serve::listen(options.listen).await?;
+    let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
+    let agent = Agent::new(client, options, hierarchy, metrics, now)?;
+    let ended = agent.run(stop).await;
+    serving.abort();
+    ended
+}
+
+/// Undoes what an agent left in force on this node, and tells each file; true where nothing is left.
+///
+/// # Errors
+/// Where an agent still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+pub fn restore(options: &Options) -> Result<bool, AgentError> {
+    let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
+    reconcile::restore(options, hierarchy, clock::boot_time())
+}
+
+fn proc_is_there(
+    options: &Options,
+    hierarchy: &Hierarchy,
+    now: BootTime,
+) -> Result<(), AgentError> {
+    let mut sampler = Sampler::new(&options.proc_root, hierarchy.clone());
+    let mut sample = Sample::default();
+    sampler.sample_node(now, &Demand::default(), &mut sample);
+    if sample.node.cpu.is_some() && sample.node.memory.is_some() {
+        return Ok(());
+    }
+    let fault = sampler.faults().first();
+    Err(AgentError::Proc {
+        root: options.proc_root.clone(),
+        reason: fault.map_or_else(
+            || "there is no `stat` or no `meminfo` in it".to_owned(),
+            ToString::to_string,
+        ),
+    })
+}

@@ -1,0 +1,323 @@
+//! The objects that the agent watches, each cut down to what it needs while it is decoded: a whole Pod or Node is in
+//! memory only one at a time, and only for that long.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Resource;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::crd::{NodeWatermark, NodeWatermarkSpec};
+use crate::engine::pod::{Pod, PodUid};
+use crate::engine::units::MilliCpu;
+use crate::node::pod_facts::{annotation, phase, pod_facts};
+
+/// What is kept of an object.
+pub trait Excerpt: Clone + std::fmt::Debug + Send + Sync + 'static {
+    /// The kind of object.
+    type Kind: Resource<DynamicType = ()>;
+    /// The object as it is decoded.
+    type Whole: DeserializeOwned;
+
+    /// What is kept, and what identifies the object.
+    fn of(whole: Self::Whole) -> (ObjectMeta, Self);
+}
+
+/// An object of which only an excerpt is kept.
+#[derive(Clone, Debug)]
+pub struct Trimmed<T> {
+    meta: ObjectMeta,
+    /// What is kept.
+    pub kept: T,
+}
+
+impl<T> Trimmed<T> {
+    /// `metadata.uid`
+    pub fn uid(&self) -> &str {
+        self.meta.uid.as_deref().unwrap_or_default()
+    }
+}
+
+impl<'de, T: Excerpt> Deserialize<'de> for Trimmed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (meta, kept) = T::of(T::Whole::deserialize(deserializer)?);
+        let meta = ObjectMeta {
+            name: meta.name,
+            namespace: meta.namespace,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+            ..ObjectMeta::default()
+        };
+        Ok(Self { meta, kept })
+    }
+}
+
+impl<T: Excerpt> Resource for Trimmed<T> {
+    type DynamicType = ();
+    type Scope = <T::Kind as Resource>::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        T::Kind::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        T::Kind::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        T::Kind::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        T::Kind::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+}
+
+/// A pod of this node.
+#[derive(Clone, Debug)]
+pub struct SeenPod {
+    /// Its facts, or why they can't be told.
+    pub facts: Result<Arc<Pod>, String>,
+    /// The UID that its cgroup is named by: that of a static pod is the kubelet's, not the API server's.
+    pub cgroup_uid: PodUid,
+    /// It has ended, and has no cgroup any more.
+    pub finished: bool,
+    /// Its controller, where that is a `DaemonSet`.
+    pub daemon_set: Option<Owner>,
+}
+
+/// Who owns an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+impl Excerpt for SeenPod {
+    type Kind = k8s::Pod;
+    type Whole = k8s::Pod;
+
+    fn of(whole: k8s::Pod) -> (ObjectMeta, Self) {
+        let seen = Self {
+            facts: facts(&whole),
+            cgroup_uid: cgroup_uid(&whole.metadata),
+            finished: matches!(phase(&whole), Some("Succeeded" | "Failed")),
+            daemon_set: daemon_set(&whole.metadata),
+        };
+        (whole.metadata, seen)
+    }
+}
+
+fn facts(pod: &k8s::Pod) -> Result<Arc<Pod>, String> {
+    let mut facts = pod_facts(pod).map_err(|error| error.to_string())?;
+    by_folder(&mut facts, pod);
+    Ok(Arc::new(facts))
+}
+
+/// Throttling by container knows a container by its cgroup's folder, which bears its id.
+fn by_folder(facts: &mut Pod, pod: &k8s::Pod) {
+    if facts.container_requests.is_empty() {
+        return;
+    }
+    let Some(status) = &pod.status else { return };
+    let statuses = [&status.container_statuses, &status.init_container_statuses];
+    for status in statuses.into_iter().flatten().flatten() {
+        let id = status.container_id.as_deref();
+        let request = facts.container_requests.get(&status.name).copied();
+        if let (Some((runtime, id)), Some(request)) = (id.and_then(split_id), request) {
+            insert_folders(facts, runtime, id, request);
+        }
+    }
+}
+
+/// `containerd://<id>`
+fn split_id(id: &str) -> Option<(&str, &str)> {
+    id.split_once("://").filter(|(_, id)| !id.is_empty())
+}
+
+fn insert_folders(facts: &mut Pod, runtime: &str, id: &str, request: MilliCpu) {
+    let prefix = match runtime {
+        "containerd" => "cri-containerd",
+        "cri-o" => "crio",
+        other => other,
+    };
+    let folders = [id.to_owned(), format!("{prefix}-{id}.scope")];
+    let requests = &mut facts.container_requests;
+    requests.extend(folders.map(|folder| (folder, request)));
+}
+
+fn cgroup_uid(meta: &ObjectMeta) -> PodUid {
+    let by_kubelet = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"]
+        .into_iter()
+        .find_map(|key| annotation(meta, key));
+    let uid = by_kubelet.or(meta.uid.as_deref());
+    PodUid::from(uid.unwrap_or_default())
+}
+
+fn daemon_set(meta: &ObjectMeta) -> Option<Owner> {
+    let is_daemon_set =
+        |owner: &&OwnerReference| owner.controller == Some(true) && owner.kind == "DaemonSet";
+    let owner = meta.owner_references.as_ref()?.iter().find(is_daemon_set)?;
+    Some(Owner {
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+    })
+}
+
+/// This node.
+#[derive(Clone, Debug)]
+pub struct SeenNode {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A Node without its images, addresses and the like.
+#[derive(Debug, Deserialize)]
+pub struct WholeNode {
+    metadata: ObjectMeta,
+}
+
+impl Excerpt for SeenNode {
+    type Kind = k8s::Node;
+    type Whole = WholeNode;
+
+    fn of(mut whole: WholeNode) -> (ObjectMeta, Self) {
+        let labels = whole.metadata.labels.take().unwrap_or_default();
+        (whole.metadata, Self { labels })
+    }
+}
+
+/// What this node has to keep.
+#[derive(Clone, Debug)]
+pub struct SeenWatermark {
+    /// What it says, or why that can't be read.
+    pub spec: Result<Arc<NodeWatermarkSpec>, String>,
+}
+
+/// A `NodeWatermark`, whatever stands in it.
+#[derive(Debug, Deserialize)]
+pub struct WholeWatermark {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+}
+
+impl Excerpt for SeenWatermark {
+    type Kind = NodeWatermark;
+    type Whole = WholeWatermark;
+
+    fn of(whole: WholeWatermark) -> (ObjectMeta, Self) {
+        let spec = serde_json::from_value(whole.spec);
+        let seen = Self {
+            spec: spec.map(Arc::new).map_err(|error| error.to_string()),
+        };
+        (whole.metadata, seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(object: Value) -> Trimmed<SeenPod> {
+        serde_json::from_value(object).expect("a pod")
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_its_uid_and_its_cgroup_by_the_kubelets_hash() {
+        let mirror = pod(json!({
+            "metadata": {
+                "name": "etcd-n", "namespace": "kube-system", "uid": "api-uid",
+                "annotations": {
+                    "kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef",
+                    "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef",
+                },
+            },
+            "spec": {"containers": [{"name": "etcd"}]},
+            "status": {"phase": "Running"},
+        }));
+        assert_eq!(mirror.uid(), "api-uid");
+        assert_eq!(
+            &*mirror.kept.cgroup_uid.0,
+            "0123456789abcdef0123456789abcdef"
+        );
+        let facts = mirror.kept.facts.expect("facts");
+        assert_eq!(&*facts.uid.0, "api-uid");
+    }
+
+    #[test]
+    fn requests_of_containers_are_known_by_their_cgroup_folders() {
+        let seen = pod(json!({
+            "metadata": {"name": "a", "namespace": "b", "uid": "u"},
+            "spec": {"containers": [
+                {"name": "web", "resources": {"requests": {"cpu": "300m"}}},
+                {"name": "side"},
+            ]},
+            "status": {"phase": "Running", "containerStatuses": [
+                {"name": "web", "containerID": "containerd://abc", "image": "", "imageID": "", "ready": true, "restartCount": 0},
+                {"name": "side", "containerID": "containerd://def", "image": "", "imageID": "", "ready": true, "restartCount": 0},
+            ]},
+        }));
+        let requests = seen.kept.facts.expect("facts").container_requests.clone();
+        assert_eq!(requests.get("abc"), Some(&MilliCpu(300)));
+        assert_eq!(
+            requests.get("cri-containerd-abc.scope"),
+            Some(&MilliCpu(300))
+        );
+        assert!(!requests.contains_key("def"));
+    }
+
+    #[test]
+    fn a_pod_that_makes_no_sense_does_not_hide_the_others() {
+        let seen = pod(json!({
+            "metadata": {"name": "a", "namespace": "b", "uid": "u"},
+            "spec": {"containers": [{"name": "web", "resources": {"requests": {"cpu": "-1"}}}]},
+        }));
+        let error = seen.kept.facts.expect_err("no facts");
+        assert!(error.contains("below zero"), "{error}");
+    }
+
+    #[test]
+    fn only_the_controller_that_is_a_daemonset_is_kept_as_owner() {
+        let owner = |kind: &str, controller: bool| json!({"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "y", "controller": controller});
+        let kept_owner = |owner: Value| {
+            let meta = json!({"name": "a", "namespace": "b", "ownerReferences": [owner]});
+            pod(json!({"metadata": meta, "spec": {"containers": []}}))
+                .kept
+                .daemon_set
+        };
+        assert_eq!(kept_owner(owner("ReplicaSet", true)), None);
+        assert_eq!(kept_owner(owner("DaemonSet", false)), None);
+        assert_eq!(
+            kept_owner(owner("DaemonSet", true)).expect("owner").uid,
+            "y"
+        );
+    }
+
+    #[test]
+    fn a_watermark_of_another_shape_is_still_seen() {
+        let seen: Trimmed<SeenWatermark> = serde_json::from_value(json!({
+            "metadata": {"name": "n", "generation": 3},
+            "spec": {"rules": 7},
+        }))
+        .expect("seen");
+        seen.kept.spec.expect_err("no spec");
+    }
+}

@@ -1,0 +1,250 @@
+//! Where on this machine the kubelet keeps its pods' cgroups.
+//!
+//! The tree is not asked for but found: among all `kubepods` below the cgroup root (or one folder further down) it is
+//! the one where a pod of this node has its cgroup.
+
+use crate::engine::pod::{PodUid, QosClass};
+use crate::node::cgroup::kubepods::{Driver, PodName, child_folders, kubepods, pod_cgroup};
+use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::machine::workload::inode;
+
+/// One `kubepods`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tree {
+    driver: Driver,
+    /// The kubelet's `cgroupRoot`.
+    root: String,
+    cgroup: CgroupPath,
+}
+
+/// Finds the cgroups of pods.
+#[derive(Debug)]
+pub struct Place {
+    hierarchy: Hierarchy,
+    /// As given on the command line.
+    root: Option<String>,
+    /// Where pods of this node were found.
+    settled: Option<Tree>,
+}
+
+/// Why pods can't be found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// There is no `kubepods` at all.
+    #[error(
+        "failed to find `kubepods` below the cgroup root{}: does a kubelet run here, and is the node's cgroup tree mounted at --cgroup-root?",
+        .0.as_deref().map_or_else(String::new, |root| format!(" in --kubelet-cgroup-root {root}"))
+    )]
+    None(Option<String>),
+    /// There are several, and no pod of this node tells which it is.
+    #[error(
+        "failed to tell which of {0} is this node's: no pod of the node is in any of them yet; name the kubelet's `cgroupRoot` with --kubelet-cgroup-root"
+    )]
+    Several(String),
+}
+
+impl Place {
+    /// `root` is the kubelet's `cgroupRoot`, where it is known.
+    pub const fn new(hierarchy: Hierarchy, root: Option<String>) -> Self {
+        Self {
+            hierarchy,
+            root,
+            settled: None,
+        }
+    }
+
+    /// The cgroup of a pod and the inode of its folder, where it is there.
+    pub fn find(&mut self, uid: &PodUid, qos: QosClass) -> Option<(CgroupPath, u64)> {
+        let name = PodName {
+            qos,
+            uid: uid.clone(),
+        };
+        if let Some(tree) = &self.settled {
+            return self.look(tree, &name);
+        }
+        for tree in self.trees() {
+            if let Some(found) = self.look(&tree, &name) {
+                self.settled = Some(tree);
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    fn look(&self, tree: &Tree, name: &PodName) -> Option<(CgroupPath, u64)> {
+        let cgroup = pod_cgroup(tree.driver, &tree.root, name).ok()?;
+        let inode = inode(&self.hierarchy, &cgroup).ok()?;
+        Some((cgroup, inode))
+    }
+
+    /// The `kubepods` of this node's kubelet: where its pods were found; `known` are cgroups that pods of this node
+    /// had; else the only one that there is.
+    ///
+    /// # Errors
+    /// There is none, or nobody can tell which of several it is.
+    pub fn settle<'a>(
+        &mut self,
+        mut known: impl Iterator<Item = &'a CgroupPath>,
+    ) -> Result<CgroupPath, PlaceError> {
+        if let Some(tree) = &self.settled {
+            return Ok(tree.cgroup.clone());
+        }
+        let trees = self.trees();
+        let holding = known.find_map(|cgroup| trees.iter().find(|tree| tree.holds(cgroup)));
+        let tree = match (holding, trees.as_slice()) {
+            (Some(tree), _) | (None, [tree]) => tree.clone(),
+            (None, []) => return Err(PlaceError::None(self.root.clone())),
+            (None, several) => {
+                let names = several.iter().map(|tree| tree.cgroup.as_str());
+                return Err(PlaceError::Several(names.collect::<Vec<_>>().join(", ")));
+            }
+        };
+        let cgroup = tree.cgroup.clone();
+        self.settled = Some(tree);
+        Ok(cgroup)
+    }
+
+    /// Every `kubepods` that is there.
+    fn trees(&self) -> Vec<Tree> {
+        let roots = match &self.root {
+            Some(root) => vec![root.clone()],
+            None => std::iter::once("/".to_owned())
+                .chain(self.top_folders())
+                .collect(),
+        };
+        let drivers = [Driver::Systemd, Driver::Cgroupfs];
+        roots
+            .iter()
+            .flat_map(|root| drivers.map(|driver| self.tree(driver, root)))
+            .flatten()
+            .collect()
+    }
+
+    /// The folders below the cgroup root, as a kubelet with such a `cgroupRoot` knows them.
+    fn top_folders(&self) -> Vec<String> {
+        let root = match &self.hierarchy {
+            Hierarchy::V2 { root } => root,
+            Hierarchy::V1 { cpu, .. } => cpu,
+        };
+        let folders = child_folders(root).unwrap_or_default();
+        folders
+            .into_iter()
+            .map(|name| match name.strip_suffix(".slice") {
+                Some(slice) => slice.to_owned(),
+                None => name,
+            })
+            .collect()
+    }
+
+    fn tree(&self, driver: Driver, root: &str) -> Option<Tree> {
+        let cgroup = kubepods(driver, root).ok()?;
+        let there = self.hierarchy.dir(Controller::Cpu, &cgroup)?.is_dir();
+        there.then(|| Tree {
+            driver,
+            root: root.to_owned(),
+            cgroup,
+        })
+    }
+}
+
+impl Tree {
+    fn holds(&self, cgroup: &CgroupPath) -> bool {
+        let below = cgroup.as_str().strip_prefix(self.cgroup.as_str());
+        below.is_some_and(|below| below.starts_with('/'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const UID: &str = "11111111-2222-3333-4444-555555555555";
+
+    fn machine(folders: &[&str]) -> (tempfile::TempDir, Hierarchy) {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        for folder in folders {
+            fs::create_dir_all(dir.path().join(folder)).expect("a folder");
+        }
+        let root = dir.path().to_owned();
+        (dir, Hierarchy::V2 { root })
+    }
+
+    fn found(place: &mut Place, qos: QosClass) -> Option<String> {
+        let found = place.find(&PodUid::from(UID), qos);
+        found.map(|(cgroup, _)| cgroup.to_string())
+    }
+
+    #[test]
+    fn a_pod_is_found_with_every_driver_class_and_root() {
+        let slice = "11111111_2222_3333_4444_555555555555";
+        let cases = [
+            (
+                "kubepods",
+                format!("kubepods/besteffort/pod{UID}"),
+                QosClass::BestEffort,
+            ),
+            (
+                "kubepods",
+                format!("kubepods/pod{UID}"),
+                QosClass::Guaranteed,
+            ),
+            (
+                "node-a/kubepods",
+                format!("node-a/kubepods/burstable/pod{UID}"),
+                QosClass::Burstable,
+            ),
+            (
+                "kubepods.slice",
+                format!(
+                    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice"
+                ),
+                QosClass::Burstable,
+            ),
+            (
+                "custom.slice/custom-kubepods.slice",
+                format!("custom.slice/custom-kubepods.slice/custom-kubepods-pod{slice}.slice"),
+                QosClass::Guaranteed,
+            ),
+        ];
+        for (kubepods, pod, qos) in cases {
+            let (_dir, hierarchy) = machine(&[&pod, "other"]);
+            let mut place = Place::new(hierarchy, None);
+            assert_eq!(found(&mut place, qos).as_deref(), Some(&*pod), "{pod}");
+            let settled = place.settle(std::iter::empty()).expect("settled");
+            assert_eq!(settled.as_str(), kubepods);
+        }
+    }
+
+    #[test]
+    fn of_several_trees_the_one_with_a_pod_of_this_node_is_taken() {
+        let pod = format!("b/kubepods/besteffort/pod{UID}");
+        let (_dir, hierarchy) = machine(&["a/kubepods", &pod]);
+        let mut place = Place::new(hierarchy.clone(), None);
+        let error = place.settle(std::iter::empty()).expect_err("ambiguous");
+        assert!(
+            error.to_string().contains("a/kubepods, b/kubepods"),
+            "{error}"
+        );
+        assert_eq!(found(&mut place, QosClass::BestEffort), Some(pod.clone()));
+        let settled = place.settle(std::iter::empty()).expect("settled");
+        assert_eq!(settled.as_str(), "b/kubepods");
+        // What is known of an earlier life tells it too.
+        let known = [CgroupPath::new(&pod).expect("a path")];
+        let mut place = Place::new(hierarchy, None);
+        let settled = place.settle(known.iter()).expect("settled");
+        assert_eq!(settled.as_str(), "b/kubepods");
+    }
+
+    #[test]
+    fn without_any_kubepods_the_message_says_where_it_was_looked_for() {
+        let (_dir, hierarchy) = machine(&["a"]);
+        let mut place = Place::new(hierarchy, Some("/custom".to_owned()));
+        let error = place.settle(std::iter::empty()).expect_err("none");
+        assert!(
+            error.to_string().contains("--kubelet-cgroup-root /custom"),
+            "{error}"
+        );
+    }
+}

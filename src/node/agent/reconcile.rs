@@ -1,0 +1,429 @@
+//! The loop: hears what the API server tells, brings the machine up to date, lets it tick, tells what happened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::FutureExt;
+use futures::stream::StreamExt;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::ending::{self, Ending, NodeView};
+use super::feed::{Change, Failure, Feed, Named, Source, feed};
+use super::memory::Memory;
+use super::metrics::{KindLabels, Metrics};
+use super::node_lock::NodeLock;
+use super::objects::{SeenNode, SeenWatermark};
+use super::outside::Cluster;
+use super::place::Place;
+use super::pods::Pods;
+use super::rules::{Rules, Seen, Trouble};
+use super::start::{Known, PREDECESSOR, Start};
+use super::{AgentError, Options, Stop};
+use crate::engine::time::BootTime;
+use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::clock;
+use crate::node::machine::event::{Decision, Event};
+use crate::node::machine::workload::Workload;
+use crate::node::machine::{self, Settings};
+
+/// While there is no machine yet, what it needs is looked for this often.
+const RETRY: Duration = Duration::from_millis(500);
+
+type Machine = machine::Machine<Cluster>;
+
+/// The agent of a node.
+pub struct Agent {
+    client: Client,
+    options: Options,
+    hierarchy: Hierarchy,
+    metrics: Arc<Metrics>,
+    feed: Feed,
+    node: Named<SeenNode>,
+    watermark: Named<SeenWatermark>,
+    rules: Rules,
+    pods: Pods,
+    place: Place,
+    /// Why watches fail, until they tell something again.
+    failures: BTreeMap<Source, Failure>,
+    memory: Memory,
+    lock: Option<NodeLock>,
+    machine: Option<Machine>,
+    begun: BootTime,
+    /// When there is something to do without being told anything.
+    due: BootTime,
+    /// What is waited for, as it was last told.
+    waiting: String,
+    /// What is wrong with the rules, as it was last told.
+    trouble: Option<Trouble>,
+    evaluated: bool,
+}
+
+impl Agent {
+    /// Begins to watch.
+    pub fn new(
+        client: Client,
+        options: Options,
+        hierarchy: Hierarchy,
+        metrics: Arc<Metrics>,
+        now: BootTime,
+    ) -> Result<Self, AgentError> {
+        let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
+        Ok(Self {
+            feed: feed(&client, &options.node),
+            place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
+            pods: Pods::new(options.own.clone()),
+            client,
+            options,
+            hierarchy,
+            metrics,
+            node: Named::default(),
+            watermark: Named::default(),
+            rules: memory.rules().as_ref().map(Rules::kept).unwrap_or_default(),
+            failures: BTreeMap::new(),
+            memory,
+            lock: None,
+            machine: None,
+            begun: now,
+            due: now,
+            waiting: String::new(),
+            trouble: None,
+            evaluated: false,
+        })
+    }
+
+    /// Runs until it is stopped; true where everything that had to be undone was.
+    pub async fn run(
+        mut self,
+        mut stop: watch::Receiver<Option<Stop>>,
+    ) -> Result<bool, AgentError> {
+        loop {
+            let left = self.due.since(clock::boot_time());
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(Option::is_some) => break,
+                Some(change) = self.feed.next() => {
+                    self.take(change);
+                    while let Some(Some(change)) = self.feed.next().now_or_never() {
+                        self.take(change);
+                    }
+                }
+                () = sleep(left) => {}
+            }
+            let now = clock::boot_time();
+            self.metrics.beat(now);
+            if now >= self.due {
+                self.turn(now)?;
+            }
+        }
+        let stop = (*stop.borrow()).unwrap_or(Stop::Terminated);
+        self.end(stop).await
+    }
+
+    fn take(&mut self, change: Change) {
+        let source = match change {
+            Change::Failed(source, failure) => return self.failed(source, failure),
+            Change::Node(event) => {
+                self.node.take(event);
+                Source::Node
+            }
+            Change::Watermark(event) => {
+                self.watermark.take(event);
+                Source::Watermark
+            }
+            Change::Pods(event) => {
+                self.pods.take(event);
+                Source::Pods
+            }
+        };
+        if self.failures.remove(&source).is_some() {
+            tracing::info!(kind = source.kind(), "watching again");
+        }
+    }
+
+    fn failed(&mut self, source: Source, failure: Failure) {
+        let kind = source.kind();
+        let labels = KindLabels { kind };
+        self.metrics.watch_errors.get_or_create(&labels).inc();
+        if self.failures.get(&source) != Some(&failure) {
+            tracing::warn!(kind, why = failure.why, "failed to watch; trying again");
+            self.failures.insert(source, failure);
+        }
+    }
+
+    /// Does what is due.
+    fn turn(&mut self, now: BootTime) -> Result<(), AgentError> {
+        let uid = self.node.seen.present().map(|node| node.uid().to_owned());
+        let seen = self.watermark.seen.as_ref().map(|seen| &seen.kept);
+        let changed = self.rules.judge(seen, uid.as_deref(), now);
+        if self.machine.is_none() {
+            self.start(now)?;
+        } else if changed {
+            self.give_rules();
+        }
+        self.tell_trouble();
+        let Some(machine) = &mut self.machine else {
+            self.due = now + RETRY;
+            return Ok(());
+        };
+        if self.pods.are_complete()
+            && let Some(workloads) = self.pods.refresh(&mut self.place)
+        {
+            self.memory.keep_pods(&workloads);
+            machine.set_pods(workloads);
+        }
+        if now >= machine.next_tick() {
+            self.tick(now);
+        }
+        if let Some(machine) = &self.machine {
+            self.due = machine.next_tick();
+        }
+        Ok(())
+    }
+
+    /// Says where what is kept is not what the API server has.
+    fn tell_trouble(&mut self) {
+        let trouble = self.rules.trouble();
+        if trouble == self.trouble.as_ref() || self.machine.is_none() {
+            return;
+        }
+        if let Some(trouble) = trouble {
+            tracing::warn!("the last rules are held: {trouble}");
+        } else {
+            tracing::info!("the rules of the API server are kept again");
+        }
+        self.trouble = trouble.cloned();
+    }
+
+    fn known(&self) -> Known {
+        let failure = self.failures.iter().next();
+        Known {
+            node: match &self.node.seen {
+                Seen::Unknown => None,
+                Seen::Absent => Some(false),
+                Seen::Present(_) => Some(true),
+            },
+            rules: self.watermark.seen.is_known() && self.rules.policy().is_some(),
+            pods: self.pods.are_complete(),
+            kept: self.rules.policy().is_some(),
+            trouble: self.rules.trouble().map(ToString::to_string),
+            failure: failure.map(|(source, failure)| (source.kind(), failure.clone())),
+        }
+    }
+
+    fn start(&mut self, now: BootTime) -> Result<(), AgentError> {
+        match self.known().start(&self.options.node, self.begun, now) {
+            Start::Wait(why) => {
+                self.wait(why);
+                return Ok(());
+            }
+            Start::Offline => {
+                tracing::warn!(
+                    "the API server does not tell: going by the rules and pods of the last agent"
+                );
+            }
+            Start::Now => {}
+        }
+        let workloads = if self.pods.are_complete() {
+            self.pods.again();
+            self.pods.refresh(&mut self.place).unwrap_or_default()
+        } else {
+            self.memory.pods(&self.hierarchy)
+        };
+        let known = workloads.iter().map(|workload| &workload.cgroup);
+        let kubepods = match self.place.settle(known) {
+            Ok(kubepods) => kubepods,
+            Err(error) => {
+                self.wait(error.to_string());
+                return Ok(());
+            }
+        };
+        let opened = self.open(&kubepods, workloads, now);
+        match opened {
+            Ok(()) => Ok(()),
+            Err(error) if error.is_busy() && now.since(self.begun) < PREDECESSOR => {
+                self.wait(format!("{error}; it may be ending: it is waited for"));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open(
+        &mut self,
+        kubepods: &CgroupPath,
+        workloads: Vec<Workload>,
+        now: BootTime,
+    ) -> Result<(), AgentError> {
+        if self.lock.is_none() {
+            self.lock = Some(NodeLock::take(&self.hierarchy, kubepods)?);
+        }
+        let settings = Settings {
+            hierarchy: self.hierarchy.clone(),
+            proc_root: self.options.proc_root.clone(),
+            state_dir: self.options.state_dir.clone(),
+            sample_interval: self.options.sample_interval,
+            sample_everything: false,
+        };
+        let policy = self.rules.policy().cloned().unwrap_or_default();
+        let pods = workloads.clone();
+        let machine = Machine::open(settings, |_| Cluster::default(), policy, workloads, now)?;
+        tracing::info!(
+            node = self.options.node,
+            kubepods = kubepods.as_str(),
+            rules = machine.policy().rules.len(),
+            pods = pods.len(),
+            adopted = machine.adopted(),
+            "keeping the node"
+        );
+        self.machine = Some(machine);
+        self.memory.keep_pods(&pods);
+        self.give_rules();
+        Ok(())
+    }
+
+    fn wait(&mut self, why: String) {
+        self.metrics.ready(Err(&why));
+        if self.waiting != why {
+            tracing::info!("waiting: {why}");
+            self.waiting = why;
+        }
+    }
+
+    /// Hands the rules to the machine.
+    fn give_rules(&mut self) {
+        let (Some(machine), Some(policy)) = (&mut self.machine, self.rules.policy()) else {
+            return;
+        };
+        machine.set_policy(Arc::clone(policy));
+        self.memory.keep_rules(self.rules.spec());
+        let names = policy.rules.iter();
+        let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
+        self.metrics.rules(names.collect());
+        tracing::info!(
+            rules = policy.rules.len(),
+            refused = self.rules.refused().len(),
+            hash = self.rules.spec().map(|spec| &*spec.hash),
+            "rules taken"
+        );
+        for refusal in self.rules.refused() {
+            tracing::warn!("not kept: {refusal}");
+        }
+    }
+
+    fn tick(&mut self, now: BootTime) {
+        let Some(machine) = &mut self.machine else {
+            return;
+        };
+        let events = machine.tick(now);
+        for event in events.iter().filter(|event| !event.is_detail()) {
+            log(event);
+        }
+        self.metrics.sampled(now);
+        if machine.plan().evaluated {
+            self.evaluated = true;
+            self.tell_figures();
+        }
+        self.tell_ready();
+        let took = clock::boot_time().since(now);
+        self.metrics.tick.observe(took.as_secs_f64());
+    }
+
+    fn tell_figures(&self) {
+        let Some(machine) = &self.machine else {
+            return;
+        };
+        let refused = self.rules.refused().len();
+        self.metrics.figures(|figures| {
+            figures.rules.clear();
+            figures.rules.extend(machine.reports());
+            figures.throttled = machine.throttled_pods();
+            figures.pods = machine.pods().len();
+            figures.refused = refused;
+            figures.would.clear();
+            for Decision { transition, .. } in machine.previews() {
+                *figures.would.entry(transition.rule.clone()).or_default() += 1;
+            }
+            figures.scheduling.clone_from(&machine.plan().scheduling);
+        });
+    }
+
+    /// Ready is who has judged the rules once, or knows that there are none.
+    fn tell_ready(&self) {
+        let refusal = self.failures.values().find(|failure| failure.is_refusal());
+        let none = self
+            .rules
+            .policy()
+            .is_some_and(|policy| policy.rules.is_empty());
+        match refusal {
+            Some(failure) => self.metrics.ready(Err(&failure.why)),
+            None if self.evaluated || none => self.metrics.ready(Ok(())),
+            None => self
+                .metrics
+                .ready(Err("the rules have not been judged yet")),
+        }
+    }
+
+    async fn end(&mut self, stop: Stop) -> Result<bool, AgentError> {
+        let ending = match stop {
+            Stop::Interrupted => Ending::Restore("interrupted".to_owned()),
+            Stop::Terminated => self.ask().await,
+        };
+        let now = clock::boot_time();
+        match ending {
+            Ending::Restore(why) => {
+                tracing::info!(why, "undoing everything");
+                self.restore(now)
+            }
+            Ending::Leave(why) => {
+                if let Some(machine) = &mut self.machine {
+                    machine.leave(now).iter().for_each(log);
+                    let throttled = machine.throttled_pods();
+                    tracing::info!(why, throttled, "what is in force stays in force");
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    async fn ask(&self) -> Ending {
+        let (Some(own), Some(owner)) = (&self.options.own, self.pods.own_daemon_set()) else {
+            return Ending::Leave("terminated; no DaemonSet of ours is known".to_owned());
+        };
+        let node = NodeView {
+            name: &self.options.node,
+            labels: self.node.seen.present().map(|node| &node.kept.labels),
+        };
+        ending::ask(&self.client, &own.namespace, owner, node).await
+    }
+
+    fn restore(&mut self, now: BootTime) -> Result<bool, AgentError> {
+        match &mut self.machine {
+            Some(machine) => {
+                machine.restore(now).iter().for_each(log);
+                Ok(machine.throttled_pods() == 0)
+            }
+            None => restore(&self.options, self.hierarchy.clone(), now),
+        }
+    }
+}
+
+/// Undoes from the journal alone what an earlier process left in force; true where nothing is left.
+///
+/// # Errors
+/// Where another process has the state directory, or the journal cannot be trusted.
+pub fn restore(options: &Options, hierarchy: Hierarchy, now: BootTime) -> Result<bool, AgentError> {
+    if !options.state_dir.is_dir() {
+        tracing::info!(dir = %options.state_dir.display(), "there is no state directory: nothing is in force");
+        return Ok(true);
+    }
+    let restored = machine::restore(&options.state_dir, hierarchy, &[], now)?;
+    restored.events.iter().for_each(log);
+    Ok(restored.left == 0)
+}
+
+fn log(event: &Event) {
+    tracing::info!("{event}");
+}

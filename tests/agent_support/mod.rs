@@ -1,0 +1,257 @@
+//! A node of a real API server for a test: pods with real cgroups below a parent of the test's own, a `/proc` whose
+//! load the test decides, and real agents.
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::api_support::{ControlPlane, Process};
+use crate::run_support::{BINARY, Machine, eventually};
+
+pub const NODE: &str = "worker";
+/// The API server's answer to anything takes no longer, however busy the machine is.
+pub const SOON: Duration = Duration::from_secs(30);
+/// Above the mark of [`throttling`], and below it.
+pub const HIGH: u64 = 1900;
+pub const LOW: u64 = 100;
+
+/// A node.
+pub struct Node {
+    pub plane: ControlPlane,
+    pub machine: Machine,
+    pub uid: String,
+}
+
+impl Node {
+    /// One that is registered; `None` where there are no binaries of an API server.
+    pub fn new() -> Option<Self> {
+        let node = Self::unregistered()?;
+        Some(node.register())
+    }
+
+    pub fn unregistered() -> Option<Self> {
+        let plane = ControlPlane::start()?;
+        let machine = Machine::new();
+        machine.load.set(LOW);
+        machine.cgroup("kubepods/besteffort");
+        Some(Self {
+            plane,
+            machine,
+            uid: String::new(),
+        })
+    }
+
+    pub fn register(mut self) -> Self {
+        self.plane.nodes(&[NODE.to_owned()]);
+        let node = self.plane.get("node", NODE);
+        node["metadata"]["uid"]
+            .as_str()
+            .unwrap()
+            .clone_into(&mut self.uid);
+        self
+    }
+
+    /// A pod of this node whose cgroup has a process that burns CPU; its UID.
+    pub fn burning_pod(&mut self, name: &str) -> String {
+        let uid = self.pod(&pod(name, "batch"));
+        let cgroup = self.machine.cgroup(&cgroup(&uid));
+        self.machine.burn(&cgroup, "burn");
+        uid
+    }
+
+    /// Creates a pod that runs; its UID.
+    pub fn pod(&self, pod: &Value) -> String {
+        self.plane.create(std::slice::from_ref(pod));
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap();
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let running = json!({"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}});
+        let patch = running.to_string();
+        let target = ["-n", namespace, "patch", "pod", name];
+        let how = ["--subresource=status", "--type=merge", "-p", &patch];
+        self.plane.kubectl(&[target.as_slice(), &how].concat());
+        let get = ["-n", namespace, "get", "pod", name, "-o", "json"];
+        let there: Value = serde_json::from_str(&self.plane.kubectl(&get)).unwrap();
+        there["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// What the node has to keep, as the controller would write it.
+    pub fn keep(&self, spec: &Value) {
+        let mut spec = spec.clone();
+        if spec["nodeUID"].is_null() {
+            spec["nodeUID"] = self.uid.clone().into();
+        }
+        let hash = format!("{:016x}", spec.to_string().len());
+        spec["hash"] = hash.into();
+        let watermark = json!({
+            "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark",
+            "metadata": {"name": NODE}, "spec": spec,
+        });
+        self.plane.apply(&[watermark]);
+    }
+
+    pub fn quota(&self, uid: &str) -> i64 {
+        let text = self.machine.quota(&cgroup(uid));
+        let first = text.split(' ').next().unwrap();
+        if first == "max" {
+            return -1;
+        }
+        first.parse().unwrap()
+    }
+
+    pub fn is_throttled(&self, uid: &str) -> bool {
+        self.quota(uid) > 0
+    }
+
+    /// An agent with the node's state directory.
+    pub fn agent(&self, more: &[&str]) -> Agent {
+        self.agent_in("state", more)
+    }
+
+    pub fn agent_in(&self, state: &str, more: &[&str]) -> Agent {
+        let port = free_port();
+        let log = self.machine.path(&format!("agent-{port}.log"));
+        let default = ["--kubeconfig", self.plane.kubeconfig.to_str().unwrap()];
+        let default = (!more.contains(&"--kubeconfig")).then_some(default);
+        let process = Command::new(BINARY)
+            .args(["agent", "--node-name", NODE, "--sample-interval", "200ms"])
+            .args(["--cgroup-root", "/sys/fs/cgroup"])
+            .args(["--kubelet-cgroup-root", &self.machine.parent])
+            .arg("--proc-root")
+            .arg(self.machine.path("proc"))
+            .arg("--state-dir")
+            .arg(self.machine.path(state))
+            .arg(format!("--listen=127.0.0.1:{port}"))
+            .args(default.into_iter().flatten())
+            .args(more)
+            .env("RUST_LOG", "plimsoll=debug,info")
+            .stderr(File::create(&log).unwrap())
+            .spawn();
+        Agent {
+            process: Process(process.unwrap()),
+            port,
+            log,
+        }
+    }
+}
+
+fn cgroup(uid: &str) -> String {
+    format!("kubepods/besteffort/pod{uid}")
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A `BestEffort` pod of this node.
+pub fn pod(name: &str, app: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": app}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "main", "image": "none"}]},
+    })
+}
+
+/// Throttles pods labelled `app: batch` by half a step each second above 1 CPU.
+pub fn throttling() -> Value {
+    json!({
+        "rules": [rule("q/cpu", "slow")],
+        "actions": [{
+            "name": "slow", "coolDownSeconds": 1,
+            "cpuThrottle": {"minCPURatio": 20, "stepCPURatio": 40},
+        }],
+        "podPolicies": [{
+            "name": "batch",
+            "labels": [{"key": "app", "operator": "In", "values": ["batch"]}],
+            "allowed": ["throttle"],
+        }],
+    })
+}
+
+pub fn rule(id: &str, action: &str) -> Value {
+    json!({
+        "id": id, "metric": "cpu_total_usage", "watermark": 1000.0, "avoidanceThreshold": 1,
+        "restoreThreshold": 1, "periodSeconds": 1, "sampleTTLSeconds": 60, "action": action, "strategy": "None",
+    })
+}
+
+/// An agent.
+pub struct Agent {
+    pub process: Process,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Agent {
+    /// GETs a path of its own server: code and body.
+    pub fn http(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let code = answer.split(' ').nth(1)?.parse().ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        Some((code, body.to_owned()))
+    }
+
+    /// Waits for something to hold.
+    pub fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let begun = crate::api_support::now();
+        while !holds() {
+            assert!(
+                begun.elapsed() < SOON,
+                "not within {SOON:?}: {what}\n{}",
+                self.said()
+            );
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.http("/readyz").is_some_and(|(code, _)| code == 200)
+    }
+
+    /// Waits until it says that it waits for something with these words in it.
+    pub fn waits_for(&self, words: &str) {
+        eventually(&format!("it waits for {words}"), || {
+            let (code, body) = self.http("/readyz")?;
+            (code == 503 && body.contains(words)).then_some(())
+        });
+    }
+
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.process.0.id().cast_signed());
+        kill(pid, signal).unwrap();
+    }
+
+    /// Ends it by SIGTERM; whether everything went well.
+    pub fn terminate(mut self) -> (bool, String) {
+        self.signal(Signal::SIGTERM);
+        let status = self.process.0.wait().unwrap();
+        (status.success(), self.said())
+    }
+
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        self.process.0.wait().unwrap();
+    }
+}

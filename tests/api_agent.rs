@@ -1,0 +1,289 @@
+//! `plimsoll agent` against a real API server and real cgroups.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod agent_support;
+mod api_support;
+mod run_support;
+
+use std::time::Duration;
+
+use agent_support::{HIGH, LOW, NODE, Node, pod, rule, throttling};
+use run_support::eventually;
+use serde_json::json;
+
+/// Not a test: what runs in the pods.
+#[test]
+#[ignore = "burns CPU until it is killed"]
+fn burn() {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let web = node.pod(&pod("web", "web"));
+    node.machine
+        .cgroup(&format!("kubepods/besteffort/pod{web}"));
+    node.keep(&throttling());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    assert_eq!(node.quota(&batch), -1);
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    assert_eq!(node.quota(&web), -1, "no policy allows that");
+    agent.until("the metrics tell it", || {
+        let (_, text) = agent.http("/metrics").unwrap();
+        let state = r#"rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#;
+        text.contains(state) && text.contains("plimsoll_agent_throttled_pods 1")
+    });
+    // A pod that comes later is found by its cgroup, which comes later still.
+    let late = node.burning_pod("late");
+    agent.until("the late one is throttled", || node.is_throttled(&late));
+    node.machine.load.set(LOW);
+    for uid in [&batch, &late] {
+        agent.until("it has all back", || node.quota(uid) == -1);
+    }
+    assert_eq!(agent.http("/livez").unwrap().0, 200);
+}
+
+#[test]
+fn rules_that_change_or_go_while_in_force_are_followed() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    // What is not understood is left out alone, and said.
+    node.plane.kubectl(&[
+        "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p",
+        r#"[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-preserve-unknown-fields","value":true},
+            {"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/x-kubernetes-preserve-unknown-fields","value":true}]"#,
+    ]);
+    let mut stranger = rule("q/strange", "slow");
+    stranger["gravity"] = 7.into();
+    let mut spec = throttling();
+    spec["rules"].as_array_mut().unwrap().push(stranger);
+    eventually("the definition takes unknown fields", || {
+        node.keep(&spec);
+        let there = node.plane.get("nwm", NODE);
+        (there["spec"]["rules"][1]["gravity"] == 7).then_some(())
+    });
+    agent.until("it says which rule it leaves out", || {
+        agent
+            .said()
+            .contains("rule q/strange: unknown field `gravity`")
+    });
+    assert!(node.is_throttled(&batch));
+    // What it does not understand as a whole leaves the last rules in force.
+    let mut later = throttling();
+    later["rules"] = json!([]);
+    later["moonPhase"] = "full".into();
+    node.keep(&later);
+    agent.until("it says that it does not understand", || {
+        agent.said().contains("spec.moonPhase")
+    });
+    assert!(node.is_throttled(&batch));
+    node.keep(&json!({"rules": [], "moonPhase": null}));
+    agent.until("without rules it has all back", || node.quota(&batch) == -1);
+    agent.until("it is ready without rules", || agent.is_ready());
+}
+
+#[test]
+fn rules_for_another_node_are_not_kept_and_a_node_that_is_not_there_is_waited_for() {
+    let Some(mut node) = Node::unregistered() else {
+        return;
+    };
+    let agent = node.agent(&[]);
+    agent.waits_for("node worker does not exist");
+    node = node.register();
+    agent.waits_for("there is no NodeWatermark for this node");
+    let batch = node.burning_pod("batch");
+    node.machine.load.set(HIGH);
+    let mut spec = throttling();
+    spec["nodeUID"] = "another".into();
+    node.keep(&spec);
+    agent.waits_for("is for a node with the UID another");
+    assert_eq!(node.quota(&batch), -1);
+    node.keep(&throttling());
+    agent.until("its own rules are kept", || node.is_throttled(&batch));
+}
+
+#[test]
+fn without_definitions_or_permission_it_says_so_and_waits() {
+    let Some(node) = Node::new() else { return };
+    node.plane
+        .kubectl(&["delete", "crd", "nodewatermarks.plimsoll.dev"]);
+    let agent = node.agent(&[]);
+    agent.waits_for("the definition of NodeWatermark is not installed");
+    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
+    let with = |name: &str, user: &str| {
+        let path = node.machine.path(name);
+        let user = format!(r#""user":{{{user}}}"#);
+        let config = config.replace(r#""user":{"token":"admin"}"#, &user);
+        std::fs::write(&path, config).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let unknown = with("unknown", r#""token":"nobody""#);
+    let unknown = node.agent_in("other", &["--kubeconfig", &unknown]);
+    unknown.waits_for("the API server does not know who we are");
+    let guest = with("guest", r#""token":"admin","as":"guest""#);
+    let guest = node.agent_in("third", &["--kubeconfig", &guest]);
+    guest.waits_for(r#"User "guest" cannot list resource"#);
+}
+
+#[test]
+fn a_second_agent_does_nothing_and_takes_over_from_the_first() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    let first = node.agent(&[]);
+    first.until("the first is ready", || first.is_ready());
+    let second = node.agent_in("other", &[]);
+    second.waits_for("another agent keeps this node");
+    let third = node.agent(&[]);
+    third.waits_for("another agent keeps this node");
+    third.kill();
+    first.kill();
+    node.machine.load.set(HIGH);
+    second.until("the second keeps the node", || node.is_throttled(&batch));
+}
+
+#[test]
+fn while_the_api_server_is_away_it_goes_on_and_catches_up_afterwards() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    node.plane.stop();
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    agent.until("the failing watch is told", || {
+        agent.said().contains("failed to watch")
+    });
+    node.machine.load.set(LOW);
+    agent.until("it has all back", || node.quota(&batch) == -1);
+    assert!(agent.is_ready());
+    node.plane.start_again();
+    node.keep(&json!({"rules": []}));
+    let within = Duration::from_mins(1);
+    node.plane.until("the new rules are taken", within, |_| {
+        agent.said().contains("rules=0")
+    });
+}
+
+#[test]
+fn an_agent_that_starts_without_an_api_server_goes_on_with_what_the_last_one_knew() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled to its floor", || {
+        agent.said().contains("at its floor")
+    });
+    let floor = node.quota(&batch);
+    node.plane.stop();
+    agent.kill();
+    let successor = node.agent(&[]);
+    successor.until("it goes by what was kept", || {
+        successor.said().contains("adopted=1")
+    });
+    successor.until("it judges the rules", || successor.is_ready());
+    assert_eq!(node.quota(&batch), floor);
+    node.machine.load.set(LOW);
+    successor.until("it has all back", || node.quota(&batch) == -1);
+    node.machine.load.set(HIGH);
+    successor.until("it throttles again", || node.is_throttled(&batch));
+    node.plane.start_again();
+    node.keep(&json!({"rules": []}));
+    node.plane
+        .until("it catches up", Duration::from_mins(1), |_| {
+            node.quota(&batch) == -1
+        });
+}
+
+/// The agent's own pod and the `DaemonSet` that owns it.
+fn with_daemon_set(node: &Node) -> [&'static str; 4] {
+    let template = json!({
+        "metadata": {"labels": {"app": "agent"}},
+        "spec": {"containers": [{"name": "agent", "image": "none"}]},
+    });
+    node.plane.create(&[json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "agent", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": template},
+    })]);
+    let there = node.plane.get("daemonset", "agent");
+    let mut own = pod("agent-x", "batch");
+    own["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "controller": true,
+        "uid": there["metadata"]["uid"],
+    }]);
+    node.pod(&own);
+    ["--namespace", "default", "--pod-name", "agent-x"]
+}
+
+#[test]
+fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = with_daemon_set(&node);
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&own);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    let (well, said) = agent.terminate();
+    assert!(
+        well && said.contains("what is in force stays in force"),
+        "{said}"
+    );
+    let left = node.quota(&batch);
+    assert!(left > 0);
+    let successor = node.agent(&own);
+    successor.until("it adopts", || successor.said().contains("adopted=1"));
+    assert!(node.is_throttled(&batch));
+    node.machine.load.set(LOW);
+    successor.until("the exact original is back", || node.quota(&batch) == -1);
+}
+
+#[test]
+fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_later() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = with_daemon_set(&node);
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&own);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    node.plane.kubectl(&["delete", "daemonset", "agent"]);
+    let (well, said) = agent.terminate();
+    assert!(
+        well && said.contains("DaemonSet agent is deleted"),
+        "{said}"
+    );
+    assert_eq!(node.quota(&batch), -1);
+    // An agent that was killed leaves everything; --restore undoes it, with no API server at all.
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    agent.kill();
+    assert!(node.is_throttled(&batch));
+    node.plane.stop();
+    let mut restore = node.agent(&["--restore"]);
+    assert!(
+        restore.process.0.wait().unwrap().success(),
+        "{}",
+        restore.said()
+    );
+    assert_eq!(node.quota(&batch), -1);
+}
