@@ -13,7 +13,8 @@ use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::world::{Live, Settings, World, Write};
+use plimsoll::reconcilers::wire::{NodeSeen, Watermark, WatermarkObject};
+use plimsoll::reconcilers::world::{Settings, World, Write};
 use serde_json::{Value, json};
 
 const NODES: usize = 15_000;
@@ -35,6 +36,15 @@ fn facts(index: usize) -> NodeFacts {
         cpus: 32,
         // No two nodes have quite the same memory.
         memory: Bytes((128 << 30) + index as u64 * 4096),
+    }
+}
+
+fn seen(index: usize, facts: NodeFacts) -> NodeSeen {
+    NodeSeen {
+        uid: name(index),
+        facts,
+        ready: true,
+        tainted: false,
     }
 }
 
@@ -86,8 +96,11 @@ fn settle(world: &mut World) -> usize {
             let Write::Apply { node, spec } = write else {
                 panic!("no node is gone");
             };
-            let object = json!({"metadata": {"uid": "nwm", "generation": 1}, "spec": *spec});
-            world.written(&node, BootTime::from_nanos(1), Ok(Some(Live::of(&object))));
+            let body = serde_json::to_string(&spec).unwrap();
+            let answer = format!(r#"{{"metadata":{{"uid":"nwm","generation":1}},"spec":{body}}}"#);
+            let answer: WatermarkObject = serde_json::from_str(&answer).unwrap();
+            let now = BootTime::from_nanos(1);
+            world.written(&node, now, Ok(Some(Watermark::of(answer))));
             count += 1;
         }
     }
@@ -105,10 +118,7 @@ fn resident() -> usize {
 
 fn main() {
     let before = resident();
-    let mut world = World::new(Settings {
-        rollout_nodes_per_second: 100.0,
-        max_unschedulable_percent: 30,
-    });
+    let mut world = World::new(Settings::default());
     let close = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
         "metadata": {"name": "close", "generation": 1}, "spec": {},
@@ -121,7 +131,7 @@ fn main() {
     let nodes: Vec<NodeFacts> = (0..NODES).map(facts).collect();
     let ((), full) = timed(|| {
         for (index, facts) in nodes.into_iter().enumerate() {
-            world.apply_node(&name(index), &name(index), facts);
+            world.apply_node(&name(index), seen(index, facts));
         }
     });
     println!(
@@ -169,7 +179,7 @@ fn edits(world: &mut World) {
     relabelled
         .labels
         .insert("pool".to_owned(), "pool3".to_owned());
-    let ((), one) = timed(|| world.apply_node(&name(5), &name(5), relabelled));
+    let ((), one) = timed(|| world.apply_node(&name(5), seen(5, relabelled)));
     println!(
         "one node relabelled: {one:?} (bar: 50 us), writes: {}",
         settle(world)

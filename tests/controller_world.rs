@@ -12,15 +12,28 @@ use plimsoll::crd::{Kind, NodeWatermarkSpec, Objects, compile};
 use plimsoll::engine::policy::{NodeFacts, PolicySet};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::world::{Live, Settings, World, Write};
+use plimsoll::reconcilers::wire::{NodeSeen, Watermark};
+use plimsoll::reconcilers::world::{Failed, Settings, World, Write};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-const SETTINGS: Settings = Settings {
-    rollout_nodes_per_second: 100.0,
-    max_unschedulable_percent: 30,
-};
+fn world() -> World {
+    World::new(Settings::default())
+}
+
+fn seen(object: &Value) -> Watermark {
+    Watermark::of_value(object).unwrap()
+}
+
+fn node_seen(name: &str, facts: &NodeFacts) -> NodeSeen {
+    NodeSeen {
+        uid: name.to_owned(),
+        facts: facts.clone(),
+        ready: true,
+        tainted: false,
+    }
+}
 
 /// An API server that holds what the controller writes, and the clock.
 struct Cluster {
@@ -31,11 +44,13 @@ struct Cluster {
     watermarks: BTreeMap<String, Value>,
     generation: i64,
     writes: usize,
+    /// Nodes whose taint was taken away.
+    opened: Vec<String>,
 }
 
 impl Cluster {
     fn new() -> Self {
-        let mut world = World::new(SETTINGS);
+        let mut world = world();
         world.lead();
         Self {
             world,
@@ -45,6 +60,7 @@ impl Cluster {
             watermarks: BTreeMap::new(),
             generation: 0,
             writes: 0,
+            opened: Vec::new(),
         }
     }
 
@@ -54,7 +70,7 @@ impl Cluster {
             cpus: 8,
             memory: Bytes(16 << 30),
         };
-        self.world.apply_node(name, name, facts.clone());
+        self.world.apply_node(name, node_seen(name, &facts));
         self.nodes.insert(name.to_owned(), facts);
     }
 
@@ -99,10 +115,12 @@ impl Cluster {
 
     fn carry_out(&mut self, write: Write, failed: bool) {
         let node = match &write {
-            Write::Apply { node, .. } | Write::Delete { node, .. } => node.clone(),
+            Write::Apply { node, .. } | Write::Delete { node, .. } | Write::Open { node, .. } => {
+                node.clone()
+            }
         };
         if failed {
-            return self.world.written(&node, self.now, Err(()));
+            return self.world.written(&node, self.now, Err(Failed::default()));
         }
         let live = match write {
             Write::Apply { node, spec } => {
@@ -112,16 +130,20 @@ impl Cluster {
                 let status = before.map_or(Value::Null, |before| before["status"].clone());
                 let object = json!({
                     "metadata": {"name": node, "uid": "nwm", "generation": generation},
-                    "spec": *spec,
+                    "spec": spec,
                     "status": status,
                 });
-                let live = Live::of(&object);
+                let live = seen(&object);
                 self.watermarks.insert(node, object);
                 Some(live)
             }
             Write::Delete { node, .. } => {
                 self.watermarks.remove(&node);
                 None
+            }
+            Write::Open { .. } => {
+                self.opened.push(node.clone());
+                return self.world.opened(&node, self.now, Ok(true));
             }
         };
         self.world.written(&node, self.now, Ok(live));
@@ -143,8 +165,8 @@ impl Cluster {
     fn report(&mut self, node: &str, status: Value) {
         let object = self.watermarks.get_mut(node).unwrap();
         object["status"] = status;
-        let live = Live::of(object);
-        self.world.apply_live(node, live);
+        let live = seen(object);
+        self.world.apply_live(node, &live);
     }
 
     fn rules(&self, node: &str) -> usize {
@@ -325,18 +347,18 @@ proptest! {
         // At rest nothing is written, also by another replica that begins to lead.
         cluster.pass(Duration::from_mins(10));
         prop_assert_eq!(cluster.settle(0), 0);
-        let mut other = World::new(SETTINGS);
+        let mut other = world();
         for ((kind, name), object) in &cluster.objects {
             other.apply_policy(*kind, name, object);
         }
         for (name, object) in &cluster.watermarks {
-            other.apply_live(name, Live::of(object));
+            other.apply_live(name, &seen(object));
         }
         for (name, facts) in &cluster.nodes {
-            other.apply_node(name, name, facts.clone());
+            other.apply_node(name, node_seen(name, facts));
         }
         other.lead();
-        prop_assert_eq!(other.plan(cluster.now, 100), vec![]);
+        prop_assert!(other.plan(cluster.now, 100).is_empty());
     }
 }
 

@@ -3,13 +3,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::logging;
+use super::{duration, logging};
 use crate::cluster::{client, clock};
+use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
 
@@ -65,6 +68,11 @@ pub struct Args {
     /// How fast an edit that makes policies stricter goes to the rest of the nodes
     #[arg(long, value_name = "NODES", default_value = "100", value_parser = rate)]
     rollout_nodes_per_second: f64,
+
+    /// An agent that wrote nothing for so long, while our taint is on its node and the node is Ready, is dead: its taint
+    /// is taken away. Not below 10m: agents write as seldom as every 5 minutes
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
+    silent_agent_after: Duration,
 }
 
 /// `30%` or `30`.
@@ -95,11 +103,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn control(args: &Args) -> anyhow::Result<()> {
-    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let metrics = Arc::new(Metrics::default());
+    let observer = Arc::clone(&metrics);
+    let client = client::connect_observed(args.kubeconfig.as_deref(), observer).await?;
     let options = Options {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable_percent: args.max_unschedulable,
+            silent_agent_after: args.silent_agent_after,
         },
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),
@@ -124,7 +135,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         // Kept until the end: a dropped sender would look like a second signal.
         std::future::pending::<()>().await;
     });
-    let ended = run::run(client, options, stopped).await;
+    let ended = run::run(client, options, metrics, stopped).await;
     signals.abort();
     Ok(ended?)
 }

@@ -1,11 +1,15 @@
 //! How API servers are reached.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use thiserror::Error;
+
+use super::requests::{Observer, Requests};
 
 /// No connection takes longer to set up.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -35,6 +39,14 @@ pub enum ClientError {
 
 /// A client by this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    connect_observed(kubeconfig, Arc::new(())).await
+}
+
+/// The same, with every request told of.
+pub async fn connect_observed(
+    kubeconfig: Option<&Path>,
+    observer: Arc<dyn Observer>,
+) -> Result<Client, ClientError> {
     let mut config = match kubeconfig {
         Some(path) => from_file(path).await?,
         None => Config::infer().await.map_err(ClientError::Infer)?,
@@ -42,7 +54,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     config.connect_timeout = Some(CONNECT);
     // By default a PUT would be repeated for up to 6 minutes: a Lease or a status of long ago.
     config.default_retry = false;
-    Client::try_from(config).map_err(ClientError::Client)
+    let builder = ClientBuilder::try_from(config).map_err(ClientError::Client)?;
+    Ok(builder.with_layer(&Requests(observer)).build())
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {

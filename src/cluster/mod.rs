@@ -6,5 +6,6 @@ pub mod clock;
 pub mod election;
 pub mod events;
 pub mod eviction;
+pub mod requests;
 pub mod taint;
 pub mod watch;

@@ -1,24 +1,30 @@
 //! Watches that never end and that one bad object can't stop: objects come as plain JSON.
 
+use std::fmt::Debug;
+
 use futures::stream::{BoxStream, StreamExt};
 use kube::api::DynamicObject;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::client::describe;
 
+/// Objects in one page of a list.
+const PAGE: u32 = 500;
+
 /// Something happened to the objects of one kind.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
+pub enum Change<K = Value> {
     /// All objects follow, each in an `Apply`.
     Restarted,
     /// All objects were there.
     Complete,
     /// An object as it is now.
-    Apply(String, Value),
+    Apply(String, K),
     /// An object is gone.
     Delete(String),
     /// The watch failed and is tried again: in words.
@@ -30,16 +36,40 @@ pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiReso
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
 }
 
-/// All changes of the cluster-scoped objects of a kind, from a full list on.
+impl<K> Change<K> {
+    /// The same, of objects in another form.
+    pub fn map<T>(self, into: impl FnOnce(K) -> T) -> Change<T> {
+        match self {
+            Self::Restarted => Change::Restarted,
+            Self::Complete => Change::Complete,
+            Self::Apply(name, object) => Change::Apply(name, into(object)),
+            Self::Delete(name) => Change::Delete(name),
+            Self::Failed(why) => Change::Failed(why),
+        }
+    }
+}
+
+/// All changes of the cluster-scoped objects of a kind, from a full list on, as plain JSON.
 pub fn all(client: Client, resource: &ApiResource) -> BoxStream<'static, Change> {
-    let api: Api<DynamicObject> = Api::all_with(client, resource);
-    watcher(api, watcher::Config::default())
+    all_as::<DynamicObject>(client, resource, PAGE)
+        .map(|change| change.map(to_json))
+        .boxed()
+}
+
+/// All changes of the cluster-scoped objects of a kind, from a full list on in pages of so many objects. `K` has to be
+/// lenient: one object that can't be read makes the whole list fail.
+pub fn all_as<K>(client: Client, resource: &ApiResource, page: u32) -> BoxStream<'static, Change<K>>
+where
+    K: Resource<DynamicType = ApiResource> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let api: Api<K> = Api::all_with(client, resource);
+    watcher(api, watcher::Config::default().page_size(page))
         .default_backoff()
         .map(|event| match event {
             Ok(Event::Init) => Change::Restarted,
             Ok(Event::InitDone) => Change::Complete,
             Ok(Event::Apply(object) | Event::InitApply(object)) => {
-                Change::Apply(object.name_any(), to_json(object))
+                Change::Apply(object.name_any(), object)
             }
             Ok(Event::Delete(object)) => Change::Delete(object.name_any()),
             Err(error) => Change::Failed(describe(&error)),

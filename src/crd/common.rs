@@ -1,8 +1,7 @@
-//! What the kinds share: label selectors and the status.
+//! What the kinds share: label selectors.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
@@ -45,23 +44,6 @@ pub struct LabelRequirement {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub values: Vec<String>,
-}
-
-/// What the controller found about an object.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct PolicyStatus {
-    /// The `metadata.generation` that this status is about.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// What holds for the object. `Ready` is True when all of it is in force; a condition `FieldsNotEnforced` lists
-    /// fields that are accepted and have no effect.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(
-        length(max = 32),
-        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
-    )]
-    pub conditions: Vec<Condition>,
 }
 
 impl LabelSelector {

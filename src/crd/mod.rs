@@ -22,14 +22,14 @@ pub mod validate;
 mod words;
 
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
-pub use common::{LabelRequirement, LabelSelector, PolicyStatus};
+pub use common::{LabelRequirement, LabelSelector};
 pub use compile::{Compiled, compile};
 pub use finding::{Finding, ObjectRef, Reason, Severity};
 pub use node_facts::node_facts;
 pub use node_qos::{NodeQos, NodeQosSpec};
 pub use node_watermark::{NodeWatermark, NodeWatermarkSpec, NodeWatermarkStatus};
 pub use objects::{Kind, Objects};
-pub use pod_qos::{PodQos, PodQosSpec};
+pub use pod_qos::{PodQos, PodQosSpec, PodQosStatus};
 pub use schema::definitions;
 
 /// The API group of the policy kinds.

@@ -1,5 +1,7 @@
 //! What compiling has to know of a node, from the Node object.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use crate::engine::policy::NodeFacts;
@@ -11,18 +13,29 @@ pub fn node_facts(node: &Value) -> NodeFacts {
     let labels = node["metadata"]["labels"].as_object();
     let label = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
     let capacity = &node["status"]["capacity"];
-    let amount = |name: &str| {
-        let quantity: Option<Quantity> = capacity[name].as_str()?.parse().ok();
-        quantity.map(Quantity::as_f64)
-    };
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a capacity; `as` saturates"
-    )]
-    NodeFacts {
-        labels: labels.into_iter().flatten().filter_map(label).collect(),
-        cpus: amount("cpu").unwrap_or(0.0) as u32,
-        memory: Bytes(amount("memory").unwrap_or(0.0) as u64),
+    let labels = labels.into_iter().flatten().filter_map(label).collect();
+    NodeFacts::of_capacity(labels, |name| capacity[name].as_str())
+}
+
+impl NodeFacts {
+    /// By the quantities of `status.capacity`; what is not there is 0.
+    pub fn of_capacity<'a>(
+        labels: BTreeMap<String, String>,
+        capacity: impl Fn(&str) -> Option<&'a str>,
+    ) -> Self {
+        let amount = |name: &str| {
+            let quantity: Option<Quantity> = capacity(name)?.parse().ok();
+            quantity.map(Quantity::as_f64)
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a capacity; `as` saturates"
+        )]
+        Self {
+            labels,
+            cpus: amount("cpu").unwrap_or(0.0) as u32,
+            memory: Bytes(amount("memory").unwrap_or(0.0) as u64),
+        }
     }
 }

@@ -28,26 +28,16 @@ use crate::engine::quantity::RawQuantity;
     status = "NodeQosStatus",
     derive = "PartialEq",
     doc = "A NodeQOS says which metric over which watermark triggers which AvoidanceAction, on which nodes.",
-    printcolumn(name = "Rules", type_ = "string", json_path = ".spec.rules[*].name"),
     printcolumn(
-        name = "Metrics",
-        type_ = "string",
-        json_path = ".spec.rules[*].metricRule.name"
+        name = "Rules",
+        type_ = "integer",
+        json_path = ".status.rules",
+        description = "Rules that are in force"
     ),
     printcolumn(
-        name = "Watermarks",
+        name = "Strategy",
         type_ = "string",
-        json_path = ".spec.rules[*].metricRule.value"
-    ),
-    printcolumn(
-        name = "Actions",
-        type_ = "string",
-        json_path = ".spec.rules[*].actionName"
-    ),
-    printcolumn(
-        name = "Strategies",
-        type_ = "string",
-        json_path = ".spec.rules[*].strategy",
+        json_path = ".status.strategy",
         description = "None acts, Preview only reports"
     ),
     printcolumn(
@@ -61,6 +51,13 @@ use crate::engine::quantity::RawQuantity;
         type_ = "integer",
         json_path = ".status.breachedNodes",
         description = "Those of them where one of its rules is over its mark"
+    ),
+    printcolumn(
+        name = "Preview",
+        type_ = "integer",
+        json_path = ".status.previewNodes",
+        priority = 1,
+        description = "Those of them where one of its rules with strategy Preview would act"
     ),
     printcolumn(
         name = "Ready",
@@ -290,13 +287,20 @@ pub struct NodeQosStatus {
     /// The `metadata.generation` that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// Rules of it that are in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<i64>,
+    /// What these do: `None` (act), `Preview` (only report), or `None,Preview` where there are both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub strategy: Option<String>,
     /// Nodes that it selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_nodes: Option<i64>,
     /// Those of them where one of its rules is over its mark, or was so lately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breached_nodes: Option<i64>,
-    /// Those of them where some rule with strategy `Preview` would act.
+    /// Those of them where one of its rules with strategy `Preview` would act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview_nodes: Option<i64>,
     /// What holds for the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and

@@ -4,11 +4,12 @@
     reason = "the printer columns share their types"
 )]
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::common::{LabelSelector, PolicyStatus};
+use super::common::LabelSelector;
 
 /// Which pods may be acted on, and how. A pod that no `PodQOS` selects is never touched; of several the union counts.
 /// Pods annotated `plimsoll.dev/protected: "true"` are never touched, and pods of `kube-system` only where
@@ -24,7 +25,7 @@ use super::common::{LabelSelector, PolicyStatus};
     plural = "podqoss",
     shortname = "pq",
     category = "plimsoll",
-    status = "PolicyStatus",
+    status = "PodQosStatus",
     derive = "PartialEq",
     doc = "A PodQOS says which pods may be acted on, and which actions are allowed on them.",
     printcolumn(name = "Allowed", type_ = "string", json_path = ".spec.allowedActions"),
@@ -32,7 +33,14 @@ use super::common::{LabelSelector, PolicyStatus};
     printcolumn(
         name = "Scopes",
         type_ = "string",
-        json_path = ".spec.scopeSelector.matchExpressions[*].scopeName"
+        json_path = ".spec.scopeSelector.matchExpressions",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Pods",
+        type_ = "integer",
+        json_path = ".status.matchedPods",
+        description = "Running pods that it matches, as far as agents have told"
     ),
     printcolumn(
         name = "Ready",
@@ -76,6 +84,26 @@ pub struct PodQosSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::unenforced::pod_quality_probe")]
     pub pod_quality_probe: Option<Value>,
+}
+
+/// What the controller found about a `PodQOS`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodQosStatus {
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Running pods that it matches, summed over the nodes whose agents have told. Absent: none has yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matched_pods: Option<i64>,
+    /// What holds for the object. `Ready` is True when all of it is in force; a condition `FieldsNotEnforced` lists
+    /// fields that are accepted and have no effect; `RolledOut` says how far the last edit is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
 }
 
 /// Expressions that must all hold.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::content::Content;
+use super::content::{Content, Contents};
 use crate::crd::Kind;
 use crate::crd::{Finding, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
@@ -33,7 +33,7 @@ pub struct Class {
     /// What was found while compiling.
     pub findings: Vec<Finding>,
     /// `<kind>/<name>@<generation>` of what it was compiled from.
-    pub sources: Vec<String>,
+    pub sources: Arc<[String]>,
 }
 
 /// One object as it was last seen.
@@ -63,9 +63,15 @@ pub struct Catalog {
     objects: Objects,
     selectors: Vec<(Arc<str>, Option<Selector>)>,
     classes: HashMap<ClassKey, Arc<Class>>,
+    contents: Contents,
 }
 
 impl Catalog {
+    /// What nodes keep, or are to keep.
+    pub const fn contents(&mut self) -> &mut Contents {
+        &mut self.contents
+    }
+
     /// Takes an object as it is now; says which nodes that may concern.
     pub fn apply(&mut self, kind: Kind, name: &str, object: &Value) -> Affected {
         let key = (kind, name.to_owned());
@@ -144,6 +150,11 @@ impl Catalog {
             .collect()
     }
 
+    /// The strategy of each rule of a `NodeQOS` that is in force.
+    pub fn strategies(&self, node_qos: &str) -> Vec<&str> {
+        self.objects.strategies_of(node_qos).collect()
+    }
+
     /// What a node of these facts keeps.
     pub fn class(&mut self, facts: &NodeFacts) -> Arc<Class> {
         let key = ClassKey {
@@ -185,7 +196,7 @@ impl Catalog {
         })
     }
 
-    fn compile(&self, key: &ClassKey, facts: &NodeFacts) -> Class {
+    fn compile(&mut self, key: &ClassKey, facts: &NodeFacts) -> Class {
         let facts = NodeFacts {
             labels: facts.labels.clone(),
             cpus: key.cpus,
@@ -200,12 +211,12 @@ impl Catalog {
         Class {
             selected: key.selected.clone(),
             sources: self.sources(&key.selected, &policy),
-            content: Content::new(policy),
+            content: self.contents.of(policy),
             findings: compiled.findings,
         }
     }
 
-    fn sources(&self, selected: &[Arc<str>], policy: &PolicySet) -> Vec<String> {
+    fn sources(&self, selected: &[Arc<str>], policy: &PolicySet) -> Arc<[String]> {
         let node_qos = selected
             .iter()
             .map(|name| (Kind::NodeQos, name.to_string()));

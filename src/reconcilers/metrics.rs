@@ -9,9 +9,12 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
 
+use super::world::World;
 use crate::cluster::clock;
+use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
 use crate::serve::Source;
 
@@ -21,7 +24,7 @@ const HANGS: Duration = Duration::from_secs(30);
 /// Labels of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct WriteLabels {
-    /// `NodeWatermark`, `status` or `Event`.
+    /// `NodeWatermark`, `status`, `Node` (the taint of a silent agent) or `Event`.
     pub object: &'static str,
     /// `ok` or `error`.
     pub result: &'static str,
@@ -34,21 +37,43 @@ pub struct WatchLabels {
     pub kind: &'static str,
 }
 
+/// Labels of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// As in the audit log: `get`, `list`, `watch`, `create`, `update`, `patch` or `delete`.
+    pub verb: &'static str,
+    /// The HTTP code of the answer; `none` where there was none.
+    pub code: String,
+}
+
+/// Labels of a roll-out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RolloutLabels {
+    /// `canaries`, `progressing` or `stopped`.
+    pub phase: &'static str,
+}
+
 /// All figures.
 pub struct Metrics {
     registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    compile: Histogram,
     /// Writes to the API server.
     pub writes: Family<WriteLabels, Counter>,
+    running: Gauge,
     /// Failures of watches.
     pub watch_errors: Family<WatchLabels, Counter>,
     /// Events that were dropped, because too many were under way.
     pub events_dropped: Counter,
-    /// Nodes.
-    pub nodes: Gauge,
-    /// Nodes whose `NodeWatermark` waits to be written.
-    pub pending: Gauge,
-    /// Nodes that get `PreferNoSchedule`, because too many are over their marks.
-    pub softened: Gauge,
+    /// Taints of silent agents that were taken away.
+    pub taints_removed: Counter,
+    nodes: Gauge,
+    pending: Gauge,
+    softened: Gauge,
+    silent: Gauge,
+    silent_throttled: Gauge,
+    held: Gauge,
+    rollouts: Family<RolloutLabels, Gauge>,
     /// 1 while this replica leads.
     pub leader: Gauge,
     health: Mutex<Health>,
@@ -65,43 +90,97 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_controller"),
+            requests: Family::default(),
+            // From 10 µs, what one node costs, to 2.6 s.
+            compile: Histogram::new(exponential_buckets(10e-6, 4.0, 10)),
             writes: Family::default(),
+            running: Gauge::default(),
             watch_errors: Family::default(),
             events_dropped: Counter::default(),
+            taints_removed: Counter::default(),
             nodes: Gauge::default(),
             pending: Gauge::default(),
             softened: Gauge::default(),
+            silent: Gauge::default(),
+            silent_throttled: Gauge::default(),
+            held: Gauge::default(),
+            rollouts: Family::default(),
             leader: Gauge::default(),
             health: Mutex::default(),
         };
-        metrics.register();
+        metrics.register_work();
+        metrics.register_state();
         metrics
     }
 }
 
 impl Metrics {
-    fn register(&mut self) {
-        let Self {
-            registry,
-            writes,
-            watch_errors,
-            events_dropped,
-            nodes,
-            pending,
-            softened,
-            leader,
-            health: _,
-        } = self;
-        registry.register("writes", "Writes to the API server", writes.clone());
-        registry.register("watch_errors", "Failures of watches", watch_errors.clone());
-        let dropped = "Events that were dropped, because too many were under way";
-        registry.register("events_dropped", dropped, events_dropped.clone());
-        registry.register("nodes", "Nodes", nodes.clone());
+    fn register_work(&mut self) {
+        let registry = &mut self.registry;
+        let help = "Requests to the API server, by verb and code of the answer";
+        registry.register("api_requests", help, self.requests.clone());
+        let help = "Time to take one change of a policy or node and compile what it concerns";
+        registry.register_with_unit("compile", help, Unit::Seconds, self.compile.clone());
+        registry.register("writes", "Writes to the API server", self.writes.clone());
+        let help = "Writes that are under way";
+        registry.register("running_writes", help, self.running.clone());
+        let help = "Failures of watches";
+        registry.register("watch_errors", help, self.watch_errors.clone());
+        let help = "Events that were dropped, because too many were under way";
+        registry.register("events_dropped", help, self.events_dropped.clone());
+        let help = "Taints of silent agents that were taken away";
+        registry.register("taints_removed", help, self.taints_removed.clone());
+    }
+
+    fn register_state(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("nodes", "Nodes", self.nodes.clone());
         let help = "Nodes whose NodeWatermark waits to be written";
-        registry.register("pending_nodes", help, pending.clone());
+        registry.register("pending_nodes", help, self.pending.clone());
         let help = "Nodes that get PreferNoSchedule, because too many are over their marks";
-        registry.register("softened_nodes", help, softened.clone());
-        registry.register("leader", "1 while this replica leads", leader.clone());
+        registry.register("softened_nodes", help, self.softened.clone());
+        let help =
+            "Agents that said nothing for too long while something is in force on their node";
+        registry.register("silent_agents", help, self.silent.clone());
+        let help = "Those of them whose node had throttled pods: see `plimsoll agent --restore`";
+        registry.register(
+            "silent_agents_throttling",
+            help,
+            self.silent_throttled.clone(),
+        );
+        let help = "1 while so many agents are silent that nothing of theirs is undone";
+        registry.register("silence_held", help, self.held.clone());
+        let help = "Edits on their way to all nodes, by how far they are";
+        registry.register("rollouts", help, self.rollouts.clone());
+        let help = "1 while this replica leads";
+        registry.register("leader", help, self.leader.clone());
+    }
+
+    /// Figures of the state that the controller is in.
+    pub fn count(&self, world: &World, running: usize, now: BootTime) {
+        let set = |gauge: &Gauge, count: usize| {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        };
+        let [nodes, pending, softened] = world.counts();
+        set(&self.nodes, nodes);
+        set(&self.pending, pending);
+        set(&self.softened, softened);
+        set(&self.running, running);
+        let [silent, throttling] = world.silent_counts(now);
+        set(&self.silent, silent);
+        set(&self.silent_throttled, throttling);
+        set(&self.held, usize::from(world.is_held()));
+        for (phase, rollouts) in world.rollout_counts() {
+            set(
+                &self.rollouts.get_or_create(&RolloutLabels { phase }),
+                rollouts,
+            );
+        }
+    }
+
+    /// One change was taken and compiled.
+    pub fn compiled(&self, took: Duration) {
+        self.compile.observe(took.as_secs_f64());
     }
 
     fn health<T>(&self, with: impl FnOnce(&mut Health) -> T) -> T {
@@ -128,6 +207,15 @@ impl Metrics {
         let result = if ok { "ok" } else { "error" };
         let labels = WriteLabels { object, result };
         self.writes.get_or_create(&labels).inc();
+    }
+}
+
+impl Observer for Metrics {
+    fn requested(&self, verb: &'static str, code: Option<u16>) {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        self.requests
+            .get_or_create(&RequestLabels { verb, code })
+            .inc();
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`world::World`] decides, and does no I/O; [`run`] feeds it from watches and carries out what it plans.
 
+pub mod attempt;
 pub mod cap;
 pub mod catalog;
 pub mod conditions;
@@ -10,4 +11,6 @@ pub mod metrics;
 pub mod restrain;
 pub mod rollout;
 pub mod run;
+pub mod silence;
+pub mod wire;
 pub mod world;

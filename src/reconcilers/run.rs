@@ -15,14 +15,14 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::metrics::Metrics;
-use super::world::{Settings, World, Write};
+use super::world::{Failed, Note, Settings, Subject, World, Write};
 use crate::cluster::client::CallError;
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector};
 use crate::cluster::events::{Events, Happening};
-use crate::cluster::watch::{Change, all};
+use crate::cluster::watch::Change;
 use crate::serve::{self, ServeError};
-use store::{Source, Store};
+use store::{Item, Source, Store};
 use write::Done;
 
 /// At most so many writes at a time.
@@ -54,23 +54,22 @@ pub struct Options {
 pub async fn run(
     client: Client,
     options: Options,
+    metrics: Arc<Metrics>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
-    let metrics = Arc::new(Metrics::default());
     metrics.beat(clock::now());
     let listener = serve::listen(options.listen).await?;
     let Options {
-        settings,
         namespace,
         lease,
         identity,
         ..
-    } = options;
-    let elector = Elector::new(client.clone(), &namespace, &lease, identity.clone());
+    } = &options;
+    let elector = Elector::new(client.clone(), namespace, lease, identity.clone());
     let (leads, elected) = watch::channel(false);
     let stopped = stop.clone();
     let election = async move { election::run(elector, &leads, stopped).await };
-    let mut controller = Controller::new(client, settings, &identity, Arc::clone(&metrics));
+    let mut controller = Controller::new(client, &options, Arc::clone(&metrics));
     // Whatever ends first ends the process: nothing goes on half-dead.
     let serving = serve::serve(listener, metrics);
     tokio::pin!(election, serving);
@@ -83,8 +82,34 @@ pub async fn run(
     Ok(())
 }
 
+/// The Lease that replicas elect their leader by: events about the controller itself are about it.
+#[derive(Clone, Debug)]
+struct LeaseName {
+    namespace: String,
+    name: String,
+}
+
+impl Subject {
+    fn reference(self, lease: &LeaseName) -> ObjectReference {
+        let (api_version, kind, name) = match self {
+            Self::Node(name) => ("v1", "Node", name),
+            Self::Policy(kind, name) => (crate::crd::API_VERSION, kind.name(), name),
+            Self::Fleet => ("coordination.k8s.io/v1", "Lease", lease.name.clone()),
+        };
+        ObjectReference {
+            api_version: Some(api_version.to_owned()),
+            kind: Some(kind.to_owned()),
+            // Events about nodes bear the name as UID, as the kubelet's do: `kubectl describe node` looks for it.
+            uid: (kind == "Node").then(|| name.clone()),
+            namespace: (kind == "Lease").then(|| lease.namespace.clone()),
+            name: Some(name),
+            ..ObjectReference::default()
+        }
+    }
+}
+
 /// A change of one kind.
-type Changes = SelectAll<BoxStream<'static, (usize, Change)>>;
+type Changes = SelectAll<BoxStream<'static, (usize, Change<Item>)>>;
 
 struct Controller {
     client: Client,
@@ -94,21 +119,26 @@ struct Controller {
     writes: FuturesUnordered<BoxFuture<'static, Done>>,
     events: FuturesUnordered<BoxFuture<'static, Result<(), CallError>>>,
     recorder: Events,
+    lease: LeaseName,
     metrics: Arc<Metrics>,
 }
 
 impl Controller {
-    fn new(client: Client, settings: Settings, identity: &str, metrics: Arc<Metrics>) -> Self {
+    fn new(client: Client, options: &Options, metrics: Arc<Metrics>) -> Self {
         let stores: Vec<Store> = Source::ALL.into_iter().map(Store::new).collect();
         let mut changes = SelectAll::new();
         for (index, store) in stores.iter().enumerate() {
             metrics.waits(store.source.kind(), "not listed yet".to_owned());
-            let stream = all(client.clone(), &store.source.resource());
+            let stream = store.source.watch(client.clone());
             changes.push(stream.map(move |change| (index, change)).boxed());
         }
         Self {
-            recorder: Events::new(client.clone(), "plimsoll-controller", identity),
-            world: World::new(settings),
+            recorder: Events::new(client.clone(), "plimsoll-controller", &options.identity),
+            lease: LeaseName {
+                namespace: options.namespace.clone(),
+                name: options.lease.clone(),
+            },
+            world: World::new(options.settings),
             writes: FuturesUnordered::new(),
             events: FuturesUnordered::new(),
             client,
@@ -158,7 +188,7 @@ impl Controller {
         }
     }
 
-    fn take(&mut self, index: usize, change: Change) {
+    fn take(&mut self, index: usize, change: Change<Item>) {
         let Some(store) = self.stores.get_mut(index) else {
             return;
         };
@@ -170,9 +200,14 @@ impl Controller {
                 self.metrics.waits(kind, why.clone());
             }
             tracing::warn!(kind, %why, "failed to watch");
+            self.world.missed();
         }
+        let begun = clock::now();
         if store.take(change, &mut self.world) {
             self.metrics.complete(kind);
+        }
+        if store.source.is_compiled() {
+            self.metrics.compiled(clock::now().since(begun));
         }
     }
 
@@ -196,35 +231,19 @@ impl Controller {
         for note in self.world.take_notes() {
             self.tell(note);
         }
-        let [nodes, pending, softened] = self
-            .world
-            .counts()
-            .map(|count| i64::try_from(count).unwrap_or(i64::MAX));
-        self.metrics.nodes.set(nodes);
-        self.metrics.pending.set(pending);
-        self.metrics.softened.set(softened);
+        self.metrics.count(&self.world, self.writes.len(), now);
     }
 
-    fn tell(&mut self, note: super::world::Note) {
-        let (kind, name) = note.about;
+    fn tell(&mut self, note: Note) {
+        let about = note.about.reference(&self.lease);
+        let (kind, name) = (about.kind.as_deref(), about.name.as_deref());
         tracing::info!(kind, name, reason = note.reason, "{}", note.message);
         if self.events.len() >= MOST_EVENTS {
             self.metrics.events_dropped.inc();
             return;
         }
-        let api_version = match kind {
-            "Node" => "v1",
-            _ => crate::crd::API_VERSION,
-        };
         let happening = Happening {
-            about: ObjectReference {
-                api_version: Some(api_version.to_owned()),
-                kind: Some(kind.to_owned()),
-                // Events about nodes bear the name as UID, as the kubelet's do: `kubectl describe node` looks for it.
-                uid: (kind == "Node").then(|| name.clone()),
-                name: Some(name),
-                ..ObjectReference::default()
-            },
+            about,
             warning: note.warning,
             action: note.reason.to_owned(),
             reason: note.reason.to_owned(),
@@ -239,11 +258,27 @@ impl Controller {
         match done {
             Done::Watermark { node, outcome } => {
                 self.metrics.wrote("NodeWatermark", outcome.is_ok());
-                if let Err(error) = &outcome {
-                    tracing::warn!(node, %error, "failed to write the NodeWatermark");
+                let outcome = outcome.map_err(|error| {
+                    let why = error.words();
+                    tracing::warn!(node, %why, "failed to write the NodeWatermark");
+                    let wait = error.retry_after();
+                    Failed { wait }
+                });
+                self.world.written(
+                    &node,
+                    clock::now(),
+                    outcome.map(|seen| seen.map(|seen| *seen)),
+                );
+            }
+            Done::Opened { node, outcome } => {
+                self.metrics.wrote("Node", outcome.is_ok());
+                let outcome = outcome.map_err(|error| {
+                    tracing::warn!(node, %error, "failed to take the taint of a silent agent away");
+                });
+                if outcome == Ok(true) {
+                    self.metrics.taints_removed.inc();
                 }
-                let outcome = outcome.map_err(drop);
-                self.world.written(&node, clock::now(), outcome);
+                self.world.opened(&node, clock::now(), outcome);
             }
             Done::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
@@ -260,8 +295,9 @@ impl Controller {
 fn log(write: &Write) {
     match write {
         Write::Apply { node, spec } => {
-            tracing::debug!(node, hash = spec.hash, "writing the NodeWatermark");
+            tracing::debug!(node, hash = %spec.hash(), "writing the NodeWatermark");
         }
         Write::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
+        Write::Open { node, .. } => tracing::info!(node, "taking the taint of a silent agent away"),
     }
 }

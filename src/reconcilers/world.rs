@@ -1,29 +1,35 @@
 //! What the controller knows of the cluster, and what it makes of it. Pure: objects and the time in, writes out.
 
+mod closing;
+mod contest;
+mod edits;
 mod live;
+mod notes;
 mod policies;
+mod silent;
+mod targets;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cap::{self, Closing};
+use super::attempt::Attempt;
 use super::catalog::{Affected, Catalog, Class, Key};
-use super::content::Content;
-use super::restrain::restrain;
-use super::rollout::{Phase, Rollout};
-use crate::crd::node_watermark::{Hash, NodeWatermarkSpec};
-use crate::engine::policy::{NodeFacts, PolicySet};
+use super::content::Wanted;
+use super::rollout::Rollout;
+use super::silence::Silence;
+use super::wire::{NodeSeen, Watermark};
+use crate::crd::Kind;
+use crate::crd::node_watermark::Hash;
+use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
+use contest::Contests;
+use live::Live;
+use targets::Targets;
 
-pub use live::Live;
+pub use notes::{Note, Subject};
 pub use policies::StatusWrite;
-
-/// A failed write is tried again after this, doubled at each failure...
-const RETRY: Duration = Duration::from_secs(1);
-/// ...up to this.
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// What an administrator chooses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,36 +38,42 @@ pub struct Settings {
     pub rollout_nodes_per_second: f64,
     /// Percent of the matched nodes that may be closed at once.
     pub max_unschedulable_percent: u8,
+    /// The taint of an agent that was not heard for so long is taken away.
+    pub silent_agent_after: Duration,
 }
 
-/// Something to tell people of, once.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Note {
-    /// Which object it is about: kind (`Node` or a policy kind) and name.
-    pub about: (&'static str, String),
-    /// Something is wrong.
-    pub warning: bool,
-    /// One word for it.
-    pub reason: &'static str,
-    /// What happened.
-    pub message: String,
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rollout_nodes_per_second: 100.0,
+            max_unschedulable_percent: 30,
+            silent_agent_after: Duration::from_mins(10),
+        }
+    }
 }
 
 /// Something to write.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Write {
     /// Apply the `NodeWatermark` of a node.
     Apply {
         /// Its node.
         node: String,
         /// What to apply.
-        spec: Box<NodeWatermarkSpec>,
+        spec: Wanted,
     },
     /// Delete the `NodeWatermark` of a node that is gone.
     Delete {
         /// The node.
         node: String,
         /// The object's UID: another of that name is left alone.
+        uid: String,
+    },
+    /// Take our taint away from a node whose agent is silent.
+    Open {
+        /// The node.
+        node: String,
+        /// Its UID: another of that name is left alone.
         uid: String,
     },
 }
@@ -71,20 +83,8 @@ struct Node {
     uid: String,
     facts: NodeFacts,
     class: Arc<Class>,
-}
-
-/// A write that is under way, or failed and waits.
-#[derive(Clone, Copy, Debug, Default)]
-struct Attempt {
-    running: bool,
-    failures: u32,
-    not_before: Option<BootTime>,
-}
-
-impl Attempt {
-    fn is_due(&self, now: BootTime) -> bool {
-        !self.running && self.not_before.is_none_or(|at| now >= at)
-    }
+    ready: bool,
+    tainted: bool,
 }
 
 /// What the controller knows of the cluster.
@@ -94,17 +94,23 @@ pub struct World {
     nodes: BTreeMap<String, Node>,
     live: BTreeMap<String, Live>,
     softened: BTreeSet<String>,
+    /// Nodes whose taint was taken away because their agent is silent.
+    silent: BTreeSet<String>,
+    silence: Silence,
     rollouts: BTreeMap<Key, Rollout>,
+    targets: Targets,
     /// Nodes whose `NodeWatermark` may have to be written.
     dirty: BTreeSet<String>,
     attempts: BTreeMap<String, Attempt>,
+    contests: Contests,
     notes: Vec<Note>,
     statuses_dirty: bool,
+    statuses_at: Option<BootTime>,
+    /// When the status of each object was written last.
+    counted_at: BTreeMap<Key, BootTime>,
     /// The cap has to be looked at.
     cap_dirty: bool,
-    statuses_at: Option<BootTime>,
     leading: bool,
-    empty: Arc<Content>,
 }
 
 impl World {
@@ -116,48 +122,59 @@ impl World {
             nodes: BTreeMap::new(),
             live: BTreeMap::new(),
             softened: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            silence: Silence::new(settings.silent_agent_after),
             rollouts: BTreeMap::new(),
+            targets: Targets::default(),
             dirty: BTreeSet::new(),
             attempts: BTreeMap::new(),
+            contests: Contests::default(),
             notes: Vec::new(),
             statuses_dirty: true,
-            cap_dirty: true,
             statuses_at: None,
+            counted_at: BTreeMap::new(),
+            cap_dirty: true,
             leading: false,
-            empty: Content::new(PolicySet::default()),
         }
     }
 
     /// A node as it is now.
-    pub fn apply_node(&mut self, name: &str, uid: &str, facts: NodeFacts) {
-        let known = self.nodes.get(name);
-        if known.is_some_and(|node| node.uid == uid && node.facts == facts) {
+    pub fn apply_node(&mut self, name: &str, seen: NodeSeen) {
+        let NodeSeen {
+            uid,
+            facts,
+            ready,
+            tainted,
+        } = seen;
+        if let Some(node) = self.nodes.get_mut(name)
+            && node.uid == uid
+            && node.facts == facts
+        {
+            if (node.ready, node.tainted) != (ready, tainted) {
+                (node.ready, node.tainted) = (ready, tainted);
+                self.watch_over(name);
+            }
             return;
         }
         let class = self.catalog.class(&facts);
         let node = Node {
-            uid: uid.to_owned(),
+            uid,
             facts,
             class,
+            ready,
+            tainted,
         };
         self.nodes.insert(name.to_owned(), node);
+        self.watch_over(name);
         self.touch(name);
     }
 
     /// A node is gone.
     pub fn delete_node(&mut self, name: &str) {
         self.nodes.remove(name);
+        self.silent.remove(name);
+        self.watch_over(name);
         self.touch(name);
-    }
-
-    /// Names of all nodes.
-    pub fn node_names(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().map(String::as_str)
-    }
-
-    /// Names of all nodes that have a `NodeWatermark`.
-    pub fn live_names(&self) -> impl Iterator<Item = &str> {
-        self.live.keys().map(String::as_str)
     }
 
     fn touch(&mut self, node: &str) {
@@ -167,7 +184,7 @@ impl World {
     }
 
     /// A policy object as it is now.
-    pub fn apply_policy(&mut self, kind: crate::crd::Kind, name: &str, object: &serde_json::Value) {
+    pub fn apply_policy(&mut self, kind: Kind, name: &str, object: &serde_json::Value) {
         let affected = self.catalog.apply(kind, name, object);
         let key = (kind, name.to_owned());
         if self.catalog.is_immediate(&key) && self.rollouts.remove(&key).is_some() {
@@ -177,9 +194,11 @@ impl World {
     }
 
     /// A policy object is gone.
-    pub fn delete_policy(&mut self, kind: crate::crd::Kind, name: &str) {
+    pub fn delete_policy(&mut self, kind: Kind, name: &str) {
         let affected = self.catalog.delete(kind, name);
-        self.recompile(&(kind, name.to_owned()), &affected);
+        let key = (kind, name.to_owned());
+        self.counted_at.remove(&key);
+        self.recompile(&key, &affected);
     }
 
     /// Compiles anew what an edit concerns, and begins to roll it out.
@@ -193,12 +212,12 @@ impl World {
             .retain(|rolling, _| rolling != key && !affected.edits(rolling));
         let mut touched = Vec::new();
         for (name, node) in &mut self.nodes {
-            let selected_now = self.catalog.selects_any(affected, &node.facts);
-            if !affected.concerns(&node.class.selected) && !selected_now {
+            if !affected.concerns(&node.class.selected)
+                && !self.catalog.selects_any(affected, &node.facts)
+            {
                 continue;
             }
-            let class = self.catalog.class(&node.facts);
-            node.class = class;
+            node.class = self.catalog.class(&node.facts);
             touched.push(name.clone());
         }
         if self.leading {
@@ -207,100 +226,27 @@ impl World {
         self.dirty.extend(touched);
     }
 
-    /// Each object that is tighter than what nodes keep goes to its canaries first. With `acting_is_old` those that act for
-    /// it already don't count as acting because of the edit; who has just begun to lead can't tell, and holds.
-    fn begin_rollouts(&mut self, nodes: &[String], acting_is_old: bool) {
-        // Most nodes keep, and are to keep, the same.
-        let mut pairs = HashSet::new();
-        let mut keys = BTreeSet::new();
-        for name in nodes {
-            if let Some((kept, wanted)) = self.kept_and_wanted(name)
-                && pairs.insert((Arc::as_ptr(kept), Arc::as_ptr(wanted)))
-            {
-                keys.extend(restrain(&kept.policy, &wanted.policy, |_| false).held);
-            }
-        }
-        for key in keys {
-            if self.catalog.is_immediate(&key) {
-                continue;
-            }
-            let nodes = self.nodes_of(&key);
-            let slowest = self.slowest(&key, &nodes);
-            let mut rollout = Rollout::new(&key, nodes, slowest);
-            if acting_is_old {
-                rollout.remember_acting(|node| self.acts(node, &key));
-            }
-            let generation = self.catalog.generation(&key);
-            let status = self.catalog.status(&key);
-            // Only who has just begun to lead goes by what the last leader said: an edit since begins anew.
-            if !acting_is_old && policies::stopped_before(status, generation) {
-                rollout = rollout.stopped(0);
-            }
-            if rollout.phase() != Phase::Done {
-                self.rollouts.insert(key, rollout);
-            }
-        }
-    }
-
-    /// What a node keeps, and what it is to keep, where that is not the same.
-    fn kept_and_wanted(&self, name: &str) -> Option<(&Arc<Content>, &Arc<Content>)> {
-        let node = self.nodes.get(name)?;
-        let kept = self.live.get(name)?.content_for(&node.uid)?;
-        let wanted = &node.class.content;
-        (!Arc::ptr_eq(kept, wanted)).then_some((kept, wanted))
-    }
-
-    /// All nodes that an object concerns, and that keep something already.
-    fn nodes_of(&self, key: &Key) -> BTreeSet<String> {
-        let concerns = |node: &Node| match key.0 {
-            crate::crd::Kind::PodQos => !node.class.selected.is_empty(),
-            _ => node.class.selected.iter().any(|name| **name == *key.1),
-        };
-        let nodes = self.nodes.iter().filter(|(_, node)| concerns(node));
-        let names = nodes.map(|(name, _)| name);
-        names
-            .filter(|name| self.live.contains_key(*name))
-            .cloned()
-            .collect()
-    }
-
-    /// The longest threshold x period of an object's rules.
-    fn slowest(&self, key: &Key, nodes: &BTreeSet<String>) -> Duration {
-        let prefix = format!("{}/", key.1);
-        let rules = nodes
-            .iter()
-            .take(1)
-            .filter_map(|node| self.nodes.get(node))
-            .flat_map(|node| &node.class.content.policy.rules);
-        rules
-            .filter(|rule| key.0 == crate::crd::Kind::PodQos || rule.id.0.starts_with(&prefix))
-            .map(|rule| rule.period.saturating_mul(rule.avoidance_threshold))
-            .max()
-            .unwrap_or_default()
-    }
-
-    fn acts(&self, node: &str, key: &Key) -> bool {
-        self.live.get(node).is_some_and(|live| live.acts(key))
-    }
-
     /// A `NodeWatermark` as it is now.
-    pub fn apply_live(&mut self, name: &str, live: Live) {
+    pub fn apply_live(&mut self, name: &str, seen: &Watermark) {
         let before = self.live.get(name);
-        if before.is_some_and(|before| before.is_newer_than(&live)) {
+        if before.is_some_and(|before| before.is_newer_than(seen)) {
             return;
         }
+        let live = Live::of(seen, self.catalog.contents(), before);
+        let said_more = before.is_none_or(|before| !before.said_the_same(&live));
         let by_hand = before.is_some_and(|before| before.was_ours_before(&live));
-        self.statuses_dirty |= before.is_none_or(|before| before.status != live.status);
         if before.is_none_or(|before| before.hash != live.hash || before.uid != live.uid) {
             self.dirty.insert(name.to_owned());
         }
-        self.cap_dirty |= self.statuses_dirty;
-        let live = live.sharing(self.nodes.get(name).map(|node| &node.class.content));
         self.live.insert(name.to_owned(), live);
+        if said_more {
+            self.statuses_dirty = true;
+            self.cap_dirty = true;
+            self.watch_over(name);
+            self.heard(name);
+        }
         if by_hand && self.leading {
-            let message = "its NodeWatermark was edited by somebody else and is made anew; edit NodeQOS, PodQOS and \
-                           AvoidanceAction instead";
-            self.note_node(name, true, "WatermarkEdited", message.to_owned());
+            self.edited_by(name, seen.edited_by.as_deref());
         }
     }
 
@@ -308,23 +254,12 @@ impl World {
     pub fn delete_live(&mut self, name: &str) {
         let known = self.live.remove(name).is_some();
         if known && self.leading && self.nodes.contains_key(name) {
-            self.note_node(
-                name,
-                true,
-                "WatermarkDeleted",
-                "its NodeWatermark was deleted and is made anew".to_owned(),
-            );
+            let message =
+                "its NodeWatermark was deleted, by whom is not known, and is made anew".to_owned();
+            self.warn_node(name, "WatermarkDeleted", message);
         }
+        self.watch_over(name);
         self.touch(name);
-    }
-
-    fn note_node(&mut self, node: &str, warning: bool, reason: &'static str, message: String) {
-        self.notes.push(Note {
-            about: ("Node", node.to_owned()),
-            warning,
-            reason,
-            message,
-        });
     }
 
     /// Begins to lead: whatever is not as it should be is put right, tightenings by way of their canaries.
@@ -332,6 +267,8 @@ impl World {
         self.leading = true;
         self.rollouts.clear();
         self.attempts.clear();
+        self.silent.clear();
+        self.silence.restart();
         let soft = self.live.iter().filter(|(_, live)| live.softened);
         self.softened = soft.map(|(name, _)| name.clone()).collect();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
@@ -348,7 +285,8 @@ impl World {
         self.notes.clear();
     }
 
-    /// What has to be written now, at most `room` writes. Each is under way until [`Self::written`] is told.
+    /// What has to be written now, at most `room` writes of `NodeWatermarks`. Each is under way until
+    /// [`Self::written`] or [`Self::opened`] is told.
     pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Write> {
         if !self.leading {
             return Vec::new();
@@ -357,7 +295,9 @@ impl World {
         if std::mem::take(&mut self.cap_dirty) {
             self.advance_cap();
         }
-        let mut writes = Vec::new();
+        self.pace_contests(now);
+        let mut writes = self.plan_openings(now);
+        let room = room + writes.len();
         let mut next = self.dirty.first().cloned();
         while let Some(name) = next {
             if writes.len() >= room {
@@ -365,25 +305,32 @@ impl World {
             }
             let later = (Bound::Excluded(name.as_str()), Bound::Unbounded);
             next = self.dirty.range::<str, _>(later).next().cloned();
-            if !self
-                .attempts
-                .get(&name)
-                .is_none_or(|attempt| attempt.is_due(now))
-            {
+            let attempt = self.attempts.get(&name);
+            if !attempt.is_none_or(|attempt| attempt.is_due(now)) {
                 continue;
             }
             match self.write_for(&name) {
                 Some(write) => {
-                    self.attempts.entry(name).or_default().running = true;
+                    self.begin(&name, &write);
                     writes.push(write);
                 }
                 None => drop(self.dirty.remove(&name)),
             }
         }
+        self.targets.clear();
         writes
     }
 
-    fn write_for(&self, name: &str) -> Option<Write> {
+    fn begin(&mut self, name: &str, write: &Write) {
+        let attempt = self.attempts.entry(name.to_owned()).or_default();
+        attempt.begin();
+        attempt.asked = match write {
+            Write::Apply { spec, .. } => Some(spec.hash()),
+            _ => None,
+        };
+    }
+
+    fn write_for(&mut self, name: &str) -> Option<Write> {
         let live = self.live.get(name);
         let Some(node) = self.nodes.get(name) else {
             return live.map(|live| Write::Delete {
@@ -391,136 +338,54 @@ impl World {
                 uid: live.uid.clone(),
             });
         };
+        let content = self
+            .targets
+            .of(name, node, live, &self.rollouts, &mut self.catalog);
         let soften = self.softened.contains(name);
-        let wanted = self.target(name, node);
-        if live.is_some_and(|live| live.hash == Some(wanted.hash(&node.uid, soften))) {
+        if live.is_some_and(|live| live.hash == Some(content.hash(&node.uid, soften))) {
             return None;
         }
-        let sources = node.class.sources.clone();
-        let spec = NodeWatermarkSpec::new(&node.uid, &wanted.policy, soften, sources);
         Some(Write::Apply {
             node: name.to_owned(),
-            spec: Box::new(spec),
+            spec: Wanted {
+                node_uid: node.uid.clone(),
+                content,
+                soften,
+                sources: Arc::clone(&node.class.sources),
+            },
         })
     }
 
-    /// What a node is to keep, as far as edits are released to it.
-    fn target(&self, name: &str, node: &Node) -> Arc<Content> {
-        if self.rollouts.is_empty() {
-            return Arc::clone(&node.class.content);
-        }
-        let kept = self.live.get(name);
-        let kept = kept.and_then(|live| live.content_for(&node.uid));
-        let kept = kept.unwrap_or(&self.empty);
-        let released = |key: &Key| {
-            let rollout = self.rollouts.get(key);
-            rollout.is_none_or(|rollout| rollout.releases(name))
-        };
-        let restrained = restrain(&kept.policy, &node.class.content.policy, released);
-        if restrained.held.is_empty() {
-            return Arc::clone(&node.class.content);
-        }
-        if restrained.policy == kept.policy {
-            return Arc::clone(kept);
-        }
-        Content::new(restrained.policy)
-    }
-
-    /// A write came to its end. `live` is the object as the API server has it now.
-    pub fn written(&mut self, node: &str, now: BootTime, outcome: Result<Option<Live>, ()>) {
+    /// A write came to its end. `seen` is the object as the API server has it now.
+    pub fn written(
+        &mut self,
+        node: &str,
+        now: BootTime,
+        outcome: Result<Option<Watermark>, Failed>,
+    ) {
         self.dirty.insert(node.to_owned());
-        if let Ok(live) = outcome {
-            self.attempts.remove(node);
-            match live {
-                Some(live) => self.apply_live(node, live),
-                None => drop(self.live.remove(node)),
-            }
-            return;
-        }
-        let attempt = self.attempts.entry(node.to_owned()).or_default();
-        let wait = RETRY.saturating_mul(1 << attempt.failures.min(10));
-        *attempt = Attempt {
-            running: false,
-            failures: attempt.failures.saturating_add(1),
-            not_before: Some(now + wait.min(LONGEST_RETRY)),
-        };
-    }
-
-    fn advance_rollouts(&mut self, now: BootTime) {
-        let mut rollouts = std::mem::take(&mut self.rollouts);
-        for (key, rollout) in &mut rollouts {
-            let before = rollout.phase();
-            let rate = self.settings.rollout_nodes_per_second;
-            let has_it = |name: &str| self.keeps_all(name);
-            let released = rollout.advance(now, rate, has_it, |node| self.acts(node, key));
-            self.dirty.extend(released);
-            if std::mem::discriminant(&before) != std::mem::discriminant(&rollout.phase()) {
-                self.statuses_dirty = true;
-                self.note_rollout(key, rollout);
-                if rollout.phase() == Phase::Done {
-                    self.dirty.extend(self.nodes.keys().cloned());
+        match outcome {
+            Ok(Some(seen)) => {
+                let asked = self.attempts.get(node).and_then(|attempt| attempt.asked);
+                self.apply_live(node, &seen);
+                let live = self.live.get(node);
+                // An API server that drops fields would be written to for ever.
+                if live.is_some_and(|live| asked.is_some() && live.hash.is_none()) {
+                    return self.failed(node, now, Failed::default());
                 }
             }
+            Ok(None) => drop(self.live.remove(node)),
+            Err(failed) => return self.failed(node, now, failed),
         }
-        rollouts.retain(|_, rollout| rollout.phase() != Phase::Done);
-        self.rollouts = rollouts;
+        self.attempts.remove(node);
     }
 
-    /// Whether a canary keeps what it may have; one that is gone is not waited for.
-    fn keeps_all(&self, name: &str) -> bool {
-        !self.dirty.contains(name) || !self.nodes.contains_key(name)
-    }
-
-    fn note_rollout(&mut self, key: &Key, rollout: &Rollout) {
-        let (warning, reason) = match rollout.phase() {
-            Phase::Stopped { .. } => (true, "RolloutStopped"),
-            Phase::Done => (false, "RolledOut"),
-            _ => return,
-        };
-        self.notes.push(Note {
-            about: (key.0.name(), key.1.clone()),
-            warning,
-            reason,
-            message: policies::rollout_message(rollout),
-        });
-    }
-
-    /// Keeps the number of closed nodes under the cap.
-    fn advance_cap(&mut self) {
-        let closes = |node: &&Node| node.class.content.policy.rules.iter().any(live::closes);
-        let matched = self.nodes.values().filter(closes).count();
-        let closing = |(name, node): (&String, &Node)| {
-            let live = self.live.get(name)?;
-            Some(Closing {
-                node: name.clone(),
-                closed: live.status.closed && !self.softened.contains(name),
-                over: live.over(&node.class.content.policy)?,
-            })
-        };
-        let closing: Vec<Closing> = self.nodes.iter().filter_map(closing).collect();
-        let most = cap::most(matched, self.settings.max_unschedulable_percent);
-        let wanted = closing.len();
-        let softened = cap::soften(closing, most);
-        let changed: Vec<String> = softened
-            .symmetric_difference(&self.softened)
-            .cloned()
-            .collect();
-        for node in &changed {
-            if softened.contains(node) {
-                let message = format!(
-                    "{wanted} of {matched} nodes are over their marks and at most {most} are closed at once \
-                     (--max-unschedulable): this one gets PreferNoSchedule only"
-                );
-                self.note_node(node, true, "SchedulingSoftened", message);
-            }
+    fn failed(&mut self, node: &str, now: BootTime, failed: Failed) {
+        let attempt = self.attempts.entry(node.to_owned()).or_default();
+        attempt.failed(now);
+        if let Some(wait) = failed.wait {
+            attempt.wait(now + wait);
         }
-        self.dirty.extend(changed);
-        self.softened = softened;
-    }
-
-    /// What happened since the last call.
-    pub fn take_notes(&mut self) -> Vec<Note> {
-        std::mem::take(&mut self.notes)
     }
 
     /// How many nodes there are, how many wait to be written, and how many are softened.
@@ -539,4 +404,11 @@ impl World {
             })
             .collect()
     }
+}
+
+/// A write failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failed {
+    /// The API server said how long to wait.
+    pub wait: Option<Duration>,
 }

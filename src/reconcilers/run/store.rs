@@ -2,12 +2,19 @@
 
 use std::collections::BTreeSet;
 
+use futures::stream::{BoxStream, StreamExt};
+use kube::Client;
 use kube::core::ApiResource;
 use serde_json::Value;
 
-use super::super::world::{Live, World};
-use crate::cluster::watch::{Change, resource};
-use crate::crd::{self, Kind, node_facts, node_watermark};
+use super::super::wire::{NodeObject, NodeSeen, Watermark, WatermarkObject};
+use super::super::world::World;
+use crate::cluster::watch::{self, Change, resource};
+use crate::crd::{self, Kind, node_watermark};
+
+/// Objects in one page of a list: a `NodeWatermark` may have 40 kB.
+const NODES: u32 = 500;
+const WATERMARKS: u32 = 100;
 
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +22,13 @@ pub(super) enum Source {
     Policy(Kind),
     Nodes,
     Watermarks,
+}
+
+/// An object of one of them.
+pub(super) enum Item {
+    Policy(Kind, Value),
+    Node(Box<NodeObject>),
+    Watermark(Box<WatermarkObject>),
 }
 
 impl Source {
@@ -34,11 +48,23 @@ impl Source {
         }
     }
 
-    pub(super) fn resource(self) -> ApiResource {
+    /// Whether its changes change what is compiled.
+    pub(super) const fn is_compiled(self) -> bool {
+        !matches!(self, Self::Watermarks)
+    }
+
+    /// All changes.
+    pub(super) fn watch(self, client: Client) -> BoxStream<'static, Change<Item>> {
         match self {
-            Self::Policy(kind) => policy_resource(kind),
-            Self::Nodes => resource("", "v1", "Node", "nodes"),
-            Self::Watermarks => watermark_resource(),
+            Self::Policy(kind) => watch::all(client, &policy_resource(kind))
+                .map(move |change| change.map(|object| Item::Policy(kind, object)))
+                .boxed(),
+            Self::Nodes => watch::all_as(client, &resource("", "v1", "Node", "nodes"), NODES)
+                .map(|change| change.map(|node| Item::Node(Box::new(node))))
+                .boxed(),
+            Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARKS)
+                .map(|change| change.map(|object| Item::Watermark(Box::new(object))))
+                .boxed(),
         }
     }
 }
@@ -72,14 +98,14 @@ impl Store {
     }
 
     /// Tells the world of a change. True when all objects are there now.
-    pub(super) fn take(&mut self, change: Change, world: &mut World) -> bool {
+    pub(super) fn take(&mut self, change: Change<Item>, world: &mut World) -> bool {
         match change {
             Change::Restarted => self.listed = Some(BTreeSet::new()),
             Change::Apply(name, object) => {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(name.clone());
                 }
-                self.apply(&name, &object, world);
+                apply(&name, object, world);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
@@ -101,28 +127,24 @@ impl Store {
         false
     }
 
-    fn apply(&self, name: &str, object: &Value, world: &mut World) {
-        match self.source {
-            Source::Policy(kind) => {
-                let mut object = object.clone();
-                // Items of a list come without them.
-                object["apiVersion"] = crd::API_VERSION.into();
-                object["kind"] = kind.name().into();
-                world.apply_policy(kind, name, &object);
-            }
-            Source::Nodes => {
-                let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-                world.apply_node(name, uid, node_facts(object));
-            }
-            Source::Watermarks => world.apply_live(name, Live::of(object)),
-        }
-    }
-
     fn delete(&self, name: &str, world: &mut World) {
         match self.source {
             Source::Policy(kind) => world.delete_policy(kind, name),
             Source::Nodes => world.delete_node(name),
             Source::Watermarks => world.delete_live(name),
         }
+    }
+}
+
+fn apply(name: &str, object: Item, world: &mut World) {
+    match object {
+        Item::Policy(kind, mut object) => {
+            // Items of a list come without them.
+            object["apiVersion"] = crd::API_VERSION.into();
+            object["kind"] = kind.name().into();
+            world.apply_policy(kind, name, &object);
+        }
+        Item::Node(node) => world.apply_node(name, NodeSeen::of(*node)),
+        Item::Watermark(object) => world.apply_live(name, &Watermark::of(*object)),
     }
 }

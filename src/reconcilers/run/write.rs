@@ -1,89 +1,115 @@
 //! Writes to the API server: server-side apply in the name of one field manager.
 
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::{Api, Client, ResourceExt};
+use kube::api::{
+    DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, ValidationDirective,
+};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::super::catalog::Key;
-use super::super::world::{Live, StatusWrite, Write};
+use super::super::content::Wanted;
+use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
+use super::super::world::{StatusWrite, Write};
 use super::store::{policy_resource, watermark_resource};
 use crate::cluster::client::{CallError, call};
-use crate::crd::{API_VERSION, NodeWatermarkSpec};
-
-/// Who owns the fields that the controller writes.
-const FIELD_MANAGER: &str = "plimsoll-controller";
+use crate::cluster::taint::{self, TaintError};
+use crate::crd::API_VERSION;
 
 /// A write came to its end.
 pub(super) enum Done {
     Watermark {
         node: String,
-        outcome: Result<Option<Live>, CallError>,
+        outcome: Result<Option<Box<Watermark>>, CallError>,
     },
     Status {
         key: Key,
         outcome: Result<(), CallError>,
     },
+    /// The taint of a silent agent: whether there was one.
+    Opened {
+        node: String,
+        outcome: Result<bool, TaintError>,
+    },
 }
 
+/// A field that the definition does not have is refused: were it dropped, the object would never be as it should be.
 fn params() -> PatchParams {
-    PatchParams::apply(FIELD_MANAGER).force()
+    PatchParams {
+        field_validation: Some(ValidationDirective::Strict),
+        ..PatchParams::apply(FIELD_MANAGER).force()
+    }
 }
 
-/// Writes or deletes one `NodeWatermark`.
+/// Carries out one write.
 pub(super) async fn carry_out(client: Client, write: Write) -> Done {
-    let api: Api<DynamicObject> = Api::all_with(client, &watermark_resource());
     match write {
-        Write::Apply { node, spec } => {
-            let body = watermark(&node, &spec);
-            let outcome = call(api.patch(&node, &params(), &Patch::Apply(&body))).await;
-            Done::Watermark {
-                outcome: outcome.map(|object| Some(Live::of(&to_value(&object)))),
-                node,
-            }
-        }
+        Write::Apply { node, spec } => Done::Watermark {
+            outcome: apply(client, &node, &spec).await.map(Some),
+            node,
+        },
         Write::Delete { node, uid } => Done::Watermark {
-            outcome: delete(&api, &node, uid).await,
+            outcome: delete(client, &node, uid).await.map(|()| None),
+            node,
+        },
+        Write::Open { node, uid } => Done::Opened {
+            outcome: open(&client, &node, &uid).await,
             node,
         },
     }
 }
 
+async fn apply(client: Client, node: &str, spec: &Wanted) -> Result<Box<Watermark>, CallError> {
+    let api: Api<WatermarkObject> = Api::all_with(client, &watermark_resource());
+    let body = watermark(node, spec);
+    let object = call(api.patch(node, &params(), &Patch::Apply(&body))).await?;
+    Ok(Box::new(Watermark::of(object)))
+}
+
 /// Gone already, or made anew with another UID, is as good as deleted.
-async fn delete(
-    api: &Api<DynamicObject>,
-    node: &str,
-    uid: String,
-) -> Result<Option<Live>, CallError> {
+async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError> {
+    let api: Api<DynamicObject> = Api::all_with(client, &watermark_resource());
     let params = DeleteParams::default().preconditions(Preconditions {
         uid: Some(uid),
         resource_version: None,
     });
     match call(api.delete(node, &params)).await {
         Err(error) if !matches!(error.code(), Some(404 | 409)) => Err(error),
-        _ => Ok(None),
+        _ => Ok(()),
     }
 }
 
-fn watermark(node: &str, spec: &NodeWatermarkSpec) -> Value {
-    json!({
-        "apiVersion": "plimsoll.dev/v1alpha1",
-        "kind": "NodeWatermark",
-        "metadata": {
-            "name": node,
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": spec.node_uid}],
-        },
-        "spec": spec,
-    })
+/// Takes our taint away. A node that is gone, or another of its name, has none of ours.
+async fn open(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
+    let seen = match taint::read(client, node).await {
+        Ok(seen) if seen.uid == uid => seen,
+        Ok(_) | Err(TaintError::NoNode(_)) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let tainted = seen.effect().is_some();
+    match taint::keep(client, seen, None).await {
+        Ok(_) => Ok(tainted),
+        Err(TaintError::NoNode(_) | TaintError::Replaced(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
-fn to_value(object: &DynamicObject) -> Value {
-    let mut value = object.data.clone();
-    value["metadata"] = json!({
-        "name": object.name_any(),
-        "uid": object.metadata.uid,
-        "generation": object.metadata.generation,
-    });
-    value
+#[derive(Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Value,
+    spec: &'a Wanted,
+}
+
+fn watermark<'a>(node: &str, spec: &'a Wanted) -> Body<'a> {
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": spec.node_uid});
+    Body {
+        api_version: "plimsoll.dev/v1alpha1",
+        kind: "NodeWatermark",
+        metadata: json!({"name": node, "ownerReferences": [owner]}),
+        spec,
+    }
 }
 
 /// Writes the status of one policy object.

@@ -1,14 +1,13 @@
 //! What is kept in memory of one `NodeWatermark`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use super::super::catalog::Key;
-use super::super::content::Content;
+use super::super::content::{Content, Contents};
+use super::super::wire::Watermark;
 use crate::crd::node_watermark::{Hash, scheduling};
-use crate::crd::{Kind, NodeWatermarkSpec, NodeWatermarkStatus};
+use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 
 /// One `NodeWatermark` as it was last seen.
@@ -23,7 +22,8 @@ pub struct Live {
     pub softened: bool,
     node_uid: String,
     content: Option<Arc<Content>>,
-    pub(super) status: Status,
+    status_print: u64,
+    pub(super) status: Arc<Status>,
 }
 
 /// What is used of the status.
@@ -31,45 +31,39 @@ pub struct Live {
 pub(super) struct Status {
     /// Our taint with effect `NoSchedule` is on the node.
     pub(super) closed: bool,
+    /// Pods that are throttled.
+    pub(super) throttled: usize,
     /// Pods are throttled, or were evicted in the last hour.
     pub(super) acts_on_pods: bool,
-    /// Some Preview rule would act.
-    pub(super) would: bool,
+    /// The `NodeQOS` of which some Preview rule would act.
+    pub(super) would: BTreeSet<String>,
     /// Each rule that is Breached or Cooling, with its value over its mark.
     pub(super) active: BTreeMap<String, f64>,
+    /// How many pods each `PodQOS` matches; one that is not there is not known.
+    pub(super) matched: BTreeMap<String, i64>,
 }
 
 impl Live {
-    /// Reads an object as an API server gives it; what can't be read is as if somebody else wrote it.
-    pub fn of(object: &Value) -> Self {
-        let metadata = &object["metadata"];
-        let spec: NodeWatermarkSpec =
-            serde_json::from_value(object["spec"].clone()).unwrap_or_default();
-        let status: NodeWatermarkStatus =
-            serde_json::from_value(object["status"].clone()).unwrap_or_default();
-        let hash = spec.content_hash();
-        let ours = hash.to_string() == spec.hash && spec.other.is_empty();
-        let read = if ours { spec.read().ok() } else { None };
-        let content = read.filter(|read| read.refused.is_empty());
+    /// Reads an object; what can't be read is as if somebody else wrote it. `before` is how it was seen before.
+    pub(super) fn of(seen: &Watermark, contents: &mut Contents, before: Option<&Self>) -> Self {
+        let known = contents.read(&seen.blocks);
+        let hash = known.parts.hash(&seen.node_uid, seen.softened);
+        let ours = hash.to_string() == seen.hash && !seen.more;
+        let status_print = seen.status_print();
+        let status = match before {
+            Some(before) if before.status_print == status_print => Arc::clone(&before.status),
+            _ => Arc::new(Status::of(&seen.status())),
+        };
         Self {
-            uid: metadata["uid"].as_str().unwrap_or_default().to_owned(),
-            generation: metadata["generation"].as_i64().unwrap_or(0),
+            uid: seen.uid.clone(),
+            generation: seen.generation,
             hash: ours.then_some(hash),
-            softened: spec.soften_scheduling,
-            content: content.map(|read| Content::new(hard(&spec, read.policy))),
-            node_uid: spec.node_uid,
-            status: Status::of(&status),
+            softened: seen.softened,
+            node_uid: seen.node_uid.clone(),
+            content: known.content.filter(|_| ours),
+            status_print,
+            status,
         }
-    }
-
-    /// Drops its content for an equal one that other nodes have too.
-    pub(super) fn sharing(mut self, content: Option<&Arc<Content>>) -> Self {
-        if let (Some(own), Some(shared)) = (&mut self.content, content)
-            && own.policy == shared.policy
-        {
-            *own = Arc::clone(shared);
-        }
-        self
     }
 
     /// What a node of this UID keeps by it.
@@ -79,8 +73,13 @@ impl Live {
     }
 
     /// Whether this was seen after `other`: a watch may lag behind the answer to a write.
-    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+    pub(super) fn is_newer_than(&self, other: &Watermark) -> bool {
         self.uid == other.uid && self.generation > other.generation
+    }
+
+    /// Whether the agent has written since.
+    pub(super) const fn said_the_same(&self, now: &Self) -> bool {
+        self.status_print == now.status_print
     }
 
     /// Whether somebody else has written since.
@@ -93,29 +92,29 @@ impl Live {
         if key.0 == Kind::PodQos {
             return self.status.acts_on_pods;
         }
-        let prefix = format!("{}/", key.1);
-        let mut active = self.status.active.keys();
-        active.any(|rule| rule.starts_with(&prefix))
+        self.status.active.keys().any(|rule| source(rule) == key.1)
+    }
+
+    /// The `NodeQOS` of which a rule is Breached or Cooling.
+    pub(super) fn active_sources(&self) -> BTreeSet<&str> {
+        self.status.active.keys().map(|rule| source(rule)).collect()
     }
 
     /// The largest value over mark of the rules that want the node closed; `None` where none does.
     pub(super) fn over(&self, policy: &PolicySet) -> Option<f64> {
-        let wants = policy.rules.iter().filter(|rule| closes(rule));
-        let over = wants.filter_map(|rule| self.status.active.get(&*rule.id.0));
-        over.copied().max_by(f64::total_cmp)
+        let over = |(id, over): (&String, &f64)| {
+            let rule = policy.rules.binary_search_by(|rule| (*rule.id.0).cmp(id));
+            let rule = policy.rules.get(rule.ok()?)?;
+            closes(rule).then_some(*over)
+        };
+        let active = self.status.active.iter();
+        active.filter_map(over).max_by(f64::total_cmp)
     }
 }
 
-/// The policy without the softening: it was read with it.
-fn hard(spec: &NodeWatermarkSpec, policy: PolicySet) -> PolicySet {
-    if !spec.soften_scheduling {
-        return policy;
-    }
-    let hard = NodeWatermarkSpec {
-        soften_scheduling: false,
-        ..spec.clone()
-    };
-    hard.read().map_or(policy, |read| read.policy)
+/// The `NodeQOS` of a rule.
+fn source(rule: &str) -> &str {
+    rule.split_once('/').map_or(rule, |(name, _)| name)
 }
 
 /// Whether a rule closes its node.
@@ -128,13 +127,17 @@ impl Status {
         let active = status.rules.iter().filter(|rule| rule.state != "Normal");
         let counts = status.counts.clone().unwrap_or_default();
         let state = status.scheduling.as_ref().map(|s| s.state.as_str());
+        let throttled = usize::try_from(counts.throttled).unwrap_or(0);
+        let would = status.would.iter();
         Self {
             closed: state == Some(scheduling::NO_SCHEDULE),
+            throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
-            would: counts.would > 0 || !status.would.is_empty(),
+            would: would.map(|would| source(&would.rule).to_owned()).collect(),
             active: active
                 .map(|rule| (rule.id.clone(), rule.value.unwrap_or(0.0) / rule.mark))
                 .collect(),
+            matched: BTreeMap::new(),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! What is said about each policy object.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::catalog::Key;
+use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
 use super::super::rollout::{Phase, Rollout};
-use super::World;
+use super::{Live, Node, World};
 use crate::crd::{Finding, Kind};
 use crate::engine::time::BootTime;
 
@@ -29,8 +30,25 @@ pub struct StatusWrite {
     pub status: Value,
 }
 
-/// How nodes take one `NodeQOS`.
+/// Statuses in which only numbers changed are not written more often: pods come and go.
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+const COUNTS: [&str; 4] = [
+    "matchedNodes",
+    "breachedNodes",
+    "previewNodes",
+    "matchedPods",
+];
+
+/// How nodes take the policies.
 #[derive(Default)]
+struct Tallies {
+    node_qos: BTreeMap<Arc<str>, Tally>,
+    /// Matched pods by `PodQOS`; one of which no agent has told is not there.
+    pods: BTreeMap<String, i64>,
+}
+
+/// How nodes take one `NodeQOS`.
+#[derive(Clone, Copy, Default)]
 struct Tally {
     matched: usize,
     breached: usize,
@@ -52,12 +70,29 @@ impl World {
         let tallies = self.tallies();
         let status = |(key, before): (&Key, &Value)| {
             let status = self.status_of(key, before, &findings, &tallies, timestamp);
-            (status != *before).then(|| StatusWrite {
-                key: key.clone(),
-                status,
-            })
+            (status != *before).then(|| (key.clone(), status))
         };
-        self.catalog.statuses().filter_map(status).collect()
+        let changed: Vec<(Key, Value)> = self.catalog.statuses().filter_map(status).collect();
+        let due = |(key, status): (Key, Value)| {
+            self.is_due(&key, &status, now)
+                .then_some(StatusWrite { key, status })
+        };
+        changed.into_iter().filter_map(due).collect()
+    }
+
+    /// Whether a changed status may be written already.
+    fn is_due(&mut self, key: &Key, status: &Value, now: BootTime) -> bool {
+        let before = self.catalog.status(key).cloned().unwrap_or_default();
+        let lately = self
+            .counted_at
+            .get(key)
+            .is_some_and(|at| now.since(*at) < COUNT_INTERVAL);
+        if lately && without_counts(before) == without_counts(status.clone()) {
+            self.statuses_dirty = true;
+            return false;
+        }
+        self.counted_at.insert(key.clone(), now);
+        true
     }
 
     /// A status could not be written: all are looked at again, but not at once.
@@ -81,23 +116,26 @@ impl World {
         self.catalog.findings().iter().for_each(&mut add);
         let mut seen = BTreeSet::new();
         for node in self.nodes.values() {
-            if seen.insert(std::sync::Arc::as_ptr(&node.class)) {
+            if seen.insert(Arc::as_ptr(&node.class)) {
                 node.class.findings.iter().for_each(&mut add);
             }
         }
         found
     }
 
-    fn tallies(&self) -> BTreeMap<&str, Tally> {
-        let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
+    fn tallies(&self) -> Tallies {
+        let mut tallies = Tallies::default();
+        let mut classes: HashMap<usize, (&Arc<Class>, usize)> = HashMap::new();
         for (name, node) in &self.nodes {
-            let live = self.live.get(name);
-            for source in &node.class.selected {
-                let tally = tallies.entry(source).or_default();
-                tally.matched += 1;
-                let key = (Kind::NodeQos, source.to_string());
-                tally.breached += usize::from(live.is_some_and(|live| live.acts(&key)));
-                tally.preview += usize::from(live.is_some_and(|live| live.status.would));
+            let address = Arc::as_ptr(&node.class).addr();
+            classes.entry(address).or_insert((&node.class, 0)).1 += 1;
+            if let Some(live) = self.live.get(name) {
+                tallies.add(node, live);
+            }
+        }
+        for (class, nodes) in classes.into_values() {
+            for source in &class.selected {
+                tallies.of(source).matched += nodes;
             }
         }
         tallies
@@ -108,7 +146,7 @@ impl World {
         key: &Key,
         before: &Value,
         findings: &BTreeMap<Key, BTreeSet<Finding>>,
-        tallies: &BTreeMap<&str, Tally>,
+        tallies: &Tallies,
         timestamp: &str,
     ) -> Value {
         let generation = self.catalog.generation(key);
@@ -123,20 +161,67 @@ impl World {
         let mut status = json!({"observedGeneration": generation, "conditions": conditions});
         match key.0 {
             Kind::NodeQos => {
-                let nothing = Tally::default();
-                let tally = tallies.get(key.1.as_str()).unwrap_or(&nothing);
+                let tally = tallies.node_qos.get(key.1.as_str()).copied();
+                let tally = tally.unwrap_or_default();
                 status["matchedNodes"] = json!(tally.matched);
                 status["breachedNodes"] = json!(tally.breached);
                 status["previewNodes"] = json!(tally.preview);
+                let strategies = self.catalog.strategies(&key.1);
+                status["rules"] = json!(strategies.len());
+                status["strategy"] = json!(strategy(&strategies));
             }
             Kind::AvoidanceAction => {
                 let users: Vec<_> = self.catalog.users(&key.1).into_iter().take(64).collect();
                 status["usedBy"] = json!(users.iter().map(|name| &**name).collect::<Vec<_>>());
             }
-            Kind::PodQos => {}
+            Kind::PodQos => {
+                if let Some(pods) = tallies.pods.get(&key.1) {
+                    status["matchedPods"] = json!(pods);
+                }
+            }
         }
         status
     }
+}
+
+impl Tallies {
+    fn of(&mut self, source: &Arc<str>) -> &mut Tally {
+        self.node_qos.entry(Arc::clone(source)).or_default()
+    }
+
+    /// What the agent of one node says.
+    fn add(&mut self, node: &Node, live: &Live) {
+        for (policy, pods) in &live.status.matched {
+            let sum = self.pods.entry(policy.clone()).or_default();
+            *sum = sum.saturating_add(*pods);
+        }
+        let selected = |name: &str| {
+            node.class
+                .selected
+                .binary_search_by(|known| (**known).cmp(name))
+                .ok()
+        };
+        let source = |name: &str| node.class.selected.get(selected(name)?);
+        for source in live.active_sources().into_iter().filter_map(source) {
+            self.of(source).breached += 1;
+        }
+        for source in live.status.would.iter().filter_map(|name| source(name)) {
+            self.of(source).preview += 1;
+        }
+    }
+}
+
+/// `None` where rules act, `Preview` where they only report; both where there are both.
+fn strategy(strategies: &[&str]) -> String {
+    let different: BTreeSet<&str> = strategies.iter().copied().collect();
+    different.into_iter().collect::<Vec<_>>().join(",")
+}
+
+fn without_counts(mut status: Value) -> Value {
+    if let Some(fields) = status.as_object_mut() {
+        fields.retain(|field, _| !COUNTS.contains(&field.as_str()));
+    }
+    status
 }
 
 fn rollout_claim(rollout: &Rollout) -> Claim {
