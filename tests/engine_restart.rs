@@ -8,6 +8,7 @@ use std::sync::Arc;
 use engine_support::{
     GIB, Load, Node, PERIOD, closing, evicting, policy, restart, rule, scenario, throttling,
 };
+use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{RuleState, Scheduling};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, Rule, RuleId, Strategy};
@@ -65,6 +66,46 @@ fn a_breached_rule_goes_on_where_it_was() {
         1,
         "nothing but the step is news"
     );
+}
+
+#[test]
+fn counters_of_other_marks_are_not_taken_over() {
+    let with = |edit: fn(&mut Rule)| {
+        let mut rules = rules();
+        rules[0].avoidance_threshold = 3;
+        edit(&mut rules[0]);
+        rules
+    };
+    let breaches = |edit: fn(&mut Rule)| {
+        let mut node = Node::new(with(|_| {}), vec![Load::new("a", 3000)]);
+        for _ in 0..3 {
+            node.at(6000);
+        }
+        let report = node.engine.reports().next().unwrap();
+        assert_eq!(report.breaches, 2, "the first look has no rate");
+        restart(&mut node, scenario::set(with(edit)));
+        node.engine.reports().next().unwrap().breaches
+    };
+    assert_eq!(breaches(|_| {}), 2, "the same rule goes on");
+    assert_eq!(
+        breaches(|rule| rule.restore_threshold = 7),
+        2,
+        "other terms, the same marks"
+    );
+    assert_eq!(breaches(|rule| rule.watermark = 5000.0), 0);
+    assert_eq!(breaches(|rule| rule.restore = 1.5), 0);
+    assert_eq!(breaches(|rule| rule.metric = Metric::CpuUtilization), 0);
+}
+
+#[test]
+fn a_breached_rule_with_other_marks_stays_breached_over_a_restart() {
+    let mut node = hot();
+    let mut edited = rules();
+    edited[0].watermark = 5000.0;
+    edited[0].restore = 5000.0;
+    restart(&mut node, scenario::set(edited));
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    assert_eq!(ratio(&node), Some(40));
 }
 
 #[test]

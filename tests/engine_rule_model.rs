@@ -10,13 +10,14 @@ use engine_support::{PERIOD, action, policy, rule};
 use plimsoll::engine::Engine;
 use plimsoll::engine::plan::{Change, Plan, RuleState};
 use plimsoll::engine::policy::{Action, Rule};
-use plimsoll::engine::sample::{NodeSample, Sample};
+use plimsoll::engine::sample::Sample;
 use plimsoll::engine::time::BootTime;
 use proptest::prelude::*;
 
 const HIGH: f64 = 10.0;
 const LOW: f64 = 6.0;
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(55);
+const TTL: Duration = Duration::from_secs(35);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Seen {
@@ -24,8 +25,10 @@ enum Seen {
     Between,
     Quiet,
     Unknown,
+    /// The sample of the look before, once more.
+    Again,
 }
-use Seen::{Between, Breach, Quiet, Unknown};
+use Seen::{Again, Between, Breach, Quiet, Unknown};
 
 impl Seen {
     fn load(self) -> Option<[f64; 3]> {
@@ -33,7 +36,7 @@ impl Seen {
             Breach => HIGH + 0.5,
             Between => HIGH,
             Quiet => LOW,
-            Unknown => return None,
+            Unknown | Again => return None,
         };
         Some([load; 3])
     }
@@ -47,6 +50,24 @@ struct Terms {
 }
 
 type History = [(BootTime, Seen)];
+
+/// What a sample that is looked at again stands for: nothing, until it is too old to be known.
+fn plain(history: &History) -> Vec<(BootTime, Seen)> {
+    let mut sample = None;
+    let mut plain = Vec::new();
+    for (now, seen) in history {
+        let seen = match (seen, sample) {
+            (Again, Some((at, known))) if known && now.since(at) <= TTL => Between,
+            (Again, _) => Unknown,
+            (new, _) => {
+                sample = Some((*now, *new != Unknown));
+                *new
+            }
+        };
+        plain.push((*now, seen));
+    }
+    plain
+}
 
 /// The state after the whole history.
 fn state(history: &History, terms: Terms) -> RuleState {
@@ -113,6 +134,7 @@ fn unknown_too_long(history: &History) -> bool {
 fn rule_of(terms: Terms) -> Rule {
     Rule {
         restore: LOW,
+        sample_ttl: TTL,
         avoidance_threshold: u32::try_from(terms.avoidance).unwrap(),
         restore_threshold: u32::try_from(terms.restore).unwrap(),
         ..rule(
@@ -133,15 +155,12 @@ fn states_of_engine(history: &History, terms: Terms) -> Vec<RuleState> {
     let mut plan = Plan::default();
     let mut told = RuleState::Normal;
     let mut states = Vec::new();
+    let mut sample = Sample::default();
     for (at, seen) in history {
-        let sample = Sample {
-            at: *at,
-            node: NodeSample {
-                load: seen.load(),
-                ..NodeSample::default()
-            },
-            ..Sample::default()
-        };
+        if *seen != Again {
+            sample.at = *at;
+            sample.node.load = seen.load();
+        }
         engine.step(*at, &sample, &mut plan);
         assert!(plan.evaluated, "an evaluation was due at {at:?}");
         for transition in &plan.transitions {
@@ -158,7 +177,7 @@ fn states_of_engine(history: &History, terms: Terms) -> Vec<RuleState> {
 }
 
 fn seen() -> impl Strategy<Value = Seen> {
-    prop_oneof![4 => Just(Breach), 1 => Just(Between), 4 => Just(Quiet), 2 => Just(Unknown)]
+    prop_oneof![4 => Just(Breach), 1 => Just(Between), 4 => Just(Quiet), 2 => Just(Unknown), 2 => Just(Again)]
 }
 
 /// Runs of the same observation, since these are what moves the machine.
@@ -188,7 +207,8 @@ proptest! {
 
     #[test]
     fn the_machine_is_in_the_state_that_its_history_says(history in history(), terms in terms()) {
-        let expected: Vec<_> = (1..=history.len()).map(|n| state(&history[..n], terms)).collect();
+        let plain = plain(&history);
+        let expected: Vec<_> = (1..=plain.len()).map(|n| state(&plain[..n], terms)).collect();
         prop_assert_eq!(states_of_engine(&history, terms), expected);
     }
 }
@@ -217,6 +237,12 @@ fn breaches_have_to_be_consecutive() {
 fn between_the_marks_no_counter_moves() {
     let seen = [Breach, Between, Breach, Quiet, Between, Quiet, Between];
     assert_eq!(table(&seen, TERMS), [N, N, B, B, B, N, N]);
+}
+
+#[test]
+fn a_sample_counts_once_however_often_it_is_looked_at() {
+    let seen = [Breach, Again, Again, Breach, Quiet, Again, Quiet, Between];
+    assert_eq!(table(&seen, TERMS), [N, N, N, B, B, B, N, N]);
 }
 
 #[test]

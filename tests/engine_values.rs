@@ -3,6 +3,7 @@
 
 mod engine_support;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -350,6 +351,27 @@ fn a_probe_answers_with_the_largest_series_that_the_selector_takes() {
         sample.probes[0].at = BootTime::default();
     };
     assert_eq!(value(probing(), &[&old]), Err(Unknown::Stale));
+}
+
+#[test]
+fn an_answer_that_stands_over_several_evaluations_is_one_breach() {
+    let rule = || Rule {
+        avoidance_threshold: 2,
+        ..probing()
+    };
+    let hot = probe(&[("a", 60.0)]);
+    let first = Cell::new(None);
+    let standing = |sample: &mut Sample| {
+        hot(sample);
+        first.set(first.get().or(Some(sample.at)));
+        sample.probes[0].at = first.get().unwrap();
+    };
+    let report = looks(rule(), &[&standing, &standing, &standing]);
+    assert_eq!((report.state, report.breaches), (RuleState::Normal, 1));
+    assert_eq!(report.value, Some(60.0), "it stays known");
+    first.set(None);
+    let report = looks(rule(), &[&standing, &standing, &hot]);
+    assert_eq!(report.state, RuleState::Breached, "the next answer counts");
 }
 
 #[test]

@@ -393,7 +393,11 @@ impl Engine {
             let judgement = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),
                 None if group.gap => Judgement::Unknown(Unknown::Rebased),
-                None => values::judge(&run.rule, &view),
+                None => {
+                    let taken = values::taken(&run.rule, &view);
+                    let judgement = values::judge(&run.rule, &view);
+                    run.once(taken, judgement)
+                }
             };
             run.observe(self.now, judgement, self.unknown_limit, out);
             run.gap = gap::gap(&run.rule, run.judgement, 0, &sample.node);

@@ -25,6 +25,8 @@ pub(super) struct Run {
     pub(super) known: bool,
     /// The Unknown that was told and has not ended.
     told: Option<Unknown>,
+    /// When the sample was taken that counted last.
+    counted: Option<BootTime>,
     /// It keeps new work away, and this was told.
     pub(super) closes: bool,
     /// What has to be released, in millicores or bytes.
@@ -49,6 +51,7 @@ impl Run {
             due: false,
             known: false,
             told: None,
+            counted: None,
             closes: false,
             gap: 0,
             evicted: 0,
@@ -66,8 +69,34 @@ impl Run {
             && self.rule.restore.total_cmp(&rule.restore).is_eq();
         if !same {
             self.machine.forget();
+            self.counted = None;
         }
         self.rule = rule;
+    }
+
+    /// What its counters count, to be compared over a restart: those of other marks say nothing about these.
+    pub(super) fn marks(&self) -> String {
+        let rule = &self.rule;
+        let (metric, series) = (&rule.metric, &rule.series);
+        let (high, low) = (rule.watermark, rule.restore);
+        format!("{metric:?} {series:?} > {high} <= {low}")
+    }
+
+    /// A sample counts once, however often it is looked at: its value stays known, but it is no further breach and
+    /// no further quiet, and nothing is done for it again.
+    pub(super) fn once(&mut self, taken: Option<BootTime>, judgement: Judgement) -> Judgement {
+        let Judgement::Known { value, .. } = judgement else {
+            return judgement;
+        };
+        if taken.is_some() && self.counted == taken {
+            return Judgement::Known {
+                value,
+                breach: false,
+                quiet: false,
+            };
+        }
+        self.counted = taken;
+        judgement
     }
 
     pub(super) fn would(&self) -> bool {

@@ -36,6 +36,9 @@ pub struct EngineState {
 struct RuleMemory {
     rule: RuleId,
     preview: bool,
+    /// What the counters count.
+    #[serde(default)]
+    marks: String,
     #[serde(flatten)]
     machine: Machine,
 }
@@ -75,6 +78,7 @@ impl Engine {
         let rule = |run: &Run| RuleMemory {
             rule: run.rule.id.clone(),
             preview: run.would(),
+            marks: run.marks(),
             machine: run.machine,
         };
         let refused = self.pods.all().iter();
@@ -95,6 +99,9 @@ impl Engine {
             let same = |run: &&mut Run| run.rule.id == memory.rule && run.would() == memory.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = memory.machine;
+                if run.marks() != memory.marks {
+                    run.machine.forget();
+                }
                 run.closes = run.effect().is_some();
             }
         }

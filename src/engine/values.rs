@@ -79,6 +79,16 @@ pub(super) fn assumed(rule: &Rule, value: f64) -> Judgement {
     fold.judge(rule)
 }
 
+/// When the sample was taken that [`judge`] judges; `None` where each series has its own time, and none is judged
+/// twice since there is no interval then.
+pub(super) fn taken(rule: &Rule, view: &View<'_>) -> Option<BootTime> {
+    match &rule.metric {
+        Metric::Probe(_) => Judge { rule, view }.answer().map(|answer| answer.at),
+        Metric::RunQueueTime | Metric::ThrottledRatio => None,
+        _ => Some(view.sample.at),
+    }
+}
+
 /// The largest of the series, and what kept others from being known.
 #[derive(Debug, Default)]
 struct Fold {
