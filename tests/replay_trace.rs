@@ -217,7 +217,7 @@ proptest! {
         let file = dir.path().join("p.yaml");
         fs::write(&file, throttle()).unwrap();
         let overrides = Overrides { period: Some(PERIOD), preview: false };
-        let load = |node: &NodeFacts| policies::load(std::slice::from_ref(&file), node, overrides).policy;
+        let load = |node: &NodeFacts| policies::load(std::slice::from_ref(&file), node, overrides, &[]).policy;
 
         let path = dir.path().join("trace");
         let header = Header {

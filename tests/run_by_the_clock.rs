@@ -96,7 +96,12 @@ impl Ground {
             period: None,
             preview,
         };
-        let loaded = policies::load(&[self.path("policies")], &NodeFacts::default(), overrides);
+        let loaded = policies::load(
+            &[self.path("policies")],
+            &NodeFacts::default(),
+            overrides,
+            &[],
+        );
         assert_eq!(loaded.problems, []);
         let hierarchy = Hierarchy::V2 {
             root: self.path("cgroup"),

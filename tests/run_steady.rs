@@ -34,7 +34,12 @@ fn steady(ground: &Machine, watermark: &str) -> host::Machine {
         period: Some(Duration::from_millis(100)),
         preview: false,
     };
-    let loaded = policies::load(&[ground.path("policies")], &NodeFacts::default(), overrides);
+    let loaded = policies::load(
+        &[ground.path("policies")],
+        &NodeFacts::default(),
+        overrides,
+        &[],
+    );
     assert_eq!(loaded.problems, []);
     let parent = CgroupPath::new(&ground.parent).unwrap();
     let own = OwnCgroups::read(Path::new("/proc"));

@@ -75,7 +75,12 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<()> {
             period: args.period.or_else(|| header.period()),
             preview: true,
         };
-        let loaded = policies::load(&args.policies, &NodeFacts::from(&header.node), overrides);
+        let loaded = policies::load(
+            &args.policies,
+            &NodeFacts::from(&header.node),
+            overrides,
+            &[],
+        );
         problems = loaded.problems;
         loaded.policy
     });

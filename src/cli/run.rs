@@ -33,7 +33,7 @@ two to select them. systemd, dbus, ssh, login and our own units are never acted 
 
 Signals: SIGINT (Ctrl-C) and SIGHUP put everything back and end; SIGTERM ends and leaves what is in force, for the
 next `plimsoll run` with the same --state-dir to take over. Policies and pods are read again when they change; a bad
-edit keeps the last good policies.
+edit keeps the last good policies, also over a restart.
 
 Exit status: 0 ended as asked, 1 something could not be put back, 2 could not start or go on.";
 

@@ -155,6 +155,15 @@ impl Objects {
         self
     }
 
+    /// Whether the object is in force, of a `NodeQOS` at least one rule.
+    pub fn has(&self, kind: Kind, name: &str) -> bool {
+        match kind {
+            Kind::AvoidanceAction => self.actions.contains_key(name),
+            Kind::NodeQos => self.nodes.contains_key(name),
+            Kind::PodQos => self.pods.contains_key(name),
+        }
+    }
+
     /// What is wrong with single objects.
     pub fn findings(&self) -> &[Finding] {
         &self.findings

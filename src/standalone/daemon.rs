@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use super::discovery::{self, Discovery};
 use super::host::Machine;
+use super::inputs::Inputs;
 use super::notify::Notifier;
 use super::output::Output;
 use super::pods::Found;
@@ -50,8 +51,12 @@ pub struct Daemon<W> {
     pub end: Option<BootTime>,
     /// The status file.
     pub status_file: PathBuf,
+    /// What is kept of the policies and pods for the next start.
+    pub inputs: Inputs,
     /// What is known to be wrong with the policies.
     pub problems: Vec<PolicyProblem>,
+    /// Those of the problems for which the last good version of something stays in force.
+    pub kept: Vec<PolicyProblem>,
     /// The pods that cannot be looked after.
     pub refused: Vec<Refusal>,
     /// When the status file was written last; `None` before the first time.
@@ -118,11 +123,15 @@ impl<W: Write> Daemon<W> {
     fn first_tick(&mut self) {
         let now = clock::boot_time();
         self.record_pods();
-        let problems = self.problems.clone();
-        let mut events: Vec<Event> = problems
-            .into_iter()
-            .map(|problem| Event::notice(now, News::PolicyProblem(problem)))
+        let others = self.problems.iter();
+        let others = others.filter(|problem| !self.kept.contains(problem));
+        let mut events: Vec<Event> = others
+            .map(|problem| Event::notice(now, News::PolicyProblem(problem.clone())))
             .collect();
+        if !self.kept.is_empty() {
+            let findings = std::mem::take(&mut self.kept);
+            events.push(Event::notice(now, News::PoliciesKept { findings }));
+        }
         let refused = self.refused.clone();
         events.extend(
             refused
@@ -208,6 +217,7 @@ impl<W: Write> Daemon<W> {
             return vec![Event::notice(now, News::PoliciesKept { findings })];
         }
         let rules = loaded.policy.rules.len();
+        self.inputs.set_policies(loaded.sources);
         self.machine.set_policy(Arc::new(loaded.policy));
         let known: BTreeSet<_> = std::mem::replace(&mut self.problems, loaded.problems)
             .into_iter()
@@ -225,6 +235,7 @@ impl<W: Write> Daemon<W> {
 
     fn take_pods(&mut self, found: Found, now: BootTime) -> Vec<Event> {
         let pods = found.workloads.len();
+        self.inputs.set_pods(found.declared());
         self.machine.set_pods(found.workloads);
         self.record_pods();
         let known: BTreeSet<_> = std::mem::replace(&mut self.refused, found.refused)
@@ -240,8 +251,17 @@ impl<W: Write> Daemon<W> {
             .collect()
     }
 
+    fn keep_inputs(&mut self, now: BootTime) {
+        if let Some(error) = self.inputs.keep() {
+            let reason = error.to_string();
+            // A closed output is found out at the tick.
+            let _told = self.tell(&[Event::notice(now, News::StateNotWritten { reason })], now);
+        }
+    }
+
     fn write_status(&mut self, now: BootTime) {
         self.status_written = Some(now);
+        self.keep_inputs(now);
         let mut status = Status::of(&self.machine, now, clock::wall_time());
         status.problems.clone_from(&self.problems);
         status.refused.clone_from(&self.refused);

@@ -8,10 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::fingerprint::Fingerprint;
+use super::inputs::Inputs;
 use super::pods::manifests::Manifests;
 use super::pods::own::OwnCgroups;
-use super::pods::{self, Found, Sources};
+use super::pods::{self, Declared, Found, Sources};
 use super::policies::{self, Loaded, Overrides};
+use super::sources::Source;
 use super::wake::Bell;
 use crate::engine::policy::NodeFacts;
 use crate::node::cgroup::Hierarchy;
@@ -50,26 +52,38 @@ pub enum News {
 pub struct Seen {
     policy_files: Fingerprint,
     pod_files: Fingerprint,
+    sources: Vec<Source>,
     manifests: Manifests,
     found: Found,
 }
 
 impl Watched {
-    /// The first look: everything, at once.
-    pub fn look(&self) -> (Seen, Loaded, Found) {
+    /// The first look: everything, at once. What has turned broken since goes on as an earlier process had it.
+    pub fn look(&self, former: &Inputs) -> (Seen, Loaded, Found) {
         // Stamps first: an edit during the load is seen at the next look.
         let policy_files = Fingerprint::take(&self.policies);
         let pod_files = Fingerprint::take(&self.pods.manifests);
-        let loaded = policies::load(&self.policies, &self.node, self.overrides);
-        let manifests = Manifests::read(&self.pods.manifests);
+        let loaded = self.load(former.policies());
+        let manifests = self.read_pods(former.pods());
         let found = self.find(&manifests);
         let seen = Seen {
             policy_files,
             pod_files,
+            sources: loaded.sources.clone(),
             manifests,
             found: found.clone(),
         };
         (seen, loaded, found)
+    }
+
+    fn load(&self, former: &[Source]) -> Loaded {
+        policies::load(&self.policies, &self.node, self.overrides, former)
+    }
+
+    fn read_pods(&self, former: &[Declared]) -> Manifests {
+        let mut manifests = Manifests::read(&self.pods.manifests);
+        manifests.hold(former);
+        manifests
     }
 
     fn find(&self, manifests: &Manifests) -> Found {
@@ -82,7 +96,9 @@ impl Watched {
             return None;
         }
         seen.policy_files = files;
-        Some(policies::load(&self.policies, &self.node, self.overrides))
+        let loaded = self.load(&seen.sources);
+        seen.sources.clone_from(&loaded.sources);
+        Some(loaded)
     }
 
     /// Cgroups come and go without any manifest being touched, so these are always looked for.
@@ -90,7 +106,7 @@ impl Watched {
         let files = Fingerprint::take(&self.pods.manifests);
         if files != seen.pod_files {
             seen.pod_files = files;
-            seen.manifests = Manifests::read(&self.pods.manifests);
+            seen.manifests = self.read_pods(&seen.found.declared());
         }
         let found = self.find(&seen.manifests);
         if found == seen.found {

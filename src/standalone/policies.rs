@@ -7,8 +7,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::manifest;
+use super::sources::{Source, absolute, merge};
 use crate::crd::manifest::{Lines, Object};
-use crate::crd::{API_VERSION, Finding, GROUP, Kind, Objects, compile};
+use crate::crd::{API_VERSION, Finding, GROUP, Kind, ObjectRef};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
 
@@ -28,6 +29,10 @@ pub struct Loaded {
     pub policy: PolicySet,
     /// What is wrong with the rest, or worth knowing; sorted.
     pub problems: Vec<PolicyProblem>,
+    /// Those of the problems for which the last good version of something stays in force.
+    pub kept: Vec<PolicyProblem>,
+    /// The objects in force, from which a later load takes what has turned broken by then.
+    pub sources: Vec<Source>,
 }
 
 impl Overrides {
@@ -60,32 +65,73 @@ impl Loaded {
 }
 
 /// Reads the policies of `paths` and compiles them for `node`. One bad object, document or file leaves the others
-/// as they are. Objects of other kinds (pods may lie in the same folder) are passed over.
-pub fn load(paths: &[PathBuf], node: &NodeFacts, overrides: Overrides) -> Loaded {
-    let mut problems = Vec::new();
+/// as they are; of one that was good in `former`, that version stays in force. Objects of other kinds (pods may lie
+/// in the same folder) are passed over.
+pub fn load(
+    paths: &[PathBuf],
+    node: &NodeFacts,
+    overrides: Overrides,
+    former: &[Source],
+) -> Loaded {
+    let mut flaws = Vec::new();
     let mut places = Places::new();
-    let mut values = Vec::new();
+    let mut objects = Vec::new();
     manifest::read(paths, |file, object| match object {
         Ok(object) => {
-            problems.extend(misspelt(file, &object));
+            flaws.extend(misspelt(file, &object));
             places
                 .entry(key(&object.value))
                 .or_insert_with(|| (file.to_owned(), object.lines));
-            values.push(object.value);
+            objects.push(Source::new(file, object.value));
         }
-        Err(flaw) => problems.push(problem(file, flaw.line, "error", flaw.message)),
+        Err(flaw) => flaws.push(problem(file, flaw.line, "error", flaw.message)),
     });
-    let compiled = compile(&Objects::from_values(values), node);
-    problems.extend(
-        compiled
-            .findings
-            .iter()
-            .map(|finding| locate(finding, &places)),
-    );
+    let doubtful = flaws.iter().map(|flaw| absolute(Path::new(&flaw.file)));
+    let merged = merge(objects, former, &doubtful.collect(), node);
+    let mut kept: Vec<_> = merged
+        .refused
+        .iter()
+        .map(|finding| stays(locate(finding, &places), "its last good version stays"))
+        .collect();
+    let (covering, flaws): (Vec<_>, Vec<_>) = flaws
+        .into_iter()
+        .map(|flaw| hides(flaw, &merged.hidden))
+        .partition(|(_, hides)| *hides);
+    kept.extend(covering.into_iter().map(|(flaw, _)| flaw));
+    kept.sort();
+    let findings = merged.compiled.findings.iter();
+    let mut problems: Vec<_> = findings.map(|finding| locate(finding, &places)).collect();
+    problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
+    problems.extend_from_slice(&kept);
     problems.sort();
-    let mut policy = compiled.policy;
+    let mut policy = merged.compiled.policy;
     overrides.apply(&mut policy);
-    Loaded { policy, problems }
+    Loaded {
+        policy,
+        problems,
+        kept,
+        sources: merged.sources,
+    }
+}
+
+/// Tells which objects a flaw may hide that stay in force as they were; true where there are any.
+fn hides(flaw: PolicyProblem, hidden: &[(ObjectRef, PathBuf)]) -> (PolicyProblem, bool) {
+    let place = absolute(Path::new(&flaw.file));
+    let names = hidden.iter().filter(|(_, file)| file.starts_with(&place));
+    let names: Vec<_> = names.map(|(object, _)| object.to_string()).collect();
+    match names.as_slice() {
+        [] => (flaw, false),
+        [one] => (stays(flaw, &format!("{one} as it was stays")), true),
+        some => (
+            stays(flaw, &format!("{} as they were stay", some.join(", "))),
+            true,
+        ),
+    }
+}
+
+fn stays(problem: PolicyProblem, what: &str) -> PolicyProblem {
+    let message = format!("{}; {what} in force", problem.message);
+    PolicyProblem { message, ..problem }
 }
 
 /// Where the first object of each kind and name stands.

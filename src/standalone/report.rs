@@ -100,7 +100,7 @@ impl<'a> Report<'a> {
         list(f, "EVICTING", &status.evicting)?;
         list(f, "WOULD BE IN FORCE (Preview)", &status.would)?;
         list(f, "POLICIES TO LOOK AT", &status.problems)?;
-        list(f, "PODS NOT LOOKED AFTER", &status.refused)
+        list(f, "PODS TO LOOK AT", &status.refused)
     }
 }
 

@@ -13,6 +13,7 @@ use nix::unistd::{AccessFlags, access};
 use super::daemon::{Daemon, DaemonError, SIGNALS};
 use super::discovery::{Discovery, Watched};
 use super::host;
+use super::inputs::Inputs;
 use super::notify::Notifier;
 use super::output::{Format, Output};
 use super::pods::Sources;
@@ -25,12 +26,15 @@ use crate::engine::Demand;
 use crate::engine::policy::NodeFacts;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::clock;
 use crate::node::collect::Sampler;
+use crate::node::journal::{Journal, StateLock};
 use crate::node::machine::event::{Event, News};
 use crate::node::machine::state_dir::{self, Writer};
+use crate::node::machine::wording::count;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 use crate::trace::record::{RecordError, Recorder};
@@ -105,6 +109,17 @@ pub enum SetupError {
     /// The state directory or its journal.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// A preview over what is in force.
+    #[error(
+        "failed to start a preview: {} by an earlier `plimsoll run`, and a preview changes nothing, so it could neither keep nor give back what is; undo it first with `plimsoll run --restore --state-dir {}`, or name another --state-dir, which leaves it as it is",
+        stand(*files), state_dir.display()
+    )]
+    InForce {
+        /// The state directory.
+        state_dir: PathBuf,
+        /// Cgroup files that are not as they were.
+        files: usize,
+    },
     /// There is nothing to put back from.
     #[error(
         "failed to find the state directory {}: name the one that `plimsoll run` was started with, with --state-dir",
@@ -120,6 +135,11 @@ pub enum SetupError {
     /// The loop broke.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
+}
+
+fn stand(files: usize) -> String {
+    let verb = if files == 1 { "is" } else { "are" };
+    format!("{} {verb} limited", count(files, "cgroup file"))
 }
 
 /// Runs until a signal or the given time ends it; true where everything that had to be put back was.
@@ -141,8 +161,15 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         node: node.clone(),
         overrides: options.overrides,
     };
-    let (seen, loaded, found) = watched.look();
-    if !options.overrides.preview {
+    let preview = options.overrides.preview;
+    if preview {
+        nothing_is_in_force(&options.state_dir, &hierarchy)?;
+    }
+    let mut inputs = Inputs::open(&options.state_dir, preview)?;
+    let (seen, loaded, found) = watched.look(&inputs);
+    inputs.set_policies(loaded.sources);
+    inputs.set_pods(found.declared());
+    if !preview {
         check_access(&hierarchy, &found.workloads)?;
     }
     let settings = Settings {
@@ -163,11 +190,32 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         notifier: Notifier::from_environment(now),
         end: options.duration.map(|duration| now + duration),
         status_file: options.state_dir.join(status::FILE),
+        inputs,
         problems: loaded.problems,
+        kept: loaded.kept,
         refused: found.refused,
         status_written: None,
     };
     Ok(daemon.run()?)
+}
+
+/// A preview changes nothing on the machine: it could neither keep what an earlier process left in force, nor give
+/// it back.
+fn nothing_is_in_force(state_dir: &Path, hierarchy: &Hierarchy) -> Result<(), SetupError> {
+    if !state_dir.is_dir() {
+        return Ok(());
+    }
+    let machine = |error: OpenError| SetupError::Machine(error.into());
+    let _lock = StateLock::take(state_dir).map_err(|error| machine(error.into()))?;
+    let records = Journal::new(state_dir).and_then(|journal| journal.load());
+    let records = records.map_err(|error| machine(error.into()))?;
+    match records.iter().filter(|it| it.is_there(hierarchy)).count() {
+        0 => Ok(()),
+        files => Err(SetupError::InForce {
+            state_dir: state_dir.to_owned(),
+            files,
+        }),
+    }
 }
 
 /// With policies that are not there (a slip of the pen, a disk not mounted yet) whatever an earlier process left in

@@ -22,8 +22,8 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
-use super::cgroup::CgroupPath;
-use super::cgroup::knob::KnobFile;
+use super::cgroup::knob::{CpuDir, KnobFile};
+use super::cgroup::{CgroupPath, Hierarchy};
 
 pub use atomic::{Effects, WriteError, write_atomic, write_atomic_with};
 pub use lock::{LockError, StateLock};
@@ -61,6 +61,19 @@ pub struct Record {
     pub rule: RuleId,
     /// To be restored by then, whatever happens.
     pub deadline: BootTime,
+}
+
+impl Record {
+    /// Whether the cgroup that it is about may still be there: only one that is known to be gone is not.
+    pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
+        let Ok(cgroup) = self.cgroup.join(&self.lever) else {
+            return false;
+        };
+        match CpuDir::open(hierarchy, &cgroup) {
+            Ok(dir) => dir.inode() == self.inode,
+            Err(error) => !error.is_gone(),
+        }
+    }
 }
 
 /// The journal file of one state directory.

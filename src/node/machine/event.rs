@@ -66,14 +66,15 @@ pub enum News {
         /// Rules that are judged from now on.
         rules: usize,
     },
-    /// An edit of the policies was refused: the last good set stays in force.
+    /// Policies that cannot be used: an edit as a whole, or what is found broken at the start. The last good ones stay
+    /// in force.
     PoliciesKept {
         /// What is wrong with it.
         findings: Vec<PolicyProblem>,
     },
     /// A policy that is left out, or is in force but perhaps not as its author thinks.
     PolicyProblem(PolicyProblem),
-    /// A pod that cannot be looked after.
+    /// A pod that cannot be looked after, or not as its manifest has it.
     PodRefused(Refusal),
     /// Pods came or went.
     PodsTaken {
@@ -150,7 +151,7 @@ pub enum News {
     },
 }
 
-/// A pod that cannot be looked after, and why. The others are unharmed.
+/// A pod that cannot be looked after, or not as its manifest has it, and why. The others are unharmed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {

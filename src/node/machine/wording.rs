@@ -238,7 +238,7 @@ impl News {
                     .try_for_each(|finding| write!(f, " {finding};"))
             }
             Self::PolicyProblem(problem) => write!(f, "policy {problem}"),
-            Self::PodRefused(refusal) => write!(f, "not looked after: {refusal}"),
+            Self::PodRefused(refusal) => write!(f, "refused: {refusal}"),
             Self::PodsTaken { pods } => write!(f, "looking after {}", count(*pods, "pod")),
             Self::FileSet {
                 pod_name,

@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1 as k8s;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Found, overlap};
+use super::{Declared, Found, overlap};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::{Workload, inode};
 use crate::node::pod_facts::{annotation, pod_facts};
 use crate::standalone::manifest;
+use crate::standalone::sources::absolute;
 
 /// Names the pod's cgroup, relative to the cgroup root.
 pub const CGROUP_ANNOTATION: &str = "plimsoll.dev/cgroup";
@@ -33,6 +34,8 @@ struct Draft {
     /// The manifest gives a UID.
     has_uid: bool,
     cgroup: CgroupPath,
+    /// The inode that its cgroup has to have: it is held from before.
+    inode: Option<u64>,
 }
 
 /// Where an object stands: its file and line.
@@ -94,13 +97,41 @@ impl Manifests {
         self.refused.push(refusal(place, pod, reason));
     }
 
+    /// Pods that were looked after, and whose manifest has turned broken, go on as they were declared before.
+    pub fn hold(&mut self, former: &[Declared]) {
+        for Declared { manifest, workload } in former {
+            let Some(file) = manifest else { continue };
+            let name = workload.pod.full_name().to_string();
+            if self.drafts.iter().any(|draft| draft.is_of(&workload.pod)) {
+                continue;
+            }
+            let mut held = false;
+            for refusal in self
+                .refused
+                .iter_mut()
+                .filter(|it| may_hide(it, file, &name))
+            {
+                let reason = &refusal.reason;
+                refusal.reason = format!("{reason}; {name} as it was stays looked after");
+                held = true;
+            }
+            if held {
+                self.drafts.push(Draft::held(file, workload));
+            }
+        }
+    }
+
     /// Finds the cgroup of each.
     pub(super) fn resolve(&self, hierarchy: &Hierarchy, found: &mut Found) {
         found.refused.extend_from_slice(&self.refused);
         for draft in &self.drafts {
             let workload = draft.resolve(hierarchy);
             match workload.and_then(|workload| alone(workload, &found.workloads)) {
-                Ok(workload) => found.workloads.push(workload),
+                Ok(workload) => {
+                    let file = absolute(&draft.place.file);
+                    found.manifests.insert(workload.pod.uid.clone(), file);
+                    found.workloads.push(workload);
+                }
                 Err(reason) => {
                     let name = draft.pod.full_name().to_string();
                     found
@@ -113,8 +144,26 @@ impl Manifests {
 }
 
 impl Draft {
+    fn held(file: &Path, workload: &Workload) -> Self {
+        Self {
+            place: Place::new(file, 0),
+            pod: (*workload.pod).clone(),
+            has_uid: true,
+            cgroup: workload.cgroup.clone(),
+            inode: Some(workload.inode),
+        }
+    }
+
+    fn is_of(&self, pod: &Pod) -> bool {
+        self.pod.uid == pod.uid
+            || (self.pod.namespace == pod.namespace && self.pod.name == pod.name)
+    }
+
     fn resolve(&self, hierarchy: &Hierarchy) -> Result<Workload, String> {
         let inode = inode(hierarchy, &self.cgroup).map_err(|error| error.to_string())?;
+        if self.inode.is_some_and(|known| known != inode) {
+            return Err("its cgroup was made anew, and its manifest cannot be used".to_owned());
+        }
         let mut pod = self.pod.clone();
         if !self.has_uid {
             // A cgroup that was made anew is another pod.
@@ -148,7 +197,14 @@ fn draft(place: &Place, object: Value) -> Result<Draft, String> {
         pod,
         has_uid: manifest.metadata.uid.is_some(),
         cgroup,
+        inode: None,
     })
+}
+
+/// Whether the pod `name` of `file` may be what was refused.
+fn may_hide(refusal: &Refusal, file: &Path, name: &str) -> bool {
+    let place = absolute(Path::new(&refusal.place));
+    file.starts_with(place) && refusal.pod.as_ref().is_none_or(|pod| pod == name)
 }
 
 /// Two pods cannot share processes: their throttles would get into each other's way.

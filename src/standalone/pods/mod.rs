@@ -5,9 +5,13 @@ pub mod manifests;
 pub mod own;
 pub mod units;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+use crate::engine::pod::PodUid;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::Workload;
@@ -29,8 +33,32 @@ pub struct Sources {
 pub struct Found {
     /// The pods, each with a cgroup of its own; none lies within another's.
     pub workloads: Vec<Workload>,
-    /// Those that cannot be looked after.
+    /// The manifest of each that has one.
+    pub manifests: BTreeMap<PodUid, PathBuf>,
+    /// Those that cannot be looked after, or not as their manifest has it.
     pub refused: Vec<Refusal>,
+}
+
+/// A pod that was found, and the manifest that declares it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declared {
+    /// The file; `None`: it is a unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<PathBuf>,
+    /// The pod and its cgroup.
+    #[serde(flatten)]
+    pub workload: Workload,
+}
+
+impl Found {
+    /// The pods, each with its manifest.
+    pub fn declared(&self) -> Vec<Declared> {
+        let declared = |workload: &Workload| Declared {
+            manifest: self.manifests.get(&workload.pod.uid).cloned(),
+            workload: workload.clone(),
+        };
+        self.workloads.iter().map(declared).collect()
+    }
 }
 
 /// Looks for the cgroups of the pods that `manifests` declare, and for units. A unit that a manifest speaks for is

@@ -128,7 +128,7 @@ fn table() -> Vec<(Value, &'static str)> {
             notice(
                 &json!({"change": "podRefused", "place": "p.yaml", "line": 3, "pod": "shop/web", "reason": "no cgroup"}),
             ),
-            "not looked after: p.yaml:3: pod shop/web: no cgroup",
+            "refused: p.yaml:3: pod shop/web: no cgroup",
         ),
         (
             notice(&json!({"change": "probe", "url": "http://x", "failure": "refused"})),

@@ -1,0 +1,179 @@
+use super::*;
+
+const ACTION: &str = "AvoidanceAction";
+const RULES: &str = "NodeQOS";
+
+fn source(file: &str, kind: &str, name: &str, spec: &Value) -> Source {
+    let object = json!({
+        "apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec,
+    });
+    Source::new(Path::new(file), object)
+}
+
+fn action(cool_down: i32) -> Source {
+    let spec = json!({"coolDownSeconds": cool_down, "throttle": {"cpuThrottle": {}}});
+    source("/p/action.yaml", ACTION, "act", &spec)
+}
+
+/// One rule for each mark; a mark of 0 is invalid.
+fn rules(action: &str, marks: &[u32]) -> Source {
+    let rule = |mark: &u32| {
+        json!({"name": format!("r{mark}"), "actionName": action,
+               "metricRule": {"name": "cpu_load_1_min", "value": mark}})
+    };
+    let rules: Vec<_> = marks.iter().map(rule).collect();
+    source("/p/rules.yaml", RULES, "n", &json!({"rules": rules}))
+}
+
+fn merge_files(read: &[Source], former: &[Source], doubtful: &[&str]) -> Merged {
+    let doubtful = doubtful.iter().map(PathBuf::from).collect();
+    merge(read.to_vec(), former, &doubtful, &NodeFacts::default())
+}
+
+/// Ids of the rules in force, each with its cool-down.
+fn in_force(merged: &Merged) -> Vec<(String, u64)> {
+    let rules = merged.compiled.policy.rules.iter();
+    rules
+        .map(|rule| (rule.id.to_string(), rule.action.cool_down.as_secs()))
+        .collect()
+}
+
+fn rule(id: &str, cool_down: u64) -> (String, u64) {
+    (id.to_owned(), cool_down)
+}
+
+fn names(sources: &[Source]) -> Vec<String> {
+    let name = |source: &Source| {
+        source.object["metadata"]["name"]
+            .as_str()
+            .map(str::to_owned)
+    };
+    sources.iter().filter_map(name).collect()
+}
+
+#[test]
+fn without_anything_wrong_what_was_in_force_before_has_no_say() {
+    let read = [action(5), rules("act", &[2])];
+    let merged = merge_files(&read, &[action(60), rules("act", &[1])], &[]);
+    assert_eq!(in_force(&merged), [rule("n/r2", 5)]);
+    assert!(merged.refused.is_empty() && merged.hidden.is_empty());
+    assert_eq!(
+        merged.sources,
+        [action(5).trimmed(), rules("act", &[2]).trimmed()]
+    );
+}
+
+#[test]
+fn an_object_that_turned_invalid_goes_on_as_it_was_and_the_others_are_taken() {
+    let former = [action(60), rules("act", &[1])];
+    let merged = merge_files(&[action(5), rules("act", &[0])], &former, &[]);
+    assert_eq!(in_force(&merged), [rule("n/r1", 5)]);
+    assert!(merged.refused[0].path.contains("rules[0]"), "{merged:?}");
+    assert_eq!(
+        merged.sources,
+        [action(5).trimmed(), rules("act", &[1]).trimmed()]
+    );
+}
+
+#[test]
+fn an_action_that_turned_invalid_does_not_take_a_good_edit_of_its_rules_with_it() {
+    let former = [action(60), rules("act", &[1])];
+    let merged = merge_files(&[action(0), rules("act", &[2])], &former, &[]);
+    assert_eq!(in_force(&merged), [rule("n/r2", 60)]);
+    let about: Vec<_> = merged
+        .refused
+        .iter()
+        .map(|it| it.object.to_string())
+        .collect();
+    assert_eq!(about, ["AvoidanceAction/act"]);
+}
+
+#[test]
+fn a_rule_that_comes_to_name_no_action_goes_on_with_the_one_it_had() {
+    let former = [action(60), rules("act", &[1])];
+    let merged = merge_files(&[action(60), rules("atc", &[2])], &former, &[]);
+    assert_eq!(in_force(&merged), [rule("n/r1", 60)]);
+    assert_eq!(merged.refused[0].reason, Reason::UnknownAction);
+}
+
+#[test]
+fn what_is_deleted_is_gone_with_all_that_needs_it() {
+    let former = [action(60), rules("act", &[1])];
+    assert_eq!(in_force(&merge_files(&[action(60)], &former, &[])), []);
+    let merged = merge_files(&[rules("act", &[1])], &former, &[]);
+    assert_eq!(in_force(&merged), []);
+    assert!(merged.refused.is_empty(), "nothing was edited: {merged:?}");
+    let told = merged.compiled.findings.iter();
+    assert!(
+        told.clone().any(|it| it.reason == Reason::UnknownAction),
+        "{merged:?}"
+    );
+}
+
+#[test]
+fn what_a_file_that_cannot_be_understood_may_hold_goes_on() {
+    let former = [action(60), rules("act", &[1])];
+    let merged = merge_files(&[action(5)], &former, &["/p/rules.yaml"]);
+    assert_eq!(in_force(&merged), [rule("n/r1", 5)]);
+    assert_eq!(merged.hidden[0].0.to_string(), "NodeQOS/n");
+    let other = merge_files(&[action(5)], &former, &["/p/other.yaml"]);
+    assert_eq!(in_force(&other), []);
+    let folder = merge_files(&[], &former, &["/p"]);
+    assert_eq!(in_force(&folder), [rule("n/r1", 60)]);
+    assert_eq!(names(&folder.sources), ["act", "n"]);
+    // What was moved to another file is taken from there.
+    let merged = merge_files(
+        &[action(5), rules("act", &[2])],
+        &former,
+        &["/p/rules.yaml"],
+    );
+    assert_eq!(in_force(&merged), [rule("n/r2", 5)]);
+}
+
+#[test]
+fn an_error_that_was_there_before_keeps_no_good_edit_out() {
+    let former = [action(60), rules("act", &[0, 1])];
+    let merged = merge_files(&[action(60), rules("act", &[0, 2])], &former, &[]);
+    assert_eq!(in_force(&merged), [rule("n/r2", 60)]);
+    let merged = merge_files(&[action(60), rules("act", &[0])], &former, &[]);
+    assert_eq!(
+        in_force(&merged),
+        [],
+        "the rule was deleted, and the error is no news"
+    );
+}
+
+#[test]
+fn a_second_object_of_the_same_name_does_not_put_off_the_one_in_force() {
+    let former = [action(60), rules("act", &[1])];
+    let mut second = rules("act", &[2]);
+    second.file = "/p/second.yaml".into();
+    let read = [action(60), rules("act", &[1]), second];
+    let merged = merge_files(&read, &former, &[]);
+    assert_eq!(in_force(&merged), [rule("n/r1", 60)]);
+    assert_eq!(merged.refused[0].reason, Reason::DuplicateName);
+}
+
+#[test]
+fn what_never_was_in_force_is_not_kept() {
+    let merged = merge_files(&[action(0), rules("act", &[1])], &[], &[]);
+    assert_eq!(in_force(&merged), []);
+    assert_eq!(names(&merged.sources), ["n"]);
+}
+
+#[test]
+fn the_node_that_the_rules_are_compiled_for_is_the_one_of_now() {
+    let mut selecting = rules("act", &[1]);
+    selecting.object["spec"]["selector"] = json!({"matchLabels": {"role": "batch"}});
+    let former = [action(60), selecting];
+    let doubtful = BTreeSet::from([PathBuf::from("/p/rules.yaml")]);
+    let on = |role: &str| {
+        let node = NodeFacts {
+            labels: BTreeMap::from([("role".to_owned(), role.to_owned())]),
+            ..NodeFacts::default()
+        };
+        in_force(&merge(vec![action(60)], &former, &doubtful, &node))
+    };
+    assert_eq!(on("batch"), [rule("n/r1", 60)]);
+    assert_eq!(on("web"), []);
+}

@@ -1,0 +1,267 @@
+//! Manifests that turned broken between two starts of `plimsoll run`: what was in force of them goes on.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod run_support;
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use run_support::{Daemon, Machine, pod, throttle};
+use serde_json::Value;
+
+#[test]
+#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+fn burn() {
+    run_support::burn();
+}
+
+/// A machine whose pod is at its floor, and whose `plimsoll run` was stopped.
+fn stopped_at_the_floor() -> (Machine, String) {
+    let mut machine = Machine::new();
+    machine.burning_pod("batch");
+    machine.write("policies/throttle.yaml", &throttle());
+    let original = machine.quota("batch");
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    assert_ne!(machine.quota("batch"), original);
+    (machine, original)
+}
+
+/// The load ends, and what is in force is taken back by the rule that it is for.
+fn ends_by_its_rule(machine: &Machine, daemon: &mut Daemon, original: &str) {
+    machine.load.set(100);
+    daemon.wait_for_state("Cooling");
+    daemon.wait_for_state("Normal");
+    run_support::eventually("the original", || {
+        (machine.quota("batch") == original).then_some(())
+    });
+}
+
+fn messages(kept: &Value) -> String {
+    let findings = kept["findings"].as_array().unwrap().iter();
+    findings
+        .map(|finding| finding["message"].to_string())
+        .collect()
+}
+
+#[test]
+fn a_policy_file_that_turned_broken_loses_no_rule() {
+    for broken in [
+        "a: [".to_owned(),
+        throttle().replace("stepCPURatio: 30", "stepCPURatio: 0"),
+        throttle().replace("value: 1000", "value: -1"),
+        throttle().replace("kind: NodeQOS", "kind: NodeQos"),
+    ] {
+        let (machine, original) = stopped_at_the_floor();
+        let floor = machine.quota("batch");
+        machine.write("policies/throttle.yaml", &broken);
+        let mut daemon = machine.start(&[]);
+        let kept = daemon.wait_for_change("policiesKept");
+        assert!(messages(&kept).contains("in force"), "{kept}");
+        let started = daemon.wait_for_change("started");
+        assert_eq!(
+            (&started["rules"], &started["adopted"]),
+            (&1.into(), &1.into()),
+            "{broken}"
+        );
+        assert_eq!(daemon.changes("policyProblem"), Vec::<&Value>::new());
+        let state = String::from_utf8(machine.state(&[]).stdout).unwrap();
+        assert!(
+            state.contains("in force") && state.contains("node/cpu"),
+            "{state}"
+        );
+        assert_eq!(machine.quota("batch"), floor);
+        ends_by_its_rule(&machine, &mut daemon, &original);
+        assert!(daemon.stop(Signal::SIGINT).success());
+    }
+}
+
+#[test]
+fn a_file_that_is_repaired_is_taken_over_and_until_then_good_edits_of_others_are() {
+    let (machine, _) = stopped_at_the_floor();
+    machine.write("policies/throttle.yaml", "a: [");
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    let other = "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: other}\nspec:\n  rules:\n  \
+                 - {name: load, actionName: act, metricRule: {name: cpu_load_1_min, value: 5000}}\n";
+    machine.write("policies/other.yaml", other);
+    let taken = daemon.wait_for_change("policiesTaken");
+    assert_eq!(taken["rules"], 2, "the kept rule and the new one");
+    // Once more over a restart: what was kept once is kept again.
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let mut daemon = machine.start(&[]);
+    assert_eq!(daemon.wait_for_change("started")["rules"], 2);
+    machine.write(
+        "policies/throttle.yaml",
+        &throttle().replace("value: 1000", "value: 900"),
+    );
+    daemon.wait_for_change("policiesTaken");
+    run_support::eventually(
+        "the repaired file is in force, and nothing is wrong",
+        || {
+            let state = machine.state(&["--output", "json"]).stdout;
+            let state: Value = serde_json::from_slice(&state).unwrap();
+            let mark = &state["rules"][0]["watermark"];
+            let problems = state["problems"].as_array().unwrap();
+            (*mark == 900.0 && problems.is_empty()).then_some(())
+        },
+    );
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_policy_that_was_deleted_on_purpose_is_gone() {
+    let (machine, original) = stopped_at_the_floor();
+    fs::remove_file(machine.path("policies/throttle.yaml")).unwrap();
+    machine.write("policies/garbage.yaml", "a: [");
+    let mut daemon = machine.start(&[]);
+    let started = daemon.wait_for_change("started");
+    assert_eq!(started["rules"], 0, "{daemon}");
+    daemon.wait_for("the original", |line| {
+        line["change"] == "throttle" && line["to"] == 100
+    });
+    assert_eq!(machine.quota("batch"), original);
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn the_command_line_has_its_say_over_kept_policies_too() {
+    let (machine, original) = stopped_at_the_floor();
+    machine.write("policies/throttle.yaml", "a: [");
+    assert!(machine.restore().status.success());
+    let mut daemon = machine.start(&["--preview"]);
+    assert_eq!(daemon.wait_for_change("started")["rules"], 1);
+    let step = daemon.wait_for_change("throttle");
+    assert_eq!(step["would"], true);
+    assert_eq!(machine.quota("batch"), original);
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let selecting = throttle().replace(
+        "spec:\n  rules:",
+        "spec:\n  selector: {matchLabels: {role: batch}}\n  rules:",
+    );
+    machine.write("policies/throttle.yaml", &selecting);
+    let mut daemon = machine.start(&["--node-labels", "role=batch"]);
+    assert_eq!(daemon.wait_for_change("started")["rules"], 1);
+    assert!(daemon.stop(Signal::SIGINT).success());
+    machine.write("policies/throttle.yaml", "a: [");
+    for (role, rules) in [("role=web", 0), ("role=batch", 1)] {
+        let mut daemon = machine.start(&["--node-labels", role]);
+        assert_eq!(daemon.wait_for_change("started")["rules"], rules, "{role}");
+        assert!(daemon.stop(Signal::SIGINT).success());
+    }
+}
+
+#[test]
+fn a_pod_whose_manifest_turned_broken_stays_looked_after_while_its_cgroup_is_the_same() {
+    for broken in ["a: [".to_owned(), pod("batch", "/no/such")] {
+        let (machine, original) = stopped_at_the_floor();
+        let floor = machine.quota("batch");
+        machine.write("pods/batch.yaml", &broken);
+        let mut daemon = machine.start(&[]);
+        let refused = daemon.wait_for_change("podRefused");
+        let reason = refused["reason"].as_str().unwrap();
+        assert!(
+            reason.contains("default/batch as it was stays looked after"),
+            "{reason}"
+        );
+        let started = daemon.wait_for_change("started");
+        assert_eq!(
+            (&started["pods"], &started["adopted"]),
+            (&1.into(), &1.into())
+        );
+        assert_eq!(machine.quota("batch"), floor);
+        ends_by_its_rule(&machine, &mut daemon, &original);
+        assert!(daemon.stop(Signal::SIGTERM).success());
+    }
+}
+
+#[test]
+fn a_pod_whose_cgroup_was_made_anew_is_not_taken_for_the_one_before() {
+    let machine = Machine::new();
+    let cgroup = machine.cgroup("batch");
+    machine.write("pods/batch.yaml", &pod("batch", &cgroup));
+    machine.write("policies/throttle.yaml", &throttle());
+    let mut daemon = machine.start(&[]);
+    assert_eq!(daemon.wait_for_change("started")["pods"], 1);
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    machine.write("pods/batch.yaml", "a: [");
+    fs::remove_dir(machine.quota_file("batch").parent().unwrap()).unwrap();
+    machine.cgroup("batch");
+    let mut daemon = machine.start(&[]);
+    assert_eq!(daemon.wait_for_change("started")["pods"], 0);
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
+fn a_pod_whose_manifest_breaks_while_it_is_throttled_is_not_let_go() {
+    let mut machine = Machine::new();
+    machine.burning_pod("batch");
+    machine.write("policies/throttle.yaml", &throttle());
+    let original = machine.quota("batch");
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_change("fileSet");
+    machine.write("pods/batch.yaml", "a: [");
+    daemon.wait_for_change("podRefused");
+    assert_eq!(daemon.changes("podsTaken").last().unwrap()["pods"], 1);
+    machine.load.set(100);
+    daemon.wait_for_state("Cooling");
+    assert_ne!(machine.quota("batch"), original, "let go by its rule alone");
+    daemon.wait_for_state("Normal");
+    fs::remove_file(machine.path("pods/batch.yaml")).unwrap();
+    daemon.wait_for("the pod is gone", |line| {
+        line["change"] == "podsTaken" && line["pods"] == 0
+    });
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert_eq!(machine.quota("batch"), original);
+}
+
+#[test]
+fn what_another_version_kept_is_said_and_not_used() {
+    let (machine, original) = stopped_at_the_floor();
+    for file in ["policies.json", "pods.json"] {
+        let path = machine.path("state").join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("{\"version\":1,"), "{text}");
+        fs::write(&path, text.replacen(":1,", ":99,", 1)).unwrap();
+    }
+    machine.write("policies/throttle.yaml", "a: [");
+    let output = machine.run_command(&["--for", "3s"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    for file in ["policies.json", "pods.json"] {
+        assert!(
+            log.contains(&format!("{file}, which has format 99, not 1")),
+            "{log}"
+        );
+    }
+    let events = String::from_utf8(output.stdout).unwrap();
+    assert!(events.contains("\"rules\":0"), "{events}");
+    assert_eq!(machine.quota("batch"), original);
+}
+
+#[test]
+fn a_preview_over_what_is_in_force_is_refused_and_changes_nothing() {
+    let (machine, original) = stopped_at_the_floor();
+    let (floor, journal) = (machine.quota("batch"), machine.journal());
+    let output = machine.run_command(&["--preview"]).output().unwrap();
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{why}");
+    for word in ["1 cgroup file is limited", "--restore", "--state-dir"] {
+        assert!(why.contains(word), "{why}");
+    }
+    assert_eq!(
+        (machine.quota("batch"), machine.journal()),
+        (floor, journal)
+    );
+    assert!(machine.restore().status.success());
+    let mut daemon = machine.start(&["--preview"]);
+    daemon.wait_for("a step", |line| line["would"] == true);
+    assert_eq!(machine.quota("batch"), original);
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
