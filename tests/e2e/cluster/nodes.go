@@ -28,6 +28,23 @@ func runningNodes(here layout) ([]string, error) {
 	return nodes, nil
 }
 
+// chartLayouts is `cluster layouts`: where the kubelets have their pods' cgroups, as the chart's values say it.
+func chartLayouts(here layout) error {
+	nodes, err := runningNodes(here)
+	if err != nil {
+		return err
+	}
+	fmt.Println("agent:\n  layouts:")
+	for _, node := range nodes {
+		kubepods := "kubepods.slice"
+		if node == "v1" {
+			kubepods = here.cgroupName() + "/kubepods"
+		}
+		fmt.Printf("  - {name: %[1]s, cgroup: %[1]s, kubepods: %[2]s, nodeSelector: {%[3]s: %[1]s}}\n", node, kubepods, cgroupLabel)
+	}
+	return nil
+}
+
 // onNode is `cluster on NODE CMD ARGS...`.
 func onNode(here layout, args []string) error {
 	if len(args) < 2 {

@@ -155,9 +155,12 @@ func (s *supervisor) startNode() error {
 	return nil
 }
 
+// cgroupLabel is the nodes' label that tells which cgroup version they have.
+const cgroupLabel = "e2e.plimsoll.dev/cgroup"
+
 func kubeletFlags(node, config, kubeconfig string) []string {
 	return []string{"--config=" + config, "--kubeconfig=" + kubeconfig, "--hostname-override=" + node,
-		"--node-ip=" + nodeAddress(node), "--node-labels=e2e.plimsoll.dev/cgroup=" + node}
+		"--node-ip=" + nodeAddress(node), "--node-labels=" + cgroupLabel + "=" + node}
 }
 
 // waitNode waits until the API server says that a node is Ready.
