@@ -8,10 +8,10 @@ HELM := target/e2e/bin/helm
 CHART := charts/plimsoll
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: chart cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-long cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: build ## Watches the policies protect this machine for a minute (needs root), then puts everything back
 	$(BINARY) demo
@@ -58,6 +58,16 @@ guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 
 binary: build ## Builds the release binary and checks that it is static and small
 	scripts/check-binary $(BINARY)
+
+try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
+	@NODES=v1,v2 $(MAKE) -s cluster-build
+	@scripts/try $(BINARY)
+
+e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; 8 minutes on 2 cores)
+	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 30m -v .
+
+e2e-long: tools build cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot
+	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 60m -v . -args -long
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin

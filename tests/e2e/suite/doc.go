@@ -1,0 +1,2 @@
+// Package suite shows on a real cluster, on its two nodes, what Plimsoll promises: see README.md.
+package suite

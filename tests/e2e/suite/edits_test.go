@@ -1,0 +1,129 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+		limited := s.victim("limited")
+		mild, hard := s.name+"-mild", s.name+"-hard"
+		second := s.metric() + "_hard"
+		s.setMetric(second, cold)
+		t.Cleanup(func() { s.setMetric(second, 0) })
+		s.action(mild, "{coolDownSeconds: 1, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 80}}}")
+		s.action(hard, "{coolDownSeconds: 1, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 40}}}")
+		s.allow(s.name, "", "throttle")
+		s.rule(mild, rule{action: mild})
+		s.rule(hard, rule{action: hard, metric: second})
+		s.waitKept(mild)
+		s.waitKept(hard)
+
+		s.set(hot)
+		s.setMetric(second, hot)
+		s.waitRatio(30*time.Second, limited, 40)
+		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
+		// The harder rule ends: up to where the milder one holds, and no further; the node stays closed.
+		s.setMetric(second, cold)
+		cap := s.waitRatio(30*time.Second, limited, 80)
+		always(t, 4*time.Second, "what the milder rule needs stays", func() error {
+			if err := s.held(limited, cap); err != nil {
+				return err
+			}
+			if found, err := taint(node); err != nil || found == nil {
+				return fmt.Errorf("taint is %v (%v)", found, err)
+			}
+			return nil
+		})
+		s.set(cold)
+		s.waitRestored(20*time.Second, limited.folder, limited.before)
+		s.waitNoTaint(20 * time.Second)
+	})
+}
+
+// throttledScene is a scene with a pod that is throttled to half.
+func throttledScene(t *testing.T, s *scene) *victim {
+	t.Helper()
+	s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+	limited := s.victim("limited")
+	s.action(s.name, gently)
+	s.allow(s.name, "", s.name)
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+	s.set(hot)
+	s.waitRatio(30*time.Second, limited, 50)
+	return limited
+}
+
+func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		limited := throttledScene(t, s)
+		// A lower floor.
+		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 25}}}")
+		s.waitRatio(30*time.Second, limited, 25)
+		// A higher mark: the value is below it now.
+		s.rule(s.name, rule{action: s.name, mark: 1000})
+		s.waitRestored(20*time.Second, limited.folder, limited.before)
+	})
+}
+
+// label is a label of the scene's own for nodes.
+func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
+
+func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
+	for name, end := range map[string]func(*scene){
+		"the NodeQOS is deleted":                 func(s *scene) { kubectl(s, "delete", "nodeqos", s.name) },
+		"the PodQOS is deleted":                  func(s *scene) { kubectl(s, "delete", "podqos", s.name) },
+		"the AvoidanceAction is deleted":         func(s *scene) { kubectl(s, "delete", "avoidanceaction", s.name) },
+		"the PodQOS no longer selects the pod":   func(s *scene) { kubectl(s, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") },
+		"the pod is protected":                   func(s *scene) { kubectl(s, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") },
+		"the NodeQOS no longer selects the node": func(s *scene) { kubectl(s, "label", "node", s.node, s.label()+"-") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEachNode(t, func(t *testing.T, node string) {
+				s := shared(t, node)
+				kubectl(t, "label", "node", node, s.label()+"=batch")
+				t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
+				s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+				limited := s.victim("limited")
+				s.action(s.name, gently)
+				s.allow(s.name, "limited", s.name)
+				s.rule(s.name, rule{action: s.name, labels: s.label() + ": batch"})
+				s.waitKept(s.name)
+				s.set(hot)
+				s.waitRatio(30*time.Second, limited, 50)
+				end(s)
+				s.waitRestored(30*time.Second, limited.folder, limited.before)
+			})
+		})
+	}
+}
+
+func TestARuleWhoseActionIsMissingReportsAndActsOnceItAppears(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+		limited := s.victim("limited")
+		s.allow(s.name, "", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.set(hot)
+		kubectl(t, "wait", "nodeqos/"+s.name, "--for=condition=ActionsResolved=False", "--timeout=20s")
+		if message := kubectl(t, "get", "nodeqos", s.name, "-o", `jsonpath={.status.conditions[?(@.type=="ActionsResolved")].message}`); message == "" {
+			t.Error("the condition does not name the action")
+		}
+		always(t, 4*time.Second, "nothing is done", func() error { return checkRestored(limited.before, s.settings(limited.folder)) })
+		s.action(s.name, gently)
+		s.waitRatio(30*time.Second, limited, 50)
+		s.set(cold)
+		s.waitRestored(20*time.Second, limited.folder, limited.before)
+	})
+}

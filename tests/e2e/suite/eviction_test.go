@@ -1,0 +1,321 @@
+//go:build e2e
+
+package suite
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+// owned starts one pod of a ReplicaSet, which therefore may be evicted, and returns its name.
+func (s *scene) owned(w work) string {
+	s.Helper()
+	template := s.template(w)
+	set := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: ptr.To[int32](1),
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}},
+			Template: template,
+		},
+	}
+	if _, err := kube.AppsV1().ReplicaSets(s.name).Create(background, set, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	return s.podOf(w.name, "")
+}
+
+// podOf waits for a ready pod of an app, other than one, and returns its name.
+func (s *scene) podOf(app, not string) (name string) {
+	s.Helper()
+	eventually(s, 90*time.Second, "a pod of "+app+" runs", func() error {
+		list, err := kube.CoreV1().Pods(s.name).List(background, metav1.ListOptions{LabelSelector: "app=" + app})
+		if err != nil {
+			return err
+		}
+		for _, pod := range list.Items {
+			if isReady(&pod) && pod.Name != not {
+				name = pod.Name
+				return nil
+			}
+		}
+		return fmt.Errorf("%d pods, none of them ready", len(list.Items))
+	})
+	return name
+}
+
+// alive tells whether a pod is there and was not asked to end.
+func (s *scene) alive(name string) error {
+	pod, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if pod.DeletionTimestamp != nil {
+		return fmt.Errorf("pod %s is ending", name)
+	}
+	return nil
+}
+
+// waitEnding waits until a pod was asked to end, or is gone.
+func (s *scene) waitEnding(limit time.Duration, name string) {
+	s.Helper()
+	eventually(s, limit, "pod "+name+" is evicted", func() error {
+		if s.alive(name) == nil {
+			return fmt.Errorf("it runs")
+		}
+		return nil
+	})
+}
+
+// waitGone waits until a pod is gone.
+func (s *scene) waitGone(limit time.Duration, name string) {
+	s.Helper()
+	eventually(s, limit, "pod "+name+" is gone", func() error {
+		_, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there (%v)", err)
+	})
+}
+
+// heardOf is when a pod that lingers told of itself.
+func heardOf(t *testing.T, who string) (first, last time.Time) {
+	t.Helper()
+	answer, err := askGauge("/heard", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var notes map[string]struct{ First, Last time.Time }
+	if err := json.Unmarshal(answer, &notes); err != nil {
+		t.Fatal(err)
+	}
+	return notes[who].First, notes[who].Last
+}
+
+func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := besideRefuge(t, node)
+		const grace = 4 * time.Second
+		pods := map[string]bool{}
+		for _, name := range []string{"one", "two"} {
+			pods[s.owned(work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: 30, requests: "10m", prefers: true, intolerant: true,
+				labels: map[string]string{"batch": "yes"}})] = true
+		}
+		s.keepHere(pods)
+		s.action(s.name, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 4}}")
+		s.allow(s.name, "", "eviction")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+
+		// While the first one ends, no second one is asked to.
+		ending := func() (names []string) {
+			for name := range pods {
+				if s.alive(name) != nil {
+					names = append(names, name)
+				}
+			}
+			return names
+		}
+		eventually(t, 15*time.Second, "a pod is evicted", func() error {
+			if len(ending()) == 0 {
+				return fmt.Errorf("both run")
+			}
+			return nil
+		})
+		first := ending()[0]
+		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
+		always(t, grace-2*time.Second, "one pod a round", func() error {
+			if now := ending(); len(now) != 1 {
+				return fmt.Errorf("ending: %v", now)
+			}
+			return nil
+		})
+		s.set(cold)
+		s.waitGone(30*time.Second, first)
+		app := strings.Split(first, "-")[0]
+		begin, end := heardOf(t, s.name+"-"+app)
+		if told := end.Sub(begin); told < grace-time.Second || told > grace+2*time.Second {
+			t.Errorf("after SIGTERM the pod lived %s, its grace is %s", told, grace)
+		}
+		// The replacement runs, and not on the node that is hot.
+		replacement := s.podOf(app, first)
+		if on := s.pod(replacement).Spec.NodeName; on == node {
+			t.Errorf("the replacement came back to %s", on)
+		}
+		for name := range pods {
+			if name != first && s.alive(name) != nil {
+				t.Errorf("a second pod was evicted although the value is below its mark")
+			}
+		}
+		if told := strings.Join(events(t, "Pod", s.name, first), "\n"); !strings.Contains(told, s.name+"/hot") {
+			t.Errorf("no event of the pod names the rule:\n%s", told)
+		}
+		now, err := watermarkOf(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
+			t.Errorf("the status tells of %d evictions: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
+		}
+		s.waitNoTaint(20 * time.Second)
+	})
+}
+
+// keepHere checks that pods which may go anywhere began on the scene's node: the other one was closed to them.
+func (s *scene) keepHere(pods map[string]bool) {
+	s.Helper()
+	for name := range pods {
+		if on := s.pod(name).Spec.NodeName; on != s.node {
+			s.Fatalf("pod %s began on %s", name, on)
+		}
+	}
+}
+
+func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "keep"}, Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: ptr.To(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}}}
+		if _, err := kube.PolicyV1().PodDisruptionBudgets(s.name).Create(background, budget, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		// The guarded one is first in order: it is BestEffort.
+		guarded := s.owned(work{name: "guarded", args: []string{"burn", "50"}})
+		next := s.owned(work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
+		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
+		s.allow(s.name, "", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitEnding(30*time.Second, next)
+		s.set(cold)
+		if err := s.alive(guarded); err != nil {
+			t.Error(err)
+		}
+		told := strings.Join(events(t, "Pod", s.name, guarded), "\n")
+		if !strings.Contains(told, "keep") {
+			t.Errorf("no event of the pod names the budget:\n%s", told)
+		}
+	})
+}
+
+func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		burn := []string{"burn", "30"}
+		keep := []string{"unowned", "static-" + node}
+		s.running(work{name: "unowned", args: burn})
+		for _, w := range []work{
+			{name: "protected", args: burn, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
+			{name: "unsafe", args: burn, annotations: map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
+			{name: "undisturbed", args: burn, annotations: map[string]string{"karpenter.sh/do-not-disrupt": "true"}},
+			{name: "critical", args: burn, priority: "system-node-critical"},
+		} {
+			keep = append(keep, s.owned(w))
+		}
+		keep = append(keep, s.daemon(), s.elsewhere())
+		s.static("static")
+		unselected := s.unselected()
+		victim := s.owned(work{name: "victim", args: burn, requests: "10m"})
+
+		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1, maxPodsPerRound: 10}}")
+		s.allow(s.name, "", "eviction")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitEnding(30*time.Second, victim)
+		// Several rounds more: its replacements go, and nobody else.
+		always(t, 6*time.Second, "nobody else is evicted", func() error {
+			for _, name := range keep {
+				if err := s.alive(name); err != nil {
+					return err
+				}
+			}
+			_, err := kube.CoreV1().Pods("default").Get(background, unselected, metav1.GetOptions{})
+			return err
+		})
+		s.set(cold)
+	})
+}
+
+// daemon starts a DaemonSet and returns its pod on the scene's node.
+func (s *scene) daemon() string {
+	s.Helper()
+	w := work{name: "daemon", args: []string{"burn", "30"}}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: w.name}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}}, Template: s.template(w)}}
+	if _, err := kube.AppsV1().DaemonSets(s.name).Create(background, set, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	return s.podOf(w.name, "")
+}
+
+// elsewhere starts a pod on the other node.
+func (s *scene) elsewhere() string {
+	s.Helper()
+	there := &scene{s.T, other(s.node), s.name}
+	return there.owned(work{name: "elsewhere", args: []string{"burn", "30"}})
+}
+
+// unselected starts a pod in a namespace that no PodQOS of the scene names.
+func (s *scene) unselected() string {
+	s.Helper()
+	template := s.template(work{name: s.name, args: []string{"burn", "30"}})
+	template.Name = s.name
+	if _, err := kube.CoreV1().Pods("default").Create(background, &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { kubectl(s, "delete", "pod", "-n", "default", s.name, "--wait=false") })
+	return s.name
+}
+
+// static lets the kubelet itself run a pod: the API server shows its mirror.
+func (s *scene) static(name string) {
+	s.Helper()
+	const folder = "/run/kubernetes/manifests"
+	manifest := fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: %s, labels: {app: %s}},
+  spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: Never, args: [burn, "30"]}]}}`, name, s.name, name, toolsImage)
+	file := folder + "/" + s.name + ".yaml"
+	onNode(s, s.node, "mkdir -p "+folder+" && cat > "+file+" <<'END'\n"+manifest+"\nEND")
+	s.Cleanup(func() { onNode(s, s.node, "rm "+file) })
+	s.waitRunning(name + "-" + s.node)
+}
+
+func TestAPodMovedByADeploymentStaysAwayFromTheHotNode(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := besideRefuge(t, node)
+		template := s.template(work{name: "web", args: []string{"burn", "30"}, requests: "10m", prefers: true, intolerant: true})
+		deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, Template: template}}
+		if _, err := kube.AppsV1().Deployments(s.name).Create(background, deployment, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		first := s.podOf("web", "")
+		s.keepHere(map[string]bool{first: true})
+		s.action(s.name, "{coolDownSeconds: 3, eviction: {terminationGracePeriodSeconds: 1}}")
+		s.allow(s.name, "", "evict")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitEnding(15*time.Second, first)
+		second := s.podOf("web", first)
+		s.set(cold)
+		if on := s.pod(second).Spec.NodeName; on != other(node) {
+			t.Errorf("the replacement is on %s", on)
+		}
+		s.waitNoTaint(20 * time.Second)
+	})
+}

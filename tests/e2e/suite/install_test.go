@@ -1,0 +1,277 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) {
+	t.Parallel()
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
+	pods := componentPods(t, "controller")
+	if len(pods) != 2 || pods[0].Spec.NodeName == pods[1].Spec.NodeName {
+		t.Errorf("two replicas on two nodes are expected: %v", podNames(pods))
+	}
+	for _, pod := range pods {
+		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+			t.Errorf("%s was restarted %d times", pod.Name, restarts)
+		}
+	}
+	holder := kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
+	if !strings.HasPrefix(holder, "plimsoll-controller-") {
+		t.Errorf("the lease is held by %q", holder)
+	}
+	for _, pod := range pods {
+		checkLocked(t, pod, "65532", "controller")
+	}
+}
+
+func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+			t.Errorf("%s was restarted %d times", pod.Name, restarts)
+		}
+		checkLocked(t, *pod, "0", "agent")
+		mounts := onNode(t, node, "cat /proc/"+processOf(t, node, "agent")+"/mountinfo")
+		for _, line := range strings.Split(mounts, "\n") {
+			fields := strings.Fields(line)
+			point, options := fields[4], fields[5]
+			writable := strings.HasPrefix(options, "rw")
+			pods := strings.HasPrefix(point, "/host/sys/fs/cgroup/") && strings.Contains(point, "kubepods")
+			own := strings.HasPrefix(point, "/host/proc/") // mounts of the test cluster's sandbox in its /proc
+			if strings.HasPrefix(point, "/host/") && !own && writable != pods {
+				t.Errorf("%s is mounted %s", point, options)
+			}
+			if point == "/" && writable {
+				t.Errorf("the root file system can be written")
+			}
+		}
+	})
+}
+
+// checkLocked reads on the node, from the kernel, what the processes of a pod may do.
+func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
+	t.Helper()
+	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
+		t.Errorf("%s is in a namespace of the node", pod.Name)
+	}
+	status := onNode(t, pod.Spec.NodeName, "cat /proc/"+processOf(t, pod.Spec.NodeName, command)+"/status")
+	for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("%s is not %q:\n%s", pod.Name, want, status)
+		}
+	}
+}
+
+// processOf is the process id, on a node, of `plimsoll COMMAND` in a pod.
+func processOf(t *testing.T, node, command string) string {
+	t.Helper()
+	pid, err := findProcess(node, command)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+func findProcess(node, command string) (string, error) {
+	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll `+command+` "*) echo ${p#/proc/};; esac; done`)
+	if pids := strings.Fields(out); err == nil && len(pids) != 1 {
+		err = fmt.Errorf("processes of plimsoll %s on %s: %v", command, node, pids)
+	}
+	return out, err
+}
+
+func componentPods(t *testing.T, component string) []corev1.Pod {
+	t.Helper()
+	list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []corev1.Pod
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			live = append(live, pod)
+		}
+	}
+	return live
+}
+
+func podNames(pods []corev1.Pod) (names []string) {
+	for _, pod := range pods {
+		names = append(names, pod.Name+" on "+pod.Spec.NodeName)
+	}
+	return names
+}
+
+// manifests are the files of a folder of the repository.
+func manifests(t *testing.T, folder string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(repository, folder, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no manifests in %s (%v)", folder, err)
+	}
+	return files
+}
+
+// applyGuide applies the guide's three policies, each manifest changed by a function, on nodes that are ours alone.
+func applyGuide(t *testing.T, change func(string) string) {
+	t.Helper()
+	for _, node := range nodes { // its PodQOS would match the pods of other scenes
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	for _, file := range manifests(t, "tests/guide") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { tryKubectl("", "delete", "-f", file, "--ignore-not-found") })
+		if _, err := tryKubectl(change(string(text)), "apply", "--validate=strict", "-f", "-"); err != nil { // two of them bring the same PodQOS
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {
+		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=Accepted", "--timeout=10s")
+		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
+		// One node has it at once, the others in a minute: not to wait for it is what the annotation is for.
+		kubectl(t, "annotate", "nodeqos", name, "plimsoll.dev/rollout=immediate")
+	}
+	for _, name := range []string{"all-be-pods", "all-elastic-pods"} {
+		kubectl(t, "annotate", "podqos", name, "plimsoll.dev/rollout=immediate")
+	}
+}
+
+func TestTheGuidesPoliciesAreTakenByteForByte(t *testing.T) {
+	t.Parallel()
+	applyGuide(t, func(text string) string { return text })
+	for _, node := range nodes {
+		eventually(t, 20*time.Second, "node "+node+" keeps the three rules", func() error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			var kept []string
+			for _, rule := range now.Status.Rules {
+				kept = append(kept, rule.ID+" "+rule.State)
+			}
+			want := "watermark1/cpu-usage Normal, watermark2/cpu-usage Normal, watermark3/cpu-usage Normal"
+			if strings.Join(kept, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
+				return fmt.Errorf("it keeps %v", kept)
+			}
+			return nil
+		})
+	}
+}
+
+func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
+	t.Parallel()
+	scenes := map[string]*scene{}
+	before := map[string]*victim{}
+	// A node with 2 CPUs is never above 4 or 6 of them. A mark of 30m any node with a busy pod is above.
+	small := strings.NewReplacer("value: 4000", "value: 30", "value: 6000", "value: 30")
+	applyGuide(t, small.Replace)
+	for _, node := range nodes {
+		s := newScene(t, node)
+		s.start(work{name: "besteffort", args: []string{"burn", "150"}}, work{name: "burstable", args: []string{"burn", "150"}, requests: "20m"})
+		scenes[node] = s
+	}
+	for _, s := range scenes {
+		s.waitRunning("besteffort")
+		s.waitRunning("burstable")
+		before[s.node] = s.victim("burstable")
+	}
+	// Evaluated every 10 s, the second breach acts.
+	for node, s := range scenes {
+		s.waitTaint(45*time.Second, corev1.TaintEffectNoSchedule)
+		eventually(t, 60*time.Second, "the BestEffort pod on "+node+" is throttled", func() error {
+			if told := s.throttled("besteffort"); told == nil || told.Rule != "watermark2/cpu-usage" || told.Ratio > 90 {
+				return fmt.Errorf("the status says %+v", told)
+			}
+			return nil
+		})
+		if held := s.settings(s.folder("besteffort")).millicores(); held < 0 || held > 150 {
+			t.Errorf("the BestEffort pod may use %dm", held)
+		}
+		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
+			t.Errorf("the Burstable pod was touched: %v", err)
+		}
+	}
+	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {
+		kubectl(t, "delete", "nodeqos", name)
+	}
+	for _, s := range scenes {
+		s.waitNoTaint(30 * time.Second)
+	}
+}
+
+func TestTheExamplesAreAccepted(t *testing.T) {
+	t.Parallel()
+	for _, file := range manifests(t, "examples/ensurance") {
+		kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-f", file)
+	}
+}
+
+// invalid manifests, each with the field and the cure that the answer has to name.
+var invalid = []struct{ name, kind, spec, field, cure string }{
+	{"a step of 0", "AvoidanceAction", "{throttle: {cpuThrottle: {stepCPURatio: 0}}}", "spec.throttle.cpuThrottle.stepCPURatio", "greater than or equal to 1"},
+	{"a floor above 100", "AvoidanceAction", "{throttle: {cpuThrottle: {minCPURatio: 101}}}", "spec.throttle.cpuThrottle.minCPURatio", "less than or equal to 100"},
+	{"a throttle that says nothing", "AvoidanceAction", "{throttle: {}}", "spec.throttle", "write cpuThrottle"},
+	{"a negative grace period", "AvoidanceAction", "{eviction: {terminationGracePeriodSeconds: -1}}", "spec.eviction.terminationGracePeriodSeconds", "greater than or equal to 0"},
+	{"a cool-down of 0", "AvoidanceAction", "{coolDownSeconds: 0}", "spec.coolDownSeconds", "greater than or equal to 1"},
+	{"an effect that is not ours", "AvoidanceAction", "{disableScheduling: {effect: NoExecute}}", "spec.disableScheduling.effect", `"NoSchedule", "PreferNoSchedule"`},
+	{"no rules", "NodeQOS", "{rules: []}", "spec.rules", "at least 1"},
+	{"a rule without a metric", "NodeQOS", "{rules: [{name: a, actionName: b}]}", "spec.rules[0].metricRule", "Required"},
+	{"a value of 0", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 0}}]}", "spec.rules[0].metricRule.value", "write for example 4000"},
+	{"a fraction that is no text", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 0.5}}]}", "spec.rules[0].metricRule.value", "integer,string"},
+	{"two rules of one name", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}, {name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[1]", "Duplicate"},
+	{"two restore thresholds that differ", "NodeQOS", "{rules: [{name: a, actionName: b, restoreThreshold: 1, restoredThreshold: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoredThreshold"},
+	{"a low mark above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
+	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"None", "Preview"`},
+	{"a threshold of 0", "NodeQOS", "{rules: [{name: a, actionName: b, avoidanceThreshold: 0, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].avoidanceThreshold", "greater than or equal to 1"},
+	{"a period of 0", "NodeQOS", "{evaluationPeriodSeconds: 0, rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.evaluationPeriodSeconds", "greater than or equal to 1"},
+	{"an unknown scope", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Colour, operator: In, values: [red]}]}}", "spec.scopeSelector.matchExpressions[0].scopeName", "QOSClass"},
+	{"In without values", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In}]}}", "spec.scopeSelector.matchExpressions[0]", "values"},
+	{"a priority that is no number", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Priority, operator: In, values: [high]}]}}", "spec.scopeSelector.matchExpressions[0]", "-100"},
+}
+
+func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
+	t.Parallel()
+	for _, c := range invalid {
+		t.Run(c.name, func(t *testing.T) {
+			manifest := fmt.Sprintf("apiVersion: ensurance.crane.io/v1alpha1\nkind: %s\nmetadata: {name: bad}\nspec: %s\n", c.kind, c.spec)
+			_, err := tryKubectl(manifest, "apply", "-f", "-")
+			if err == nil {
+				kubectl(t, "delete", strings.ToLower(c.kind), "bad")
+				t.Fatal("it was accepted")
+			}
+			if !strings.Contains(err.Error(), c.field) || !strings.Contains(err.Error(), c.cure) {
+				t.Errorf("the answer names not both %q and %q: %v", c.field, c.cure, err)
+			}
+		})
+	}
+}
+
+func TestKubectlShowsWhatAnOperatorAsks(t *testing.T) {
+	t.Parallel()
+	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
+	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) AGENT AGE"
+	if strings.Join(header, " ") != want {
+		t.Errorf("columns are %v", header)
+	}
+	if text := kubectl(t, "explain", "nodewatermark.status.throttled"); !strings.Contains(text, "ratio") {
+		t.Error(text)
+	}
+}

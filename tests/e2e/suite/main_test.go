@@ -1,0 +1,144 @@
+//go:build e2e
+
+package suite
+
+import (
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// namespace is where Plimsoll is installed.
+const namespace = "plimsoll"
+
+// long runs the tests that take minutes too.
+var long = flag.Bool("long", false, "run what takes minutes as well: many kills, a long outage, a reboot")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	end, err := begin()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		end()
+		os.Exit(2)
+	}
+	code := m.Run()
+	end()
+	os.Exit(code)
+}
+
+// begin gives a cluster with Plimsoll on it; the answer ends what it began.
+func begin() (end func(), err error) {
+	end = func() {}
+	kubeconfig := given
+	if given == "" {
+		clusterTool = absolute("target/e2e/bin/cluster")
+		kubeconfig = absolute("target/e2e/kubeconfig")
+		if _, err := os.Stat(kubeconfig); err != nil {
+			end = func() { run("", clusterTool, "down") }
+		}
+		out, err := run("", clusterTool, "up")
+		if err != nil {
+			return end, err
+		}
+		fmt.Println(out)
+	}
+	if err := connect(kubeconfig); err != nil {
+		return end, err
+	}
+	start := time.Now()
+	if err := install(); err != nil {
+		return end, err
+	}
+	fmt.Printf("%5.1f s  plimsoll is installed\n", time.Since(start).Seconds())
+	return end, startGauge()
+}
+
+// image is the reference under which the nodes have our image: of our own cluster, where each binary gets a name of its own.
+func image() (repository, tag string, err error) {
+	if given != "" {
+		name := os.Getenv("PLIMSOLL_E2E_IMAGE")
+		colon := strings.LastIndex(name, ":")
+		if colon < 0 {
+			return "", "", fmt.Errorf("PLIMSOLL_E2E_IMAGE=%s: the image on that cluster's nodes is needed, such as registry/plimsoll:1", name)
+		}
+		return name[:colon], name[colon+1:], nil
+	}
+	binary := os.Getenv("PLIMSOLL_E2E_BINARY")
+	if binary == "" {
+		binary = absolute("target/x86_64-unknown-linux-musl/release/plimsoll")
+	}
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		return "", "", fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one", err)
+	}
+	name := fmt.Sprintf("plimsoll-%x", sha256.Sum256(content))[:24]
+	loaded := true
+	for _, node := range nodes {
+		images, err := tryOnNode(node, "ctr --namespace k8s.io images list --quiet")
+		loaded = loaded && err == nil && strings.Contains(images, name)
+	}
+	if !loaded {
+		archive, err := run("", clusterTool, "image", name, binary)
+		if err != nil {
+			return "", "", err
+		}
+		defer os.Remove(archive)
+		if _, err := run("", clusterTool, "load", archive); err != nil {
+			return "", "", err
+		}
+	}
+	return "plimsoll.dev/e2e/" + name, "latest", nil
+}
+
+// install installs the chart, as its README says, with the values of the cluster under test.
+func install() error {
+	repository, tag, err := image()
+	if err != nil {
+		return err
+	}
+	labelled := fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {pod-security.kubernetes.io/enforce: privileged}}}", namespace)
+	if _, err := tryKubectl(labelled, "apply", "-f", "-"); err != nil {
+		return err
+	}
+	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "120s",
+		"--set", "image.repository=" + repository + ",image.tag=" + tag,
+		// Each test has a node to itself: the cap on closed nodes has a test of its own.
+		"--set", "controller.maxUnschedulable=100%"}
+	if given != "" {
+		_, err = helm("", args...)
+		return err
+	}
+	layouts, err := run("", clusterTool, "layouts")
+	if err != nil {
+		return err
+	}
+	_, err = helm(layouts, append(args, "--values", "-")...)
+	return err
+}
+
+// onEachNode runs a test on both nodes at a time, beside the others.
+func onEachNode(t *testing.T, test func(*testing.T, string)) {
+	t.Parallel()
+	for _, node := range nodes {
+		t.Run(node, func(t *testing.T) {
+			t.Parallel()
+			test(t, node)
+		})
+	}
+}
+
+// onlyLong skips a test unless the long ones are wanted.
+func onlyLong(t *testing.T) {
+	if !*long {
+		t.Skip("takes minutes: make e2e-long")
+	}
+}
+
+// other is the node that is not this one.
+func other(node string) string { return nodes[1-slices.Index(nodes, node)] }

@@ -1,0 +1,253 @@
+//go:build e2e
+
+package suite
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// watermark is what the tests read of a NodeWatermark.
+type watermark struct {
+	Spec struct {
+		Hash  string
+		Rules []struct{ ID string }
+	}
+	Status struct {
+		ObservedHash string
+		Rules        []struct {
+			ID, Strategy, State string
+			Value               *float64
+			Unknown             string
+		}
+		Scheduling struct {
+			State string
+			Rules []string
+		}
+		Throttled []throttled
+		Evictions []struct{ Namespace, Pod, Rule, Outcome string }
+		Would     []struct{ Rule, What, Namespace, Pod, How string }
+		Refused   []struct{ What, Pod, Rule, Reason string }
+		Counts    struct{ Rules, Breached, Throttled, EvictedLastHour, Would int }
+	}
+}
+
+type throttled struct {
+	Namespace, Pod, Rule         string
+	Ratio                        int
+	FromMillicores, ToMillicores *int
+}
+
+var nodeWatermarks = schema.GroupVersionResource{Group: "plimsoll.dev", Version: "v1alpha1", Resource: "nodewatermarks"}
+
+func watermarkOf(node string) (watermark, error) {
+	var read watermark
+	object, err := objects.Resource(nodeWatermarks).Get(background, node, metav1.GetOptions{})
+	if err != nil {
+		return read, err
+	}
+	text, err := object.MarshalJSON()
+	if err != nil {
+		return read, err
+	}
+	return read, json.Unmarshal(text, &read)
+}
+
+// waitKept waits until the agent says that it keeps what the controller compiled, with a rule of this NodeQOS.
+func (s *scene) waitKept(nodeQOS string) {
+	s.Helper()
+	eventually(s, 20*time.Second, "the agent keeps "+nodeQOS, func() error {
+		now, err := watermarkOf(s.node)
+		if err != nil {
+			return err
+		}
+		if now.Spec.Hash != now.Status.ObservedHash {
+			return fmt.Errorf("spec is %s, the agent keeps %s", now.Spec.Hash, now.Status.ObservedHash)
+		}
+		for _, rule := range now.Status.Rules {
+			if rule.ID == nodeQOS+"/hot" {
+				return nil
+			}
+		}
+		return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
+	})
+}
+
+// agentPod is the name of the agent's pod on a node, empty where there is none.
+func agentPod(node string) string {
+	list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/component=agent", FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return ""
+	}
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			return pod.Name
+		}
+	}
+	return ""
+}
+
+// taint is our taint on a node, or nil.
+func taint(node string) (*corev1.Taint, error) {
+	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, taint := range object.Spec.Taints {
+		if taint.Key == taintKey {
+			return &taint, nil
+		}
+	}
+	return nil, nil
+}
+
+func (s *scene) waitTaint(limit time.Duration, effect corev1.TaintEffect) {
+	s.Helper()
+	eventually(s, limit, "the node is tainted", func() error {
+		found, err := taint(s.node)
+		if err != nil {
+			return err
+		}
+		if found == nil || found.Effect != effect {
+			return fmt.Errorf("taint is %v", found)
+		}
+		return nil
+	})
+}
+
+func (s *scene) waitNoTaint(limit time.Duration) {
+	s.Helper()
+	eventually(s, limit, "the taint is gone", func() error {
+		found, err := taint(s.node)
+		if err == nil && found != nil {
+			err = fmt.Errorf("taint is %v", found)
+		}
+		return err
+	})
+}
+
+// folder is the pod's cgroup on its node: in the cpu hierarchy where there are several.
+func (s *scene) folder(pod string) string {
+	s.Helper()
+	below, err := run("", clusterTool, "cgroup", s.name+"/"+pod)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if s.node == "v1" {
+		return "/sys/fs/cgroup/cpu/" + below
+	}
+	return "/sys/fs/cgroup/" + below
+}
+
+// settings are the CPU settings in force in a cgroup folder and those below it, as `pod/FILE` and `containers/FILE`,
+// the latter's values sorted: a container that was restarted has another name.
+type settings map[string]string
+
+func (s *scene) settings(folder string) settings {
+	s.Helper()
+	read, err := readSettings(s.node, folder)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return read
+}
+
+func readSettings(node, folder string) (settings, error) {
+	names := "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
+	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", folder, names))
+	if err != nil {
+		return nil, err
+	}
+	containers, read := map[string][]string{}, settings{}
+	for _, line := range strings.Split(out, "\n") {
+		path, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return nil, fmt.Errorf("%s holds no settings: %q", folder, out)
+		}
+		if below := strings.LastIndex(path, "/"); below >= 0 {
+			containers[path[below+1:]] = append(containers[path[below+1:]], value)
+		} else {
+			read["pod/"+path] = value
+		}
+	}
+	for name, values := range containers {
+		slices.Sort(values)
+		read["containers/"+name] = strings.Join(values, ", ")
+	}
+	return read, nil
+}
+
+// millicores is the least CPU quota among them, of the pod and its containers; none: -1.
+func (s settings) millicores() int {
+	least := -1
+	take := func(quota, period string) {
+		if micros, err := strconv.Atoi(quota); err == nil && micros > 0 {
+			whole, _ := strconv.Atoi(period)
+			if now := micros * 1000 / max(1, whole); least < 0 || now < least {
+				least = now
+			}
+		}
+	}
+	for _, level := range []string{"pod/", "containers/"} {
+		for _, value := range strings.Split(s[level+"cpu.max"], ", ") { // v2
+			quota, period, _ := strings.Cut(value, " ")
+			take(quota, period)
+		}
+		for _, value := range strings.Split(s[level+"cpu.cfs_quota_us"], ", ") { // v1; kubelets leave the period at 100 ms
+			take(value, "100000")
+		}
+	}
+	return least
+}
+
+// checkRestored tells what differs from before.
+func checkRestored(before, now settings) error {
+	if maps.Equal(before, now) {
+		return nil
+	}
+	var changed []string
+	for name, value := range now {
+		if before[name] != value {
+			changed = append(changed, fmt.Sprintf("%s was %q, is %q", name, before[name], value))
+		}
+	}
+	return fmt.Errorf("not as before: %s", strings.Join(changed, "; "))
+}
+
+// waitRestored waits until a pod's settings are what they were.
+func (s *scene) waitRestored(limit time.Duration, folder string, before settings) {
+	s.Helper()
+	eventually(s, limit, folder+" is restored", func() error {
+		now, err := readSettings(s.node, folder)
+		if err != nil {
+			return err
+		}
+		return checkRestored(before, now)
+	})
+}
+
+// usage measures what a cgroup uses, in millicores.
+func (s *scene) usage(folder string, length time.Duration) int {
+	s.Helper()
+	file, unit := folder+"/cpu.stat", 1000
+	if s.node == "v1" {
+		file, unit = strings.Replace(folder, "/cgroup/cpu/", "/cgroup/cpuacct/", 1)+"/cpuacct.usage", 1
+	}
+	read := fmt.Sprintf("set -- $(head -n 1 %s); for last; do :; done; echo $last $(date +%%s%%N)", file)
+	out := onNode(s, s.node, fmt.Sprintf("%s; sleep %.1f; %s", read, length.Seconds(), read))
+	numbers := make([]int, 4)
+	if _, err := fmt.Sscan(out, &numbers[0], &numbers[1], &numbers[2], &numbers[3]); err != nil {
+		s.Fatalf("%q: %v", out, err)
+	}
+	return (numbers[2] - numbers[0]) * unit * 1000 / (numbers[3] - numbers[1])
+}

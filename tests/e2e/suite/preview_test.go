@@ -1,0 +1,105 @@
+//go:build e2e
+
+package suite
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// nodeView is what of the Node object Preview must not change.
+func nodeView(t *testing.T, node string) string {
+	t.Helper()
+	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conditions []string
+	for _, condition := range object.Status.Conditions {
+		conditions = append(conditions, fmt.Sprint(condition.Type, condition.Status))
+	}
+	text, err := json.Marshal([]any{object.Spec, object.Labels, conditions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.running(work{name: "slowed", args: []string{"burn", "150"}, limits: "200m", requests: "20m", labels: map[string]string{"job": "batch"}})
+		moved := s.owned(work{name: "moved", args: []string{"burn", "30"}, requests: "10m"})
+		slowed, other := s.victim("slowed"), s.victim(moved)
+		before := nodeView(t, node)
+
+		throttle, evict := s.name+"-throttle", s.name+"-evict"
+		s.action(throttle, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 90}}}")
+		s.action(evict, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 1}}")
+		for action, app := range map[string]string{throttle: "slowed", evict: "moved"} {
+			s.allow(action, app, action)
+		}
+		s.rule(throttle, rule{action: throttle, strategy: "Preview"})
+		s.rule(evict, rule{action: evict, strategy: "Preview"})
+		s.waitKept(throttle)
+		s.waitKept(evict)
+		s.set(hot)
+
+		would := map[string]string{}
+		eventually(t, 20*time.Second, "the status says what each rule would do", func() error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			for _, entry := range now.Status.Would {
+				would[entry.Rule+" "+entry.What] = entry.Namespace + "/" + entry.Pod
+			}
+			for key, pod := range map[string]string{
+				throttle + "/hot throttle": s.name + "/slowed", evict + "/hot evict": s.name + "/" + moved} {
+				if would[key] != pod {
+					return fmt.Errorf("%s would be done to %q, not %s; all: %v", key, would[key], pod, now.Status.Would)
+				}
+			}
+			if _, ok := would[evict+"/hot disableScheduling"]; !ok {
+				return fmt.Errorf("it does not say that scheduling would be disabled: %v", now.Status.Would)
+			}
+			return nil
+		})
+		always(t, 5*time.Second, "nothing changes", func() error {
+			if err := s.alive(moved); err != nil {
+				return err
+			}
+			for _, v := range []*victim{slowed, other} {
+				if err := checkRestored(v.before, s.settings(v.folder)); err != nil {
+					return err
+				}
+			}
+			if now := nodeView(t, node); now != before {
+				return fmt.Errorf("the node was %s, is %s", before, now)
+			}
+			return nil
+		})
+		if told := strings.Join(events(t, "Pod", s.name, "slowed"), "\n"); !strings.Contains(told, throttle+"/hot") {
+			t.Errorf("no event names the rule that would throttle the pod:\n%s", told)
+		}
+
+		// The same rules, acting.
+		s.rule(throttle, rule{action: throttle})
+		s.rule(evict, rule{action: evict})
+		s.waitEnding(20*time.Second, moved)
+		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
+			if told := s.throttled("slowed"); told == nil || told.Rule != throttle+"/hot" {
+				return fmt.Errorf("the status says %+v", told)
+			}
+			return nil
+		})
+		s.set(cold)
+		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
+		s.waitNoTaint(20 * time.Second)
+	})
+}

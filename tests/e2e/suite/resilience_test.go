@@ -1,0 +1,453 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// pressed is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
+func pressed(t *testing.T, s *scene) (*oracle, *victim) {
+	t.Helper()
+	s.running(
+		work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"},
+		work{name: "free", args: []string{"burn", "150"}},
+	)
+	o := s.oracle("limited", "free")
+	s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}")
+	s.allow(s.name, "", s.name)
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+	s.set(hot)
+	limited := o.before[string(s.pod("limited").UID)]
+	limited.cap = s.waitRatio(30*time.Second, limited, 50)
+	s.waitRatio(30*time.Second, o.before[string(s.pod("free").UID)], 50)
+	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+	o.waitAccounted(5*time.Second, 0)
+	return o, limited
+}
+
+// holds tells whether the pod is throttled as far as it was, and the node closed.
+func (s *scene) holds(v *victim) error {
+	if err := s.held(v, v.cap); err != nil {
+		return err
+	}
+	if found, err := taint(s.node); err != nil || found == nil {
+		return fmt.Errorf("taint is %v (%v)", found, err)
+	}
+	return nil
+}
+
+func TestAnUpgradeOfTheAgentKeepsWhatIsInForce(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, limited := pressed(t, s)
+		old := agentContainer(s)
+		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
+		eventually(t, 90*time.Second, "the new agent is ready, and nothing was let go", func() error {
+			if err := s.holds(limited); err != nil {
+				t.Fatal(err)
+			}
+			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if !isReady(pod) || pod.Status.ContainerStatuses[0].ContainerID == old {
+				return fmt.Errorf("it is not ready yet")
+			}
+			return nil
+		})
+		always(t, 4*time.Second, "it is adopted", func() error { return s.holds(limited) })
+		o.waitAccounted(5*time.Second, 0)
+		s.set(cold)
+		o.waitUndone(30 * time.Second)
+	})
+}
+
+func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, _ := pressed(t, s)
+		name := "plimsoll-agent-" + node
+		set, err := kube.AppsV1().DaemonSets(namespace).Get(background, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			set.ObjectMeta = metav1.ObjectMeta{Name: set.Name, Namespace: set.Namespace, Labels: set.Labels, Annotations: set.Annotations}
+			if _, err := kube.AppsV1().DaemonSets(namespace).Create(background, set, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			waitAgent(s, "")
+		})
+		kubectl(t, "delete", "daemonset", "-n", namespace, name)
+		o.waitUndone(45 * time.Second)
+		eventually(t, 60*time.Second, "the agent is gone", func() error {
+			if name := agentPod(node); name != "" {
+				return fmt.Errorf("%s is there", name)
+			}
+			return nil
+		})
+	})
+}
+
+func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
+	kills := 4
+	if *long {
+		kills = 50
+	}
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, limited := pressed(t, s)
+		for i := range kills {
+			// Under change: values go up and down, so that the kill comes amid steps.
+			s.set([]int{cold, hot}[i%2])
+			time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
+			eventually(t, 30*time.Second, "the agent is killed", func() error {
+				pid, err := findProcess(node, "agent")
+				if err != nil {
+					return err
+				}
+				_, err = tryOnNode(node, "kill -KILL "+pid)
+				return err
+			})
+			if err := o.account(0); err != nil {
+				// Between the journal and the file there is an instant in which only the entry is there; the other way round never.
+				entries, failed := journal(node)
+				if failed != nil || len(entries) == 0 {
+					t.Fatalf("after kill %d: %v (%v)", i+1, err, failed)
+				}
+			}
+		}
+		waitAgent(s, "")
+		s.set(hot)
+		s.waitRatio(30*time.Second, limited, 50)
+		o.waitAccounted(10*time.Second, 0)
+		s.set(cold)
+		o.waitUndone(40 * time.Second)
+	})
+}
+
+func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
+	t.Parallel()
+	outage := 15 * time.Second
+	if *long {
+		outage = 60 * time.Second
+	}
+	for _, node := range nodes {
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	type kept struct {
+		*scene
+		*oracle
+		*victim
+	}
+	var all []kept
+	for _, node := range nodes {
+		s := newScene(t, node)
+		o, limited := pressed(t, s)
+		all = append(all, kept{s, o, limited})
+	}
+	versions := map[string]string{}
+	for _, node := range nodes {
+		versions[node] = kubectl(t, "get", "nodewatermark", node, "-o", "jsonpath={.metadata.generation}")
+	}
+	old := processOf(t, "v2", "agent")
+	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
+	stopped := time.Now()
+	resume := func() { tryOnNode("v1", "pkill -CONT -x kube-apiserver") }
+	t.Cleanup(resume)
+	// One of the agents even has to start without it.
+	onNode(t, "v2", "kill -KILL "+old)
+	for time.Since(stopped) < outage {
+		for _, each := range all {
+			if err := each.scene.held(each.victim, each.victim.cap); err != nil {
+				t.Errorf("%s: %s after the API server went: %v", each.scene.node, time.Since(stopped), err)
+			}
+		}
+		time.Sleep(time.Second)
+	}
+	// Somebody resets a file: the agent goes on keeping it, without the API server.
+	for _, each := range all {
+		file := "cpu.max"
+		reset := "echo 'max 100000' > " + each.victim.folder + "/cpu.max"
+		if each.scene.node == "v1" {
+			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -lt 0 ] || echo 20000 > $f; done"
+		}
+		onNode(t, each.scene.node, reset)
+		eventually(t, 15*time.Second, file+" is asserted again without an API server", func() error {
+			return each.scene.held(each.victim, each.victim.cap)
+		})
+	}
+	resume()
+	eventually(t, 30*time.Second, "the API server answers", func() error {
+		_, err := tryKubectl("", "get", "--raw", "/readyz")
+		return err
+	})
+	for _, each := range all {
+		each.scene.waitTaint(20*time.Second, corev1.TaintEffectNoSchedule)
+		if now := kubectl(t, "get", "nodewatermark", each.scene.node, "-o", "jsonpath={.metadata.generation}"); now != versions[each.scene.node] {
+			t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", each.scene.node, now, versions[each.scene.node])
+		}
+	}
+	for _, each := range all {
+		each.scene.set(cold)
+	}
+	for _, each := range all {
+		each.oracle.waitUndone(60 * time.Second)
+		waitNodeReady(t, each.scene.node)
+	}
+}
+
+func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes {
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	s := newScene(t, "v1")
+	o, limited := pressed(t, s)
+	generation := func() string {
+		return kubectl(t, "get", "nodewatermark", s.node, "-o", "jsonpath={.metadata.generation}")
+	}
+	before := generation()
+	scale := func(replicas int) {
+		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
+	}
+	t.Cleanup(func() {
+		scale(2)
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=60s")
+	})
+	scale(0)
+	eventually(t, 30*time.Second, "the controller is gone", func() error {
+		if pods := componentPods(t, "controller"); len(pods) > 0 {
+			return fmt.Errorf("%v", podNames(pods))
+		}
+		return nil
+	})
+	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+	// The agent restarts too: it has the rules.
+	old := agentContainer(s)
+	onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
+	waitAgent(s, old)
+	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+	s.set(cold)
+	o.waitUndone(30 * time.Second)
+	s.set(hot)
+	limited.cap = s.waitRatio(20*time.Second, limited, 50)
+	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+
+	// Back again, it repeats and undoes nothing.
+	scale(2)
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=60s")
+	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+	if now := generation(); now != before {
+		t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", s.node, now, before)
+	}
+	s.set(cold)
+	o.waitUndone(30 * time.Second)
+}
+
+func TestTheStandbyTakesOver(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes {
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	holder := func() string {
+		return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
+	}
+	old := holder()
+	pod := podOfHolder(t, old)
+	// Without a goodbye, and without coming back: the process is stopped.
+	pid := processOf(t, pod.Spec.NodeName, "controller")
+	onNode(t, pod.Spec.NodeName, "kill -STOP "+pid)
+	t.Cleanup(func() { tryOnNode(pod.Spec.NodeName, "kill -KILL "+pid) })
+	stopped := time.Now()
+	eventually(t, 20*time.Second, "another replica leads", func() error {
+		if now := holder(); now == old {
+			return fmt.Errorf("the lease is held by %s", now)
+		}
+		return nil
+	})
+	took := time.Since(stopped)
+	t.Logf("the standby led after %.1f s", took.Seconds())
+	if took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func podOfHolder(t *testing.T, holder string) *corev1.Pod {
+	t.Helper()
+	for _, pod := range componentPods(t, "controller") {
+		if len(holder) > len(pod.Name) && holder[:len(pod.Name)] == pod.Name {
+			return &pod
+		}
+	}
+	t.Fatalf("no pod of %s", holder)
+	return nil
+}
+
+func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := besideRefuge(t, node)
+		o, limited := pressed(t, s)
+		controller := func() { kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller") }
+		agent := func() { kubectl(t, "delete", "pod", "-n", namespace, agentPod(node), "--wait=false") }
+		order := []func(){controller, agent}
+		if node == "v2" {
+			order = []func(){agent, controller}
+		}
+		old := agentContainer(s)
+		for _, restart := range order {
+			restart()
+		}
+		waitAgent(s, old)
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=90s")
+		always(t, 4*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+		o.waitAccounted(5*time.Second, 0)
+		s.set(cold)
+		o.waitUndone(30 * time.Second)
+	})
+}
+
+func TestARebootedNodeBeginsAnew(t *testing.T) {
+	onlyLong(t)
+	t.Parallel()
+	s := besideRefuge(t, "v2")
+	_, limited := pressed(t, s)
+	boot := func() string {
+		out, err := tryOnNode("v2", "cat /proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return ""
+		}
+		return out
+	}
+	before, old := boot(), agentContainer(s)
+	tryOnNode("v2", "systemctl reboot")
+	eventually(t, 180*time.Second, "the node is back", func() error {
+		if now := boot(); now == "" || now == before {
+			return fmt.Errorf("boot id is %q, was %q", now, before)
+		}
+		return nil
+	})
+	waitNodeReady(t, "v2")
+	waitAgent(s, old)
+	s.waitRunning("limited")
+	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
+	s.waitRatio(60*time.Second, limited, 50)
+	s.set(cold)
+	s.waitCap(60*time.Second, limited, 200)
+	s.waitNoTaint(30 * time.Second)
+	entries, err := journal("v2")
+	if err != nil || len(entries) > 0 {
+		t.Errorf("the journal holds %v (%v)", entries, err)
+	}
+	s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "20m"})
+	s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
+}
+
+func TestANodeWatermarkChangedByHandIsMadeAnew(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.action(s.name, gently)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		for what, change := range map[string]func() error{
+			"edited": func() error {
+				_, err := objects.Resource(nodeWatermarks).Patch(background, node, types.MergePatchType, []byte(`{"spec":{"rules":[]}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+				return err
+			},
+			"deleted": func() error { return objects.Resource(nodeWatermarks).Delete(background, node, metav1.DeleteOptions{}) },
+		} {
+			if err := change(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, 20*time.Second, "a NodeWatermark that was "+what+" is as before", func() error {
+				now, err := watermarkOf(node)
+				if err != nil {
+					return err
+				}
+				for _, rule := range now.Spec.Rules {
+					if rule.ID == s.name+"/hot" {
+						return nil
+					}
+				}
+				return fmt.Errorf("rules are %v", now.Spec.Rules)
+			})
+			s.waitKept(s.name)
+		}
+	})
+}
+
+// secondAgent starts a pod like the node's agent, changed by a function, and returns its name.
+func (s *scene) secondAgent(change func(*corev1.PodSpec)) string {
+	s.Helper()
+	first, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: namespace}, Spec: first.Spec}
+	change(&pod.Spec)
+	if _, err := kube.CoreV1().Pods(namespace).Create(background, pod, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { kubectl(s, "delete", "pod", "-n", namespace, s.name, "--wait=false") })
+	return s.name
+}
+
+func TestASecondAgentOnANodeDoesNotAct(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, limited := pressed(t, s)
+		// It has a state folder of its own: only the node itself tells that another one is there.
+		second := s.secondAgent(func(spec *corev1.PodSpec) {
+			for i := range spec.Volumes {
+				if spec.Volumes[i].Name == "state" {
+					spec.Volumes[i].VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+				}
+			}
+		})
+		eventually(t, 60*time.Second, "it says that there is another", func() error {
+			log, err := tryKubectl("", "logs", "-n", namespace, second)
+			if err == nil && !strings.Contains(log, "another agent") {
+				err = fmt.Errorf("it logs %s", log)
+			}
+			return err
+		})
+		always(t, 4*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+		s.set(cold)
+		o.waitUndone(30 * time.Second)
+	})
+}
+
+func TestAnAgentOfANodeThatDoesNotExistSaysSo(t *testing.T) {
+	t.Parallel()
+	s := shared(t, "v1")
+	second := s.secondAgent(func(spec *corev1.PodSpec) {
+		for i := range spec.Containers[0].Env {
+			if env := &spec.Containers[0].Env[i]; env.Name == "NODE_NAME" {
+				*env = corev1.EnvVar{Name: "NODE_NAME", Value: "nowhere"}
+			}
+		}
+	})
+	eventually(t, 60*time.Second, "it says what is wrong", func() error {
+		log, err := tryKubectl("", "logs", "-n", namespace, second)
+		if err == nil && !strings.Contains(log, "nowhere does not exist") && !strings.Contains(log, "another agent") {
+			err = fmt.Errorf("it logs %s", log)
+		}
+		return err
+	})
+	if pod, err := kube.CoreV1().Pods(namespace).Get(background, second, metav1.GetOptions{}); err != nil || isReady(pod) {
+		t.Errorf("the pod is ready (%v)", err)
+	}
+}

@@ -1,0 +1,375 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// nodes are the names of the two nodes.
+var nodes = []string{"v1", "v2"}
+
+const (
+	taintKey   = "interference.crane.io"
+	toolsImage = "plimsoll.dev/e2e/tools:latest"
+	// mark is the watermark of each scene's rule; cold and hot are values of its metric below and above.
+	mark, cold, hot = 50, 10, 90
+)
+
+// scene is one test on one node: a namespace, a metric and policies of its own, which select that node alone.
+type scene struct {
+	*testing.T
+	node string
+	// name of the namespace, and of the policy objects where a test has one of a kind.
+	name string
+}
+
+// busy are the locks of the nodes: scenes that touch only their own pods share a node, others have it alone.
+var busy = map[string]*sync.RWMutex{"v1": {}, "v2": {}}
+
+// alone is a scene on a node that no other scene is on.
+func alone(t *testing.T, node string) *scene {
+	t.Helper()
+	busy[node].Lock()
+	t.Cleanup(busy[node].Unlock)
+	return newScene(t, node)
+}
+
+// besideRefuge is a scene alone on its node, with another node that stays open to pods.
+func besideRefuge(t *testing.T, node string) *scene {
+	t.Helper()
+	for _, each := range nodes { // always in this order
+		busy[each].Lock()
+		t.Cleanup(busy[each].Unlock)
+	}
+	return newScene(t, node)
+}
+
+// shared is a scene on a node that others may be on too.
+func shared(t *testing.T, node string) *scene {
+	t.Helper()
+	busy[node].RLock()
+	t.Cleanup(busy[node].RUnlock)
+	return newScene(t, node)
+}
+
+// newScene makes the namespace. At the test's end the policies are deleted, and the node has to be as if they had never been.
+func newScene(t *testing.T, node string) *scene {
+	t.Helper()
+	words := strings.ToLower(regexp.MustCompile("[A-Z][a-z]+").FindString(strings.TrimPrefix(t.Name(), "Test")))
+	s := &scene{t, node, fmt.Sprintf("%s-%s-%04x", words, node, rand.IntN(1<<16))}
+	_, err := kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.tell()
+		}
+		s.noPolicies()
+		s.waitCalm(30 * time.Second)
+		s.set(0)
+		kubectl(t, "delete", "namespace", s.name, "--wait=false")
+	})
+	s.set(cold)
+	return s
+}
+
+// tell logs what an operator would look at.
+func (s *scene) tell() {
+	for _, args := range [][]string{
+		{"get", "nodewatermarks"},
+		{"get", "nodewatermark", s.node, "-o", "jsonpath={.status}"},
+		{"get", "pods", "-n", s.name, "-o", "wide"},
+		{"get", "events", "-n", s.name, "--field-selector=reason!=MissingClusterDNS", "-o", "custom-columns=AT:.metadata.creationTimestamp,ON:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
+		{"logs", "-n", namespace, agentPod(s.node), "--tail=25"},
+	} {
+		out, err := tryKubectl("", args...)
+		if lines := strings.Split(out, "\n"); len(lines) > 40 {
+			out = strings.Join(lines[len(lines)-40:], "\n")
+		}
+		s.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// metric is the name of the scene's metric.
+func (s *scene) metric() string { return "e2e_" + strings.ReplaceAll(s.name, "-", "_") }
+
+// set sets the scene's metric; 0 takes it away.
+func (s *scene) set(value int) { s.setMetric(s.metric(), value) }
+
+func (s *scene) setMetric(name string, value int) {
+	s.Helper()
+	text := fmt.Sprint(value)
+	if value == 0 {
+		text = ""
+	}
+	if _, err := askGauge("/set", name, text); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// action applies an AvoidanceAction; spec is YAML in flow style.
+func (s *scene) action(name, spec string) {
+	s.Helper()
+	s.policy("AvoidanceAction", name, spec)
+}
+
+// rule is a NodeQOS with one rule, hot, that selects the scene's node.
+type rule struct {
+	action   string
+	strategy string // empty: None
+	metric   string // empty: the scene's own
+	mark     int    // 0: mark
+	labels   string // of the node, beside its name
+}
+
+// rule applies a NodeQOS.
+func (s *scene) rule(name string, r rule) {
+	s.Helper()
+	if r.strategy == "" {
+		r.strategy = "None"
+	}
+	if r.metric == "" {
+		r.metric = s.metric()
+	}
+	if r.mark == 0 {
+		r.mark = mark
+	}
+	s.policy("NodeQOS", name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s, %s}}, evaluationPeriodSeconds: 1,
+  nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %s, port: 80, path: /metrics}},
+  rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, strategy: %s, metricRule: {name: %s, value: %d}}]}`,
+		s.node, r.labels, gaugeAddress, r.action, r.strategy, r.metric, r.mark))
+}
+
+// allow applies a PodQOS that matches the pods of an app in the scene's namespace; no app: all of them.
+func (s *scene) allow(name, app string, actions ...string) {
+	s.Helper()
+	labels := ""
+	if app != "" {
+		labels = "labelSelector: {matchLabels: {app: " + app + "}}, "
+	}
+	s.policy("PodQOS", name, fmt.Sprintf("{allowedActions: [%s], %sscopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In, values: [%s]}]}}",
+		strings.Join(actions, ", "), labels, s.name))
+}
+
+// policy applies one object of ours. Edits go to the node at once.
+func (s *scene) policy(kind, name, spec string) {
+	s.Helper()
+	apply(s, fmt.Sprintf(`apiVersion: ensurance.crane.io/v1alpha1
+kind: %s
+metadata: {name: %s, labels: {e2e: %s}, annotations: {plimsoll.dev/rollout: immediate}}
+spec: %s
+`, kind, name, s.name, spec))
+}
+
+// noPolicies deletes the scene's policies.
+func (s *scene) noPolicies() {
+	s.Helper()
+	kubectl(s, "delete", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "--ignore-not-found")
+}
+
+// waitCalm waits until nothing of the scene is in force on the node.
+func (s *scene) waitCalm(limit time.Duration) {
+	s.Helper()
+	eventually(s, limit, "nothing is in force any more", func() error {
+		now, err := watermarkOf(s.node)
+		if err != nil {
+			return err
+		}
+		for _, pod := range now.Status.Throttled {
+			if pod.Namespace == s.name {
+				return fmt.Errorf("%s is throttled to %d %%", pod.Pod, pod.Ratio)
+			}
+		}
+		for _, rule := range now.Status.Rules {
+			if strings.HasPrefix(rule.ID, s.name) {
+				return fmt.Errorf("rule %s is still kept", rule.ID)
+			}
+		}
+		return nil
+	})
+}
+
+// work is a pod of the tests.
+type work struct {
+	name             string
+	args             []string // of podtool
+	requests, limits string   // of CPU; empty: none
+	labels           map[string]string
+	annotations      map[string]string
+	grace            int64 // seconds; 0: 1
+	anywhere         bool  // not only on the scene's node
+	prefers          bool  // anywhere, but first on the scene's node
+	intolerant       bool  // of our taint
+	priority         string
+}
+
+func (s *scene) template(w work) corev1.PodTemplateSpec {
+	resources := func(cpu string) corev1.ResourceList {
+		if cpu == "" {
+			return nil
+		}
+		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")}
+	}
+	spec := corev1.PodSpec{
+		TerminationGracePeriodSeconds: ptr.To(max(1, w.grace)),
+		PriorityClassName:             w.priority,
+		AutomountServiceAccountToken:  ptr.To(false),
+		Containers: []corev1.Container{{
+			Name: "work", Image: toolsImage, ImagePullPolicy: corev1.PullNever, Args: w.args,
+			Resources: corev1.ResourceRequirements{Requests: resources(w.requests), Limits: resources(w.limits)},
+		}},
+	}
+	if w.prefers {
+		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{s.node}}}}}}}}
+	} else if !w.anywhere {
+		spec.NodeSelector = map[string]string{corev1.LabelHostname: s.node}
+	}
+	if !w.intolerant {
+		spec.Tolerations = []corev1.Toleration{{Key: taintKey, Operator: corev1.TolerationOpExists}}
+	}
+	labels := map[string]string{"app": w.name}
+	for key, value := range w.labels {
+		labels[key] = value
+	}
+	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: w.annotations}, Spec: spec}
+}
+
+// start creates pods without waiting for them.
+func (s *scene) start(pods ...work) {
+	s.Helper()
+	for _, w := range pods {
+		template := s.template(w)
+		template.Name = w.name
+		_, err := kube.CoreV1().Pods(s.name).Create(background, &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{})
+		if err != nil {
+			s.Fatal(err)
+		}
+	}
+}
+
+// running creates pods and waits until they run.
+func (s *scene) running(pods ...work) {
+	s.Helper()
+	s.start(pods...)
+	for _, w := range pods {
+		s.waitRunning(w.name)
+	}
+}
+
+func (s *scene) waitRunning(name string) {
+	s.Helper()
+	eventually(s, 90*time.Second, "pod "+name+" runs", func() error {
+		pod, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if !isReady(pod) {
+			return fmt.Errorf("it is %s", pod.Status.Phase)
+		}
+		return nil
+	})
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
+		return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
+	})
+}
+
+// pod reads a pod of the scene.
+func (s *scene) pod(name string) *corev1.Pod {
+	s.Helper()
+	pod, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return pod
+}
+
+// events are the events about an object, oldest first, as `Reason: message`.
+func events(t testing.TB, kind, ns, name string) []string {
+	t.Helper()
+	list, err := kube.CoreV1().Events(ns).List(background, metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Event) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	var told []string
+	for _, event := range list.Items {
+		told = append(told, event.Reason+": "+event.Message)
+	}
+	return told
+}
+
+// gaugeAddress is the address of the service that serves the tests' metrics.
+var gaugeAddress string
+
+const gauge = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: e2e}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: gauge, namespace: e2e, labels: {app: gauge}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: v1}
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: gauge, image: "plimsoll.dev/e2e/tools:latest", imagePullPolicy: Never, args: [gauge, ":8080"]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: gauge, namespace: e2e}
+spec:
+  selector: {app: gauge}
+  ports: [{port: 80, targetPort: 8080}]
+`
+
+// startGauge runs the server of the tests' metrics.
+func startGauge() error {
+	if _, err := tryKubectl(gauge, "apply", "-f", "-"); err != nil {
+		return err
+	}
+	if _, err := tryKubectl("", "wait", "-n", "e2e", "pod/gauge", "--for=condition=Ready", "--timeout=60s"); err != nil {
+		return err
+	}
+	service, err := kube.CoreV1().Services("e2e").Get(background, "gauge", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	gaugeAddress = service.Spec.ClusterIP
+	return nil
+}
+
+// askGauge asks the gauge through the API server.
+func askGauge(path, key, value string) ([]byte, error) {
+	request := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/e2e/pods/gauge:8080/proxy" + path).Timeout(0) // the gauge would take a timeout for a metric
+	if key != "" {
+		request = request.Param(key, value)
+	}
+	return request.DoRaw(background)
+}
+
+// noteURL is where a pod leaves word that it lives.
+func noteURL(who string) string {
+	return "http://" + gaugeAddress + "/note?who=" + url.QueryEscape(who)
+}

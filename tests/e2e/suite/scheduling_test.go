@@ -1,0 +1,189 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := besideRefuge(t, node)
+		s.action(s.name, "{coolDownSeconds: 4}")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+
+		crossed := time.Now()
+		s.set(hot)
+		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+		took := time.Since(crossed)
+		t.Logf("over its mark to tainted, as kubectl get node sees it: %.1f s", took.Seconds())
+		if took > 3500*time.Millisecond { // (threshold + 1) x period + 0.5 s
+			t.Errorf("the taint took %s", took)
+		}
+		if shown := kubectl(t, "get", "nodewatermark", node, "--no-headers"); !strings.Contains(shown, "NoSchedule") {
+			t.Errorf("kubectl get nodewatermark shows %s", shown)
+		}
+		if condition := nodeCondition(t, node); condition == nil || condition.Status != corev1.ConditionTrue {
+			t.Errorf("condition InterferenceIdentified is %v", condition)
+		}
+		if told := strings.Join(events(t, "Node", "", node), "\n"); !strings.Contains(told, s.name+"/hot") {
+			t.Errorf("no event of the node names the rule:\n%s", told)
+		}
+
+		s.start(work{name: "here", args: []string{"pause"}, intolerant: true},
+			work{name: "wherever", args: []string{"pause"}, anywhere: true, intolerant: true})
+		eventually(t, 20*time.Second, "a new pod is refused by the scheduler", func() error {
+			if told := strings.Join(events(t, "Pod", s.name, "here"), "\n"); !strings.Contains(told, "FailedScheduling") {
+				return fmt.Errorf("events: %s", told)
+			}
+			return nil
+		})
+		s.waitRunning("wherever")
+		if on := s.pod("wherever").Spec.NodeName; on != other(node) {
+			t.Errorf("a pod for any node went to %s", on)
+		}
+		if now := s.pod("here"); now.Status.Phase != corev1.PodPending || now.Spec.NodeName != "" {
+			t.Errorf("pod here is %s on %q", now.Status.Phase, now.Spec.NodeName)
+		}
+
+		quiet := time.Now()
+		s.set(cold)
+		s.waitNoTaint(20 * time.Second)
+		if held := time.Since(quiet); held < 3*time.Second {
+			t.Errorf("the cool-down is 4 s, the taint went after %s", held)
+		}
+		s.waitRunning("here")
+		if condition := nodeCondition(t, node); condition != nil && condition.Status == corev1.ConditionTrue {
+			t.Errorf("condition InterferenceIdentified is %v", condition)
+		}
+	})
+}
+
+func nodeCondition(t *testing.T, node string) *corev1.NodeCondition {
+	t.Helper()
+	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, condition := range object.Status.Conditions {
+		if condition.Type == "InterferenceIdentified" {
+			return &condition
+		}
+	}
+	return nil
+}
+
+func TestTaintsOfOthersOutliveOurs(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		taints := func() (keys []string) {
+			object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, taint := range object.Spec.Taints {
+				keys = append(keys, taint.Key)
+			}
+			return keys
+		}
+		kubectl(t, "taint", "node", node, "example.com/kept=yes:PreferNoSchedule")
+		t.Cleanup(func() { tryKubectl("", "taint", "node", node, "example.com/kept-", "example.com/busy-") })
+		s.action(s.name, "{coolDownSeconds: 1}")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+
+		// Somebody else writes taints all the while.
+		stop, ended := make(chan struct{}), make(chan int)
+		go func() {
+			writes := 0
+			defer func() { ended <- writes }()
+			for {
+				for _, change := range []string{"example.com/busy=yes:PreferNoSchedule", "example.com/busy-"} {
+					if _, err := tryKubectl("", "taint", "node", node, change); err == nil {
+						writes++
+					}
+					select {
+					case <-stop:
+						return
+					default:
+					}
+				}
+			}
+		}()
+		for range 3 {
+			s.set(hot)
+			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule)
+			if now := taints(); !slices.Contains(now, "example.com/kept") {
+				t.Errorf("another's taint is lost: %v", now)
+			}
+			s.set(cold)
+			s.waitNoTaint(15 * time.Second)
+			if now := taints(); !slices.Contains(now, "example.com/kept") {
+				t.Errorf("another's taint is lost: %v", now)
+			}
+		}
+		close(stop)
+		if writes := <-ended; writes < 4 {
+			t.Fatalf("only %d writes of another came between", writes)
+		}
+	})
+}
+
+func TestATaintThatADeadAgentLeftIsRemoved(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.action(s.name, "{coolDownSeconds: 1}")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+		// The agent dies, and before the next one looks the policy is gone.
+		freeze := processOf(t, node, "agent")
+		onNode(t, node, "kill -STOP "+freeze)
+		s.noPolicies()
+		onNode(t, node, "kill -KILL "+freeze)
+		s.waitNoTaint(60 * time.Second)
+	})
+}
+
+func TestPreferNoScheduleIsTheEffectThatTheActionNames(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.action(s.name, "{coolDownSeconds: 1, disableScheduling: {effect: PreferNoSchedule}}")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitTaint(10*time.Second, corev1.TaintEffectPreferNoSchedule)
+		// Stronger wins: the action is edited while it is in force.
+		s.action(s.name, "{coolDownSeconds: 1, disableScheduling: {effect: NoSchedule}}")
+		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+		s.set(cold)
+		s.waitNoTaint(15 * time.Second)
+	})
+}
+
+func TestATaintThatSomebodyRemovesComesBack(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.action(s.name, "{coolDownSeconds: 1}")
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+		if _, err := kube.CoreV1().Nodes().Patch(background, node, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+		s.set(cold)
+		s.waitNoTaint(15 * time.Second)
+	})
+}

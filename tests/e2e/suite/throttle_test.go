@@ -1,0 +1,288 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// gently takes half of the CPU in two steps: the floor is reached soon. A step at 1 s of period is seen by polling.
+const gently = "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}"
+
+// victim is a pod that is throttled, its cgroup and what that held before.
+type victim struct {
+	name   string
+	folder string
+	before settings
+	cap    int // millicores, once it is throttled
+}
+
+func (s *scene) victim(name string) *victim {
+	s.Helper()
+	folder := s.folder(name)
+	return &victim{name: name, folder: folder, before: s.settings(folder)}
+}
+
+// throttled is what the status says of a pod of the scene; nil: it is not throttled.
+func (s *scene) throttled(pod string) *throttled {
+	s.Helper()
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, entry := range now.Status.Throttled {
+		if entry.Namespace == s.name && entry.Pod == pod {
+			return &entry
+		}
+	}
+	return nil
+}
+
+// waitRatio waits until a pod is throttled to a percentage, as the status tells it and as the kernel has it, and returns
+// the cap in millicores.
+func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
+	s.Helper()
+	eventually(s, limit, fmt.Sprintf("%s is throttled to %d %%", v.name, ratio), func() error {
+		told := s.throttled(v.name)
+		if told == nil || told.Ratio != ratio || told.ToMillicores == nil {
+			return fmt.Errorf("the status says %+v", told)
+		}
+		read, err := readSettings(s.node, v.folder)
+		if err != nil {
+			return err
+		}
+		cap = read.millicores()
+		if cap < *told.ToMillicores-1 || cap > *told.ToMillicores+1 {
+			return fmt.Errorf("the status says %dm, the kernel %dm", *told.ToMillicores, cap)
+		}
+		return nil
+	})
+	// 100 % is the quota, or the use at the first step if that was less.
+	if original := v.before.millicores(); original > 0 && (cap > original*ratio/100+1 || cap < original*ratio/200) {
+		s.Errorf("%s had %dm, and %d %% of its base is %dm", v.name, original, ratio, cap)
+	}
+	return cap
+}
+
+// waitCap waits until the kernel holds a pod to some millicores.
+func (s *scene) waitCap(limit time.Duration, v *victim, millicores int) {
+	s.Helper()
+	eventually(s, limit, fmt.Sprintf("%s is held to %dm", v.name, millicores), func() error { return s.held(v, millicores) })
+}
+
+// held tells whether the kernel holds a pod to some millicores.
+func (s *scene) held(v *victim, millicores int) error {
+	read, err := readSettings(s.node, v.folder)
+	if err != nil {
+		return err
+	}
+	if now := read.millicores(); now < millicores-1 || now > millicores+1 {
+		return fmt.Errorf("%s may use %dm, not %dm", v.name, now, millicores)
+	}
+	return nil
+}
+
+// trace reads a pod's cap 5 times a second on the node itself; the answer ends that and returns the different caps in their order.
+func (s *scene) trace(v *victim) (end func() []int) {
+	s.Helper()
+	file := "cpu.max"
+	if s.node == "v1" {
+		file = "*/cpu.cfs_quota_us" // of its containers, where the limit is
+	}
+	stop := "/tmp/trace-" + s.name
+	onNode(s, s.node, "touch "+stop)
+	traced := make(chan string, 1)
+	go func() {
+		out, _ := tryOnNode(s.node, fmt.Sprintf("cd %s; while [ -e %s ]; do echo $(cat %s); sleep 0.2; done; echo $(cat %s)", v.folder, stop, file, file))
+		traced <- out
+	}()
+	return func() (seen []int) {
+		onNode(s, s.node, "rm "+stop)
+		for _, line := range strings.Split(<-traced, "\n") {
+			for _, word := range strings.Fields(line) {
+				micros, err := strconv.Atoi(word)
+				if err == nil && micros > 0 && (len(seen) == 0 || seen[len(seen)-1] != micros/100) {
+					seen = append(seen, micros/100)
+				}
+				if s.node == "v2" {
+					break // the period follows
+				}
+			}
+		}
+		return seen
+	}
+}
+
+func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		s.running(
+			work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"},
+			work{name: "bystander", args: []string{"burn", "50"}, limits: "300m", requests: "20m"},
+		)
+		limited, bystander := s.victim("limited"), s.victim("bystander")
+		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 40}}}")
+		s.allow(s.name, "limited", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		if free := s.usage(limited.folder, 2*time.Second); free < 120 {
+			t.Fatalf("the pod uses only %dm of 200m while nothing is in force", free)
+		}
+
+		trace := s.trace(limited)
+		s.set(hot)
+		cap := s.waitRatio(30*time.Second, limited, 40)
+		checkSteps(t, trace(), 200, cap)
+		if used := s.usage(limited.folder, 4*time.Second); used > cap*105/100+2 || used < cap*60/100 {
+			t.Errorf("at a cap of %dm it uses %dm", cap, used)
+		}
+		if told := s.throttled("limited"); told == nil || told.Rule != s.name+"/hot" || told.FromMillicores == nil || *told.FromMillicores != 200 {
+			t.Errorf("the status says %+v", told)
+		}
+		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
+			t.Errorf("a pod that no PodQOS selects was touched: %v", err)
+		}
+
+		trace = s.trace(limited)
+		s.set(cold)
+		s.waitRestored(30*time.Second, limited.folder, limited.before)
+		checkSteps(t, trace(), cap, 200)
+		if used := s.usage(limited.folder, 2*time.Second); used < 120 {
+			t.Errorf("it has its 200m again and uses %dm", used)
+		}
+		told := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
+		if !strings.Contains(told, s.name+"/hot") {
+			t.Errorf("no event of the pod names the rule:\n%s", told)
+		}
+	})
+}
+
+// checkSteps tells whether caps go one way from a start to an end, with steps between.
+func checkSteps(t *testing.T, seen []int, start, end int) {
+	t.Helper()
+	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
+		t.Errorf("from %dm to %dm it went %v", start, end, seen)
+	}
+	for i := 1; i < len(seen); i++ {
+		if (seen[i] > seen[i-1]) != (end > start) {
+			t.Errorf("the caps do not go one way: %v", seen)
+		}
+	}
+}
+
+func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		s.running(work{name: "free", args: []string{"burn", "200"}})
+		free := s.victim("free")
+		if before := free.before.millicores(); before != -1 {
+			t.Fatalf("it has a quota of %dm", before)
+		}
+		used := s.usage(free.folder, 3*time.Second)
+		s.action(s.name, gently)
+		s.allow(s.name, "", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		eventually(t, 20*time.Second, "it is held below its use", func() error {
+			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
+				return fmt.Errorf("it uses %dm and may use %dm", used, now)
+			}
+			return nil
+		})
+		cap := s.settings(free.folder).millicores()
+		if now := s.usage(free.folder, 4*time.Second); now > cap*108/100+2 {
+			t.Errorf("at a cap of %dm it uses %dm", cap, now)
+		}
+		s.set(cold)
+		s.waitRestored(20*time.Second, free.folder, free.before)
+	})
+}
+
+func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		s.running(
+			work{name: "limited", args: []string{"burn", "200"}, limits: "200m", requests: "20m"},
+			work{name: "free", args: []string{"burn", "200"}},
+		)
+		limited, free := s.victim("limited"), s.victim("free")
+		s.action(s.name, gently)
+		s.allow(s.name, "", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+		s.set(hot)
+		cap, freeCap := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
+
+		restarts := []string{"pkill -x kubelet", "pkill -x containerd"}
+		if node == "v2" {
+			restarts = []string{"systemctl daemon-reload", "systemctl daemon-reexec", "systemctl restart kubelet", "systemctl restart containerd"}
+		}
+		for _, command := range restarts {
+			onNode(t, node, command)
+			s.waitCap(5*time.Second, limited, cap)
+			s.waitCap(5*time.Second, free, freeCap)
+		}
+		waitNodeReady(t, node)
+
+		kubectl(t, "exec", "-n", s.name, "limited", "--", "kill", "1")
+		eventually(t, 60*time.Second, "the container is started again", func() error {
+			status := s.pod("limited").Status.ContainerStatuses[0]
+			if status.RestartCount == 0 || !status.Ready {
+				return fmt.Errorf("restarts: %d, ready: %v", status.RestartCount, status.Ready)
+			}
+			return nil
+		})
+		s.waitCap(5*time.Second, limited, cap)
+
+		patch := `{"spec":{"containers":[{"name":"work","resources":{"limits":{"cpu":"300m"}}}]}}`
+		_, err := kube.CoreV1().Pods(s.name).Patch(background, "limited", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "resize")
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 60*time.Second, "the kubelet resized the pod", func() error {
+			resources := s.pod("limited").Status.ContainerStatuses[0].Resources
+			if resources == nil || resources.Limits.Cpu().MilliValue() != 300 {
+				return fmt.Errorf("its resources are %v", resources)
+			}
+			return nil
+		})
+		eventually(t, 10*time.Second, "the resized pod is throttled", func() error {
+			if now := s.settings(limited.folder).millicores(); now < 0 || now > 150 {
+				return fmt.Errorf("it may use %dm", now)
+			}
+			return nil
+		})
+
+		s.set(cold)
+		s.waitRestored(20*time.Second, free.folder, free.before)
+		s.waitCap(20*time.Second, limited, 300)
+		// What the kubelet writes for such a pod, a new one tells.
+		s.running(work{name: "like", args: []string{"pause"}, limits: "300m", requests: "20m"})
+		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
+	})
+}
+
+func waitNodeReady(t *testing.T, node string) {
+	t.Helper()
+	eventually(t, 60*time.Second, "node "+node+" is Ready", func() error {
+		object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range object.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions: %v", object.Status.Conditions)
+	})
+}
