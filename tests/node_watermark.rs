@@ -358,6 +358,7 @@ fn twenty_rules_with_their_states_take_at_most_eight_kib() {
         .collect();
     let rule_status = |rule: &Rule| RuleStatus {
         id: rule.id.to_string(),
+        metric: Some(rule.metric.to_string()),
         strategy: "None".into(),
         state: "Breached".into(),
         value: Some(4321.5),

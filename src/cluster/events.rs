@@ -1,10 +1,25 @@
 //! Events: what people see in `kubectl describe`. Equal ones are counted, not repeated.
+//!
+//! The recorder of the client library takes two events for equal whose messages differ, and shows the first alone.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
 
 use super::client::{CallError, call};
+use super::clock;
+use crate::engine::time::BootTime;
+
+/// Equal events within so long are one.
+const SERIES: Duration = Duration::from_mins(6);
+/// Where events about objects of no namespace are.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// Something that happened to an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,18 +36,35 @@ pub struct Happening {
     pub message: String,
 }
 
+/// What makes events equal: object, reason and message.
+type Key = (ObjectReference, String, String);
+
+/// An event that was written.
+#[derive(Clone, Debug)]
+struct Written {
+    name: String,
+    count: i32,
+    last: BootTime,
+}
+
 /// Writes events.
 #[derive(Clone)]
-pub struct Events(Recorder);
+pub struct Events {
+    client: Client,
+    component: String,
+    instance: String,
+    written: Arc<Mutex<Vec<(Key, Written)>>>,
+}
 
 impl Events {
     /// In the name of this component, on this instance.
     pub fn new(client: Client, component: &str, instance: &str) -> Self {
-        let reporter = Reporter {
-            controller: component.to_owned(),
-            instance: Some(instance.to_owned()),
-        };
-        Self(Recorder::new(client, reporter))
+        Self {
+            client,
+            component: component.to_owned(),
+            instance: instance.to_owned(),
+            written: Arc::default(),
+        }
     }
 
     /// Writes one.
@@ -40,17 +72,83 @@ impl Events {
     /// # Errors
     /// The API server refused it, or did not answer. Nothing rests on an event: it is not tried again.
     pub async fn publish(&self, happening: Happening) -> Result<(), CallError> {
-        let event = Event {
-            type_: if happening.warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: happening.reason,
-            note: Some(happening.message),
-            action: happening.action,
-            secondary: None,
-        };
-        call(self.0.publish(&event, &happening.about)).await
+        let namespace = happening.about.namespace.clone();
+        let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let key = (
+            happening.about.clone(),
+            happening.reason.clone(),
+            happening.message.clone(),
+        );
+        if let Some(known) = self.known(&key) {
+            match count(&api, &known).await {
+                // It has expired, or somebody deleted it.
+                Err(error) if error.code() == Some(404) => {}
+                counted => {
+                    return counted.map(|()| self.remember(key, known.name, known.count + 1));
+                }
+            }
+        }
+        let event = self.event(happening, &namespace);
+        let name = event.metadata.name.clone().unwrap_or_default();
+        call(api.create(&PostParams::default(), &event)).await?;
+        self.remember(key, name, 1);
+        Ok(())
     }
+
+    /// An equal one of a short while ago.
+    fn known(&self, key: &Key) -> Option<Written> {
+        let now = clock::now();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|(_, known)| now.since(known.last) < SERIES);
+        let found = written.iter().find(|(known, _)| known == key);
+        found.map(|(_, known)| known.clone())
+    }
+
+    fn remember(&self, key: Key, name: String, count: i32) {
+        let last = clock::now();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|(known, _)| *known != key);
+        written.push((key, Written { name, count, last }));
+    }
+
+    fn event(&self, happening: Happening, namespace: &str) -> Event {
+        let now = clock::wall();
+        let about = happening.about.name.as_deref().unwrap_or(&self.component);
+        Event {
+            metadata: ObjectMeta {
+                namespace: Some(namespace.to_owned()),
+                name: Some(format!("{about}.{:x}", now.as_nanosecond())),
+                ..ObjectMeta::default()
+            },
+            type_: Some(
+                if happening.warning {
+                    "Warning"
+                } else {
+                    "Normal"
+                }
+                .to_owned(),
+            ),
+            event_time: Some(MicroTime(now)),
+            reporting_controller: Some(self.component.clone()),
+            reporting_instance: Some(self.instance.clone()),
+            action: Some(happening.action),
+            reason: Some(happening.reason),
+            note: Some(happening.message),
+            regarding: Some(happening.about),
+            ..Event::default()
+        }
+    }
+}
+
+async fn count(api: &Api<Event>, known: &Written) -> Result<(), CallError> {
+    let series = EventSeries {
+        count: known.count + 1,
+        last_observed_time: MicroTime(clock::wall()),
+    };
+    let patch = Patch::Merge(json!({"series": series}));
+    let params = PatchParams::default();
+    call(api.patch(&known.name, &params, &patch))
+        .await
+        .map(drop)
 }

@@ -21,8 +21,8 @@ pub use convert::{Read, Refusal, Unread};
 pub use hash::Hash;
 pub use part::Part;
 pub use status::{
-    AgentStatus, Counts, EvictionStatus, NodeWatermarkStatus, RefusedStatus, RuleStatus,
-    SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling,
+    AgentStatus, Counts, EvictionStatus, NodeWatermarkStatus, PodPolicyStatus, RefusedStatus,
+    RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling,
 };
 
 /// The API group of the kinds that people read and machines write.

@@ -8,3 +8,4 @@ pub mod collect;
 pub mod journal;
 pub mod machine;
 pub mod pod_facts;
+pub mod report;

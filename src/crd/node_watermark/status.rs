@@ -61,6 +61,10 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub refused: Vec<RefusedStatus>,
+    /// How many pods of the node each `PodQOS` matches, in order of name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
+    pub pod_policies: Vec<PodPolicyStatus>,
     /// `Ready`, `Contested` and `Degraded`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
@@ -108,6 +112,10 @@ pub struct RuleStatus {
     /// `<NodeQOS>/<rule>`.
     #[schemars(length(max = 320))]
     pub id: String,
+    /// What is measured; its unit is that of `value` and `mark`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 200))]
+    pub metric: Option<String>,
     /// `None` or `Preview`.
     #[schemars(length(max = 32))]
     pub strategy: String,
@@ -227,6 +235,17 @@ pub struct WouldStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub how: Option<String>,
+}
+
+/// How many pods one `PodQOS` matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPolicyStatus {
+    /// Its name.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// Pods of this node.
+    pub matched: i64,
 }
 
 /// Something that was not done.

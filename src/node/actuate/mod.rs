@@ -1,5 +1,6 @@
 //! Those who act on a plan.
 
+pub mod api;
 pub mod evict;
 pub mod evict_api;
 pub mod reclaim;

@@ -35,6 +35,8 @@ pub struct Wanted {
 /// What stands there, as far as we know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
+    /// The Node has been seen.
+    pub known: bool,
     /// The effect of our taint on the Node; `None` where there is none.
     pub effect: Option<TaintEffect>,
     /// Why the Node is not as it has to be; `None` where nothing went wrong.
@@ -240,6 +242,7 @@ impl Keeper {
 
     fn standing(&self) -> Standing {
         Standing {
+            known: self.node.is_some(),
             effect: self.node.as_ref().and_then(Marked::effect),
             failing: self.failing.clone(),
             contested: self.contested.is_some(),

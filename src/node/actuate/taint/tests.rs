@@ -63,7 +63,13 @@ fn after_a_start_the_node_is_left_alone_until_the_engine_has_spoken() {
     );
     keeper.kept(at(1), Ok(node(2, None)));
     assert_eq!(keeper.step(at(1)), Step::Rest(None));
-    assert_eq!(keeper.standing(), Standing::default());
+    assert_eq!(
+        keeper.standing(),
+        Standing {
+            known: true,
+            ..Standing::default()
+        }
+    );
 }
 
 #[test]

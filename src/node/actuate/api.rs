@@ -1,0 +1,259 @@
+//! What a node's machine does through the API server: the taint, and evictions. It hands wishes to tasks and never
+//! waits.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::evict_api::{Evictions, Evictor, Fate, Outcome, Refusal, Request};
+use super::taint::{self, Standing, Wanted};
+use crate::cluster::taint::Marked;
+use crate::engine::RuleReport;
+use crate::engine::plan::{Evict, Scheduling};
+use crate::engine::pod::PodUid;
+use crate::engine::policy::{PolicySet, RuleId};
+use crate::engine::time::BootTime;
+use crate::node::clock;
+use crate::node::machine;
+use crate::node::machine::enforce::Effect;
+use crate::node::machine::outside::Outside;
+use crate::node::machine::wording::format_value;
+use crate::node::machine::workload::Workload;
+
+/// Evictions are remembered for so long, and no more than so many.
+pub const REMEMBERED: Duration = Duration::from_hours(1);
+const MOST_REMEMBERED: usize = 64;
+/// An evicted pod that is still there so long after its grace period is not waited for any more.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// An eviction of the last hour.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Evicted {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// For which rule.
+    pub rule: RuleId,
+    /// When it was accepted.
+    pub time: Timestamp,
+    /// The same, since boot.
+    pub at: BootTime,
+    /// Until when it is waited for; absent: it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<BootTime>,
+}
+
+/// The API server, as the machine of a node acts through it.
+#[derive(Debug)]
+pub struct ApiServer {
+    wanted: watch::Sender<Wanted>,
+    standing: watch::Receiver<Standing>,
+    policies: watch::Sender<Arc<PolicySet>>,
+    evictions: Evictions,
+    /// Asked for, and nothing is known yet.
+    asked: Vec<PodUid>,
+    /// The newest first.
+    evicted: VecDeque<Evicted>,
+    /// What was told since [`Self::take_outcomes`].
+    outcomes: Vec<Outcome>,
+}
+
+impl ApiServer {
+    /// For the node of this name, which `seen` shows as a watch sees it. Spawns its tasks, which end with it.
+    pub fn start(client: Client, node: &str, seen: watch::Receiver<Option<Marked>>) -> Self {
+        let (policies, watched) = watch::channel(Arc::default());
+        let (evictor, evictions) = Evictor::new(client.clone(), node, watched);
+        tokio::spawn(evictor.run());
+        let (wanted, wants) = watch::channel(Wanted::default());
+        let (stands, standing) = watch::channel(Standing::default());
+        tokio::spawn(taint::run(client, wants, seen, stands));
+        Self {
+            wanted,
+            standing,
+            policies,
+            evictions,
+            asked: Vec::new(),
+            evicted: VecDeque::new(),
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// The policies in force: an eviction that they no longer want is not sent.
+    pub fn set_policy(&self, policy: Arc<PolicySet>) {
+        self.policies.send_replace(policy);
+    }
+
+    /// Of these pods nothing is there any more, unless `is_there`.
+    pub fn set_pods(&mut self, is_there: impl Fn(&PodUid) -> bool) {
+        let waited = self.evicted.iter_mut().filter(|it| it.until.is_some());
+        for gone in waited.filter(|evicted| !is_there(&evicted.uid)) {
+            gone.until = None;
+        }
+    }
+
+    /// Gives the taint and the condition the words of what was just judged. To be called after a tick.
+    pub fn explain(&self, reports: impl Iterator<Item = RuleReport>) {
+        self.wanted.send_if_modified(|wanted| {
+            let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
+                return false;
+            };
+            if !wanted.message.is_empty() {
+                return false;
+            }
+            let asking = reports.filter(|report| rules.contains(&report.id));
+            wanted.message = excess(&self.policies.borrow(), asking);
+            true
+        });
+    }
+
+    /// What stands on the Node.
+    pub fn standing(&self) -> Standing {
+        self.standing.borrow().clone()
+    }
+
+    /// Waits until no taint of ours stands on the Node, at most so long; whether that came about.
+    pub async fn wait_for_no_taint(&mut self, most: Duration) -> bool {
+        let gone = self.standing.wait_for(|standing| standing.effect.is_none());
+        matches!(tokio::time::timeout(most, gone).await, Ok(Ok(_)))
+    }
+
+    /// What came of evictions since the last call.
+    pub fn take_outcomes(&mut self) -> Vec<Outcome> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// The evictions of the last hour, the newest first.
+    pub fn evicted(&self, now: BootTime) -> impl Iterator<Item = &Evicted> {
+        let recent = move |it: &&Evicted| now.since(it.at) < REMEMBERED;
+        self.evicted.iter().filter(recent)
+    }
+
+    fn tell(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
+        let uid = outcome.request.uid();
+        let words = outcome.fate.to_string();
+        if !matches!(outcome.fate, Fate::Unsure(_)) {
+            self.asked.retain(|asked| *asked != uid);
+        }
+        effects.push(match &outcome.fate {
+            Fate::Accepted | Fate::Terminating | Fate::Unsure(_) => Effect::evicting(&uid, words),
+            Fate::Gone => Effect::gone(&uid, words),
+            Fate::Refused { until, .. } => Effect::refused(&uid, *until, words),
+        });
+        if outcome.fate == Fate::Accepted {
+            self.remember(&outcome.request, outcome.at);
+        }
+        self.outcomes.push(outcome);
+    }
+
+    fn remember(&mut self, request: &Request, now: BootTime) {
+        self.evicted.retain(|it| now.since(it.at) < REMEMBERED);
+        self.evicted.truncate(MOST_REMEMBERED - 1);
+        self.evicted.push_front(Evicted {
+            uid: request.uid(),
+            namespace: request.target.namespace.clone(),
+            name: request.target.name.clone(),
+            rule: request.rule.clone(),
+            time: clock::wall_time(),
+            at: now,
+            until: Some(now + request.grace + PATIENCE),
+        });
+    }
+
+    /// When the rule is judged next: what was not sent by then is decided anew.
+    fn expiry(&self, rule: &RuleId, now: BootTime) -> BootTime {
+        let policy = self.policies.borrow();
+        let rule = policy.rules.iter().find(|known| known.id == *rule);
+        rule.map_or(now, |rule| now + rule.period)
+    }
+}
+
+/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule.
+fn excess(policy: &PolicySet, reports: impl Iterator<Item = RuleReport>) -> String {
+    let of = |report: RuleReport| {
+        let metric = machine::metric(policy, &report.id);
+        let value = |value| format_value(metric.as_deref(), value);
+        let name = metric.as_deref().unwrap_or("its metric");
+        let mark = value(report.watermark);
+        match report.value {
+            Some(now) if now > report.watermark => {
+                format!("{}: {name} {} is above {mark}", report.id, value(now))
+            }
+            _ => format!("{}: {name} was above {mark} a short while ago", report.id),
+        }
+    };
+    reports.map(of).collect::<Vec<_>>().join("; ")
+}
+
+impl Outside for ApiServer {
+    type Pending = Evicted;
+
+    fn keep_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
+        self.wanted.send_if_modified(|known| {
+            if known.scheduling == *wanted {
+                return false;
+            }
+            known.scheduling.clone_from(wanted);
+            known.message.clear();
+            true
+        });
+    }
+
+    fn evict(
+        &mut self,
+        evict: &Evict,
+        workload: &Workload,
+        now: BootTime,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.evicting().any(|uid| *uid == evict.uid) {
+            return;
+        }
+        let request = Request::of(evict, &workload.pod, self.expiry(&evict.rule, now));
+        self.asked.push(evict.uid.clone());
+        if let Some(outcome) = self.evictions.ask(request, now) {
+            self.tell(outcome, effects);
+        }
+    }
+
+    fn poll(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
+        while let Some(outcome) = self.evictions.poll() {
+            self.tell(outcome, effects);
+        }
+        let waited = self.evicted.iter_mut();
+        for late in waited.filter(|it| it.until.is_some_and(|until| now >= until)) {
+            late.until = None;
+        }
+    }
+
+    fn evicting(&self) -> impl Iterator<Item = &PodUid> {
+        let leaving = self.evicted.iter().filter(|it| it.until.is_some());
+        self.asked.iter().chain(leaving.map(|it| &it.uid))
+    }
+
+    fn pending(&self) -> Vec<Evicted> {
+        self.evicted.iter().cloned().collect()
+    }
+
+    fn resume(&mut self, pending: Vec<Evicted>) {
+        self.evicted = pending.into();
+    }
+}
+
+impl Outcome {
+    /// Nothing was done, and that says something about the pod.
+    pub const fn refusal(&self) -> Option<&Refusal> {
+        match &self.fate {
+            Fate::Refused { why, .. } if why.is_about_the_pod() => Some(why),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `Ready`, `Contested` and `Degraded` of a `NodeWatermark`.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, READY};
+
+/// The longest message that an API server takes is 32 KiB; nobody reads that.
+const LONGEST: usize = 1024;
+
+/// What speaks for and against all being well. Each list is empty where nothing is wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Why the spec is not kept (any more).
+    pub unready: Option<Unready>,
+    /// What somebody else keeps undoing.
+    pub contested: Vec<String>,
+    /// What can't be handled, each with one word for it.
+    pub degraded: Vec<(&'static str, String)>,
+}
+
+/// Why a spec is not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unready {
+    /// No rule has been judged yet.
+    Starting,
+    /// The last rules that were understood are kept instead.
+    Held(String),
+}
+
+/// The conditions, from those before: the time of transition changes with the status alone.
+pub fn conditions(
+    health: &Health,
+    generation: Option<i64>,
+    before: &[Condition],
+    now: Timestamp,
+) -> Vec<Condition> {
+    let make = |kind: &str, status: bool, reason: &str, message: String| {
+        let status = if status { "True" } else { "False" };
+        let same = |known: &&Condition| known.type_ == kind && known.status == status;
+        let since = before.iter().find(same);
+        Condition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: cut(message, LONGEST),
+            observed_generation: generation,
+            last_transition_time: since.map_or(Time(now), |it| it.last_transition_time.clone()),
+        }
+    };
+    let ready = match &health.unready {
+        None => make(READY, true, "RulesKept", "every rule is judged".to_owned()),
+        Some(Unready::Starting) => {
+            let message = "not every rule has been judged yet".to_owned();
+            make(READY, false, "Starting", message)
+        }
+        Some(Unready::Held(why)) => make(READY, false, "LastRulesHeld", why.clone()),
+    };
+    let contested = match health.contested.as_slice() {
+        [] => make(CONTESTED, false, "NotContested", String::new()),
+        whom => make(CONTESTED, true, "UndoneByOthers", whom.join("; ")),
+    };
+    let degraded = match health.degraded.as_slice() {
+        [] => make(DEGRADED, false, "AllInOrder", String::new()),
+        [(reason, _), ..] => {
+            let messages = health.degraded.iter().map(|(_, message)| message.as_str());
+            let message = messages.collect::<Vec<_>>().join("; ");
+            make(DEGRADED, true, reason, message)
+        }
+    };
+    vec![ready, contested, degraded]
+}
+
+/// At most so many bytes of it.
+pub fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let end = (0..=most.saturating_sub(3)).rev();
+        let end = end.into_iter().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+        text.push_str("...");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_transition_changes_with_the_status_alone() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let well = Health::default();
+        let first = conditions(&well, Some(1), &[], at(100));
+        let held = Health {
+            unready: Some(Unready::Held("the spec is not understood".to_owned())),
+            ..Health::default()
+        };
+        let second = conditions(&held, Some(2), &first, at(200));
+        assert_eq!(second[0].status, "False");
+        assert_eq!(second[0].reason, "LastRulesHeld");
+        assert_eq!(second[0].last_transition_time.0, at(200));
+        assert_eq!(second[2].last_transition_time.0, at(100));
+        assert_eq!(second[2].observed_generation, Some(2));
+        let third = conditions(&held, Some(2), &second, at(300));
+        assert_eq!(third, second);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        assert_eq!(cut("ä".repeat(10), 9), "äää...");
+        assert_eq!(cut("short".to_owned(), 9), "short");
+    }
+}

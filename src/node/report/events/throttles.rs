@@ -1,0 +1,132 @@
+//! Throttles: of the many steps of one only the first, the floor and the end are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{AT_FLOOR, About, Note, RESTORED, THROTTLED, list, note, of};
+use crate::engine::plan::Change;
+use crate::engine::pod::PodUid;
+use crate::engine::policy::RuleId;
+use crate::engine::units::Quota;
+use crate::node::machine::event::Decision;
+
+/// A pod that is throttled, or would be.
+#[derive(Debug, Default)]
+struct Held {
+    rules: BTreeSet<RuleId>,
+    floor: bool,
+}
+
+/// What is told of throttles.
+#[derive(Debug, Default)]
+pub(super) struct Throttles {
+    held: BTreeMap<(bool, PodUid), Held>,
+    /// The pods of this tick by what is told of them and for which rule.
+    begun: BTreeMap<(&'static str, String), Vec<String>>,
+}
+
+impl Throttles {
+    /// A step, up or down. `floor` is the ratio that the action does not go below.
+    pub(super) fn step(
+        &mut self,
+        decision: &Decision,
+        floor: Option<u8>,
+        why: &str,
+        out: &mut Vec<Note>,
+    ) {
+        let transition = &decision.transition;
+        let Change::Throttle {
+            pod,
+            to,
+            idle,
+            quota,
+            ..
+        } = &transition.change
+        else {
+            return;
+        };
+        let key = (transition.would, pod.clone());
+        if *to == 100 && !*idle {
+            return self.end(decision, pod, why, out);
+        }
+        let held = self.held.entry(key).or_default();
+        let first = held.rules.is_empty();
+        held.rules.insert(transition.rule.clone());
+        if first {
+            let message = format!("{why}; {}", now(*to, *idle, *quota));
+            self.tell(decision, THROTTLED, pod, message, why, out);
+        } else if Some(*to) == floor && !held.floor {
+            held.floor = true;
+            let message = format!("{why}; {}, the lowest", now(*to, *idle, *quota));
+            let about = About::pod(decision.pod_name.as_deref(), pod);
+            let reason = of(AT_FLOOR, transition.would);
+            out.extend(about.map(|about| note(about, false, reason, message)));
+        }
+    }
+
+    /// The pod can't be brought lower.
+    pub(super) fn floor(&mut self, decision: &Decision, out: &mut Vec<Note>) {
+        let transition = &decision.transition;
+        let Some(pod) = transition.change.pod() else {
+            return;
+        };
+        let Some(held) = self.held.get_mut(&(transition.would, pod.clone())) else {
+            return;
+        };
+        if std::mem::replace(&mut held.floor, true) {
+            return;
+        }
+        let message = format!("{}: it can't be brought lower", transition.rule);
+        let about = About::pod(decision.pod_name.as_deref(), pod);
+        let reason = of(AT_FLOOR, transition.would);
+        out.extend(about.map(|about| note(about, false, reason, message)));
+    }
+
+    /// One rule lets go of the pod; it is told where no other holds it.
+    fn end(&mut self, decision: &Decision, pod: &PodUid, why: &str, out: &mut Vec<Note>) {
+        let transition = &decision.transition;
+        let key = (transition.would, pod.clone());
+        if let Some(held) = self.held.get_mut(&key) {
+            held.rules.remove(&transition.rule);
+            if !held.rules.is_empty() {
+                return;
+            }
+        }
+        self.held.remove(&key);
+        let message = format!("{why}; it has its own CPU limit again");
+        self.tell(decision, RESTORED, pod, message, why, out);
+    }
+
+    fn tell(
+        &mut self,
+        decision: &Decision,
+        words: (&'static str, &'static str),
+        pod: &PodUid,
+        message: String,
+        why: &str,
+        out: &mut Vec<Note>,
+    ) {
+        let reason = of(words, decision.transition.would);
+        if let Some(about) = About::pod(decision.pod_name.as_deref(), pod) {
+            let name = decision.pod_name.clone().unwrap_or_default();
+            let key = (reason, why.to_owned());
+            self.begun.entry(key).or_default().push(name);
+            out.push(note(about, false, reason, message));
+        }
+    }
+
+    /// Tells all that began or ended in this tick in one note a rule.
+    pub(super) fn sum_up(&mut self, out: &mut Vec<Note>) {
+        while let Some(((reason, why), names)) = self.begun.pop_first() {
+            let message = format!("{why}; {}", list(&names));
+            out.push(note(About::Watermark, false, reason, message));
+        }
+    }
+}
+
+fn now(ratio: u8, idle: bool, quota: Quota) -> String {
+    let idle = if idle { ", idle class" } else { "" };
+    match quota {
+        Quota::Unlimited => format!("CPU unlimited{idle}"),
+        Quota::Limit(cpu) => format!("CPU at most {cpu} from now on ({ratio} %){idle}"),
+    }
+}

@@ -1,0 +1,8 @@
+//! What an agent tells the API server: the status of its `NodeWatermark`, and events.
+
+pub mod conditions;
+pub mod events;
+pub mod pace;
+pub mod publish;
+pub mod status;
+pub mod write;

@@ -1,0 +1,145 @@
+//! When the status is written: soon after a change of state, and now and then while something is in force; never
+//! because a value moves.
+
+use std::time::Duration;
+
+use crate::crd::NodeWatermarkStatus;
+use crate::engine::time::BootTime;
+
+/// Two writes are at least so far apart.
+const LEAST: Duration = Duration::from_secs(10);
+/// While something is in force, values are not older than this.
+const MOST: Duration = Duration::from_mins(5);
+
+/// Remembers what was written.
+#[derive(Debug, Default)]
+pub struct Pace {
+    written: Option<NodeWatermarkStatus>,
+    at: Option<BootTime>,
+}
+
+/// What to do about a status now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Write it.
+    Write,
+    /// Look again after so long.
+    Wait(Duration),
+    /// Nothing until it changes.
+    Rest,
+}
+
+impl Pace {
+    /// What to do about the status as it is now.
+    pub fn step(&self, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+        let (Some(written), Some(at)) = (&self.written, self.at) else {
+            return match self.at.map(|at| LEAST.saturating_sub(now.since(at))) {
+                Some(left) if !left.is_zero() => Step::Wait(left),
+                _ => Step::Write,
+            };
+        };
+        let due = if says_the_same(written, status) {
+            if !in_force(status) {
+                return Step::Rest;
+            }
+            MOST
+        } else {
+            LEAST
+        };
+        let left = due.saturating_sub(now.since(at));
+        if left.is_zero() {
+            Step::Write
+        } else {
+            Step::Wait(left)
+        }
+    }
+
+    /// It was written.
+    pub fn wrote(&mut self, status: NodeWatermarkStatus, now: BootTime) {
+        self.written = Some(status);
+        self.at = Some(now);
+    }
+
+    /// The object is another, or gone: what was written is not there any more.
+    pub fn forget(&mut self) {
+        self.written = None;
+    }
+}
+
+fn in_force(status: &NodeWatermarkStatus) -> bool {
+    let closed = status.scheduling.as_ref();
+    closed.is_some_and(crate::crd::node_watermark::SchedulingStatus::is_disabled)
+        || !status.throttled.is_empty()
+        || status.rules.iter().any(|rule| rule.state != "Normal")
+}
+
+/// But for the values.
+fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
+    let masked = |status: &NodeWatermarkStatus| {
+        let mut status = status.clone();
+        for rule in &mut status.rules {
+            rule.value = None;
+        }
+        status
+    };
+    masked(a) == masked(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::node_watermark::RuleStatus;
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime::default() + Duration::from_secs(seconds)
+    }
+
+    fn status(state: &str, value: f64) -> NodeWatermarkStatus {
+        let rule = RuleStatus {
+            state: state.to_owned(),
+            value: Some(value),
+            ..RuleStatus::default()
+        };
+        NodeWatermarkStatus {
+            rules: vec![rule],
+            ..NodeWatermarkStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_change_of_state_is_written_at_once_but_not_more_often_than_every_ten_seconds() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.step(&status("Normal", 1.0), at(100)), Step::Write);
+        pace.wrote(status("Normal", 1.0), at(100));
+        assert_eq!(
+            pace.step(&status("Breached", 9.0), at(103)),
+            Step::Wait(Duration::from_secs(7))
+        );
+        assert_eq!(pace.step(&status("Breached", 9.0), at(110)), Step::Write);
+    }
+
+    #[test]
+    fn a_value_that_moves_is_written_every_five_minutes_while_in_force_and_never_at_rest() {
+        let mut pace = Pace::default();
+        pace.wrote(status("Normal", 1.0), at(0));
+        assert_eq!(pace.step(&status("Normal", 2.0), at(9999)), Step::Rest);
+        pace.wrote(status("Breached", 9.0), at(10_000));
+        assert_eq!(
+            pace.step(&status("Breached", 8.0), at(10_060)),
+            Step::Wait(Duration::from_mins(4))
+        );
+        assert_eq!(pace.step(&status("Breached", 8.0), at(10_300)), Step::Write);
+    }
+
+    #[test]
+    fn an_object_that_was_made_anew_gets_its_status_anew() {
+        let mut pace = Pace::default();
+        pace.wrote(status("Normal", 1.0), at(0));
+        pace.forget();
+        assert_eq!(
+            pace.step(&status("Normal", 1.0), at(4)),
+            Step::Wait(Duration::from_secs(6))
+        );
+        assert_eq!(pace.step(&status("Normal", 1.0), at(10)), Step::Write);
+    }
+}

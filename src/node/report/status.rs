@@ -1,0 +1,414 @@
+//! The status of a `NodeWatermark`: what an operator on call asks of a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::conditions::{Health, conditions, cut};
+use crate::crd::NodeWatermarkStatus;
+use crate::crd::node_watermark::{
+    AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
+    SchedulingStatus, ThrottledStatus, WouldStatus, scheduling,
+};
+use crate::engine::RuleReport;
+use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Spared};
+use crate::engine::pod::{Pod, PodUid};
+use crate::engine::policy::{PolicySet, RuleId, Strategy, TaintEffect};
+use crate::engine::time::BootTime;
+use crate::node::actuate::api::Evicted;
+use crate::node::actuate::evict_api::Outcome;
+use crate::node::actuate::taint::Standing;
+use crate::node::cgroup::knob::Role;
+use crate::node::journal::Record;
+use crate::node::machine::event::{Decision, Event, News};
+use crate::node::machine::metric;
+use crate::node::machine::wording::{format_value, short, spared_reason, unknown_reason};
+
+mod throttled;
+
+/// No more of each are listed: the object has to stay small.
+const MOST: usize = 64;
+/// What could not be written to the state directory is told for so long.
+const UNWRITTEN_FOR: Duration = Duration::from_mins(1);
+/// The wall clock has been set where it is off by more.
+const DRIFT: SignedDuration = SignedDuration::from_secs(2);
+
+/// A node as it is now.
+#[derive(Debug)]
+pub struct View<'a> {
+    /// Since boot.
+    pub now: BootTime,
+    /// The wall clock.
+    pub time: Timestamp,
+    /// `metadata.generation` of the `NodeWatermark`.
+    pub generation: Option<i64>,
+    /// `spec.hash` of the rules that are kept; `None` where they are from no `NodeWatermark`.
+    pub hash: Option<&'a str>,
+    /// This agent.
+    pub agent: &'a AgentStatus,
+    /// The rules as they stand.
+    pub reports: Vec<RuleReport>,
+    /// The policies in force.
+    pub policy: &'a PolicySet,
+    /// What is in force.
+    pub plan: &'a Plan,
+    /// Every cgroup file that is not as it was.
+    pub records: Vec<Record>,
+    /// `namespace/name` of the pods in `records`.
+    pub names: BTreeMap<PodUid, String>,
+    /// What the Preview rules would have in force.
+    pub previews: &'a [Decision],
+    /// What stands on the Node.
+    pub standing: Standing,
+    /// The evictions of the last hour, the newest first.
+    pub evicted: Vec<Evicted>,
+    /// What the caller knows to be wrong.
+    pub health: Health,
+    /// Rules and pod policies of the spec that are left out: what, name, why.
+    pub left_out: Vec<(&'static str, String, String)>,
+}
+
+/// Why something was not done to a pod: the last word on each.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Subject {
+    rule: RuleId,
+    pod: String,
+    what: &'static str,
+}
+
+/// Remembers what only events tell, and builds the status.
+#[derive(Debug, Default)]
+pub struct StatusBuilder {
+    refused: BTreeMap<Subject, String>,
+    contested: BTreeSet<String>,
+    unwritten: Option<(BootTime, String)>,
+    matched: Vec<PodPolicyStatus>,
+    conditions: Vec<Condition>,
+    scheduling: Option<SchedulingStatus>,
+    /// The wall clock at boot.
+    boot: Option<Timestamp>,
+}
+
+impl StatusBuilder {
+    /// Counts the pods that each policy matches; to be called where pods or policies have changed.
+    pub fn count<'a>(&mut self, policy: &PolicySet, pods: impl Iterator<Item = &'a Arc<Pod>>) {
+        let mut matched = vec![0i64; policy.pods.len()];
+        for pod in pods {
+            for (count, policy) in matched.iter_mut().zip(&policy.pods) {
+                *count += i64::from(policy.matches(pod));
+            }
+        }
+        let status =
+            |(policy, matched): (&crate::engine::policy::PodPolicy, i64)| PodPolicyStatus {
+                name: policy.name.clone(),
+                matched,
+            };
+        self.matched = policy.pods.iter().zip(matched).map(status).collect();
+    }
+
+    /// Takes in what happened in a tick; whether that may change the status.
+    pub fn hear(&mut self, events: &[Event]) -> bool {
+        for event in events {
+            match event {
+                Event::Decision(decision) => self.hear_decision(decision),
+                Event::Notice(notice) => {
+                    if let News::StateNotWritten { reason } = &notice.news {
+                        self.unwritten = Some((notice.at, reason.clone()));
+                    }
+                }
+            }
+        }
+        events.iter().any(|event| !event.is_detail())
+    }
+
+    fn hear_decision(&mut self, decision: &Decision) {
+        let transition = &decision.transition;
+        let pod = || decision.pod_name.clone().unwrap_or_default();
+        match &transition.change {
+            Change::State {
+                to: RuleState::Normal,
+                ..
+            } => {
+                self.refused.retain(|it, _| it.rule != transition.rule);
+                let refused = &self.refused;
+                self.contested
+                    .retain(|pod| refused.keys().any(|it| it.pod == *pod));
+            }
+            Change::Spared { reason, .. } if !transition.would => {
+                if *reason == Spared::Contested {
+                    self.contested.insert(pod());
+                }
+                self.spare(&transition.rule, pod(), *reason);
+            }
+            Change::Throttle { .. } if !transition.would => {
+                self.contested.remove(&pod());
+                self.forget(&transition.rule, &pod());
+            }
+            Change::Evict { .. } if !transition.would => self.forget(&transition.rule, &pod()),
+            _ => {}
+        }
+    }
+
+    fn spare(&mut self, rule: &RuleId, pod: String, reason: Spared) {
+        // These come and go with the pod's usage, and nobody can do anything about them.
+        let passing = matches!(
+            reason,
+            Spared::UsesLittle | Spared::NotRunning | Spared::NoSample | Spared::AtFloor
+        );
+        let subject = Subject {
+            rule: rule.clone(),
+            pod,
+            what: "act",
+        };
+        if passing {
+            self.refused.remove(&subject);
+        } else if reason != Spared::BackingOff {
+            self.refused
+                .insert(subject, spared_reason(reason).to_owned());
+        }
+    }
+
+    fn forget(&mut self, rule: &RuleId, pod: &str) {
+        self.refused
+            .retain(|it, _| it.rule != *rule || it.pod != pod);
+    }
+
+    /// Takes in what came of an eviction.
+    pub fn hear_outcome(&mut self, outcome: &Outcome) {
+        let target = &outcome.request.target;
+        let subject = Subject {
+            rule: outcome.request.rule.clone(),
+            pod: format!("{}/{}", target.namespace, target.name),
+            what: "evict",
+        };
+        match outcome.refusal() {
+            Some(why) => drop(self.refused.insert(subject, why.to_string())),
+            None => drop(self.refused.remove(&subject)),
+        }
+    }
+
+    /// The status as it is now.
+    pub fn build(&mut self, view: &View) -> NodeWatermarkStatus {
+        let wall = self.wall(view);
+        let throttled = throttled::status(view);
+        let would = would(view.previews);
+        self.scheduling = scheduling(view, self.scheduling.as_ref());
+        let health = self.health(view);
+        self.conditions = conditions(
+            &health,
+            view.generation,
+            &self.conditions,
+            seconds(view.time),
+        );
+        NodeWatermarkStatus {
+            observed_hash: view.hash.map(str::to_owned),
+            agent: Some(view.agent.clone()),
+            counts: Some(counts(view, &throttled, &would)),
+            rules: view.reports.iter().map(|it| rule(view, it, wall)).collect(),
+            scheduling: self.scheduling.clone(),
+            throttled,
+            evictions: view.evicted.iter().take(MOST).map(eviction).collect(),
+            would: would.into_iter().take(MOST).collect(),
+            refused: self.refusals(view),
+            pod_policies: self.matched.clone(),
+            conditions: self.conditions.clone(),
+        }
+    }
+
+    /// What the wall clock said at boot, so that a moment has the same time whenever it is told.
+    fn wall(&mut self, view: &View) -> Timestamp {
+        let since_boot = SignedDuration::try_from(view.now.since(BootTime::default()));
+        let boot = view.time - since_boot.unwrap_or_default();
+        let known = self
+            .boot
+            .filter(|known| boot.duration_since(*known).abs() < DRIFT);
+        *self.boot.insert(known.unwrap_or(boot))
+    }
+
+    fn health(&self, view: &View) -> Health {
+        let mut health = view.health.clone();
+        if view.standing.contested {
+            health.contested.push("our taint on the Node".to_owned());
+        }
+        let pods = self
+            .contested
+            .iter()
+            .map(|pod| format!("cgroup files of {pod}"));
+        health.contested.extend(pods);
+        if let [(what, name, why), ..] = view.left_out.as_slice() {
+            let more = match view.left_out.len() {
+                1 => String::new(),
+                all => format!(" (and {} more)", all - 1),
+            };
+            let message = format!("not kept: {what} {name}: {why}{more}");
+            health.degraded.push(("PartsNotUnderstood", message));
+        }
+        if let Some(why) = &view.standing.failing {
+            health.degraded.push(("NodeNotMarked", why.clone()));
+        }
+        if let Some((at, why)) = &self.unwritten
+            && view.now.since(*at) < UNWRITTEN_FOR
+        {
+            health.degraded.push(("StateNotWritten", why.clone()));
+        }
+        health
+    }
+
+    fn refusals(&self, view: &View) -> Vec<RefusedStatus> {
+        let left_out = view.left_out.iter().map(|(what, name, why)| RefusedStatus {
+            what: (*what).to_owned(),
+            pod: None,
+            rule: Some(name.clone()),
+            reason: cut(why.clone(), 1024),
+        });
+        let pods = self.refused.iter().map(|(subject, reason)| RefusedStatus {
+            what: subject.what.to_owned(),
+            pod: Some(subject.pod.clone()),
+            rule: Some(subject.rule.to_string()),
+            reason: cut(reason.clone(), 1024),
+        });
+        left_out.chain(pods).take(MOST).collect()
+    }
+}
+
+/// Times in statuses have no fractions.
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
+    let since = report.since.map(|since| {
+        let since = SignedDuration::try_from(since.since(BootTime::default()));
+        Time(seconds(boot + since.unwrap_or_default()))
+    });
+    RuleStatus {
+        id: report.id.to_string(),
+        metric: metric(view.policy, &report.id),
+        strategy: match report.strategy {
+            Strategy::Enforce => "None",
+            Strategy::Preview => "Preview",
+        }
+        .to_owned(),
+        state: format!("{:?}", report.state),
+        value: report.value.filter(|value| value.is_finite()).map(rounded),
+        mark: report.watermark,
+        since,
+        unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),
+    }
+}
+
+/// Three digits behind the point are more than anybody reads.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+const fn word(effect: Option<TaintEffect>) -> &'static str {
+    match effect {
+        None => scheduling::ENABLED,
+        Some(TaintEffect::NoSchedule) => scheduling::NO_SCHEDULE,
+        Some(TaintEffect::PreferNoSchedule) => scheduling::PREFER_NO_SCHEDULE,
+    }
+}
+
+/// What stands on the Node, and the rules that want it so.
+fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
+    let rules = match &view.plan.scheduling {
+        Scheduling::Hold if view.standing.effect.is_none() => return None,
+        Scheduling::Hold | Scheduling::Enabled => Vec::new(),
+        Scheduling::Disabled { rules, .. } => rules.iter().map(ToString::to_string).collect(),
+    };
+    let state = word(view.standing.effect).to_owned();
+    let same = before.filter(|before| before.state == state);
+    let since = same.map_or_else(|| Some(Time(seconds(view.time))), |same| same.since.clone());
+    Some(SchedulingStatus {
+        state,
+        rules,
+        since,
+    })
+}
+
+fn counts(view: &View, throttled: &[ThrottledStatus], would: &[WouldStatus]) -> Counts {
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let breached = view
+        .reports
+        .iter()
+        .filter(|report| report.state == RuleState::Breached);
+    let pods: BTreeSet<_> = would
+        .iter()
+        .filter_map(|it| Some((it.namespace.as_ref()?, it.pod.as_ref()?)))
+        .collect();
+    Counts {
+        rules: count(view.reports.len()),
+        breached: count(breached.count()),
+        throttled: count(throttled.len()),
+        evicted_last_hour: count(view.evicted.len()),
+        would: count(pods.len()),
+    }
+}
+
+fn eviction(evicted: &Evicted) -> EvictionStatus {
+    EvictionStatus {
+        namespace: evicted.namespace.clone(),
+        pod: evicted.name.clone(),
+        uid: evicted.uid.to_string(),
+        rule: evicted.rule.to_string(),
+        time: Some(Time(seconds(evicted.time))),
+        outcome: match evicted.until {
+            Some(_) => "Terminating",
+            None => "Gone",
+        }
+        .to_owned(),
+    }
+}
+
+fn would(previews: &[Decision]) -> Vec<WouldStatus> {
+    let of = |decision: &Decision| {
+        let (what, how) = would_do(decision)?;
+        let name = decision
+            .pod_name
+            .as_deref()
+            .and_then(|it| it.split_once('/'));
+        Some(WouldStatus {
+            rule: decision.transition.rule.to_string(),
+            what: what.to_owned(),
+            namespace: name.map(|(namespace, _)| namespace.to_owned()),
+            pod: name.map(|(_, name)| name.to_owned()),
+            how: Some(cut(how, 256)),
+        })
+    };
+    previews.iter().filter_map(of).collect()
+}
+
+fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
+    let metric = decision.metric.as_deref();
+    Some(match &decision.transition.change {
+        Change::Throttle {
+            to, idle, quota, ..
+        } => {
+            let idle = if *idle { ", idle class" } else { "" };
+            ("throttle", format!("to {to} %, {quota}{idle}"))
+        }
+        Change::Reclaim { amount, .. } => ("reclaim", format!("up to {amount} of page cache")),
+        Change::Evict { grace, release, .. } => {
+            let release = release.map_or_else(String::new, |release| {
+                format!(", to release {}", format_value(metric, release as f64))
+            });
+            ("evict", format!("grace {}{release}", short(*grace)))
+        }
+        Change::SchedulingDisabled { effect } => {
+            ("disableScheduling", word(Some(*effect)).to_owned())
+        }
+        _ => return None,
+    })
+}
+
+/// Whether a record is of a file that says how much CPU a cgroup may use.
+const fn is_quota(record: &Record) -> bool {
+    matches!(record.file.role(), Role::Quota)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+use serde_json::json;
+
+use super::*;
+use crate::engine::plan::Unknown;
+use crate::engine::policy::{PodPolicy, Scope};
+use crate::engine::selector::Selector;
+
+fn report(state: RuleState, value: Option<f64>) -> RuleReport {
+    RuleReport {
+        id: RuleId::from("q/r"),
+        strategy: Strategy::Enforce,
+        state,
+        since: Some(BootTime::default() + Duration::from_secs(90)),
+        value,
+        watermark: 4000.0,
+        restore: 4000.0,
+        breaches: 0,
+        quiets: 0,
+        unknown: value.is_none().then_some(Unknown::Missing),
+    }
+}
+
+fn record(file: &str, original: &str, ours: &str) -> Record {
+    serde_json::from_value(json!({
+        "uid": "u", "cgroup": "kubepods/pod1", "lever": "", "inode": 7, "file": file,
+        "original": original, "previous": original, "ours": ours, "base": 1000, "ratio": 45, "idle": false,
+        "rule": "q/r", "deadline": 0,
+    }))
+    .expect("a record")
+}
+
+struct Scene {
+    agent: AgentStatus,
+    policy: PolicySet,
+    plan: Plan,
+    previews: Vec<Decision>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self {
+            agent: AgentStatus::default(),
+            policy: PolicySet::default(),
+            plan: Plan::default(),
+            previews: Vec::new(),
+        }
+    }
+
+    /// 100 s after boot, which was at 1000 s of the wall clock.
+    fn view(&self) -> View<'_> {
+        View {
+            now: BootTime::default() + Duration::from_secs(100),
+            time: Timestamp::from_second(1100).expect("a time"),
+            generation: Some(3),
+            hash: Some("abc"),
+            agent: &self.agent,
+            reports: Vec::new(),
+            policy: &self.policy,
+            plan: &self.plan,
+            records: Vec::new(),
+            names: BTreeMap::from([(PodUid::from("u"), "batch/a".to_owned())]),
+            previews: &self.previews,
+            standing: Standing {
+                known: true,
+                ..Standing::default()
+            },
+            evicted: Vec::new(),
+            health: Health::default(),
+            left_out: Vec::new(),
+        }
+    }
+}
+
+#[test]
+fn a_rule_shows_value_mark_and_since_when_and_why_it_is_unknown() {
+    let scene = Scene::new();
+    let mut view = scene.view();
+    view.reports = vec![
+        report(RuleState::Breached, Some(7200.1234)),
+        report(RuleState::Normal, None),
+    ];
+    let mut builder = StatusBuilder::default();
+    let status = builder.build(&view);
+    let breached = &status.rules[0];
+    assert_eq!(breached.state, "Breached");
+    assert_eq!(breached.value, Some(7200.123));
+    assert_eq!(
+        breached.since.as_ref().map(|it| it.0.as_second()),
+        Some(1090)
+    );
+    assert_eq!(status.rules[1].value, None);
+    assert!(status.rules[1].unknown.is_some());
+    let counts = status.counts.expect("counts");
+    assert_eq!((counts.rules, counts.breached), (2, 1));
+    assert_eq!(status.observed_hash.as_deref(), Some("abc"));
+    // A moment has the same time whenever it is told, also when the clock is a little off then.
+    view.time = Timestamp::from_millisecond(1_100_900).expect("a time");
+    assert_eq!(builder.build(&view).rules[0].since, breached.since);
+}
+
+#[test]
+fn a_throttled_pod_shows_what_it_had_and_what_it_has() {
+    let scene = Scene::new();
+    let throttled = |records: Vec<Record>| {
+        let mut view = scene.view();
+        view.records = records;
+        StatusBuilder::default().build(&view).throttled.remove(0)
+    };
+    let limited = throttled(vec![record("cpu.max", "100000 100000", "45000 100000")]);
+    assert_eq!(
+        (limited.namespace.as_str(), limited.pod.as_str()),
+        ("batch", "a")
+    );
+    assert_eq!(limited.ratio, 45);
+    assert_eq!(limited.from_millicores, Some(1000));
+    assert_eq!(limited.to_millicores, Some(450));
+    let unlimited = throttled(vec![
+        record("cpu.max.burst", "100", "0"),
+        record("cpu.max", "max 100000", "45000 100000"),
+    ]);
+    assert_eq!(unlimited.from_millicores, None);
+    assert_eq!(unlimited.to_millicores, Some(450));
+    let v1 = throttled(vec![record("cpu.cfs_quota_us", "-1", "45000")]);
+    assert_eq!((v1.from_millicores, v1.to_millicores), (None, Some(450)));
+    let idle = throttled(vec![record("cpu.idle", "0", "1")]);
+    assert_eq!((idle.from_millicores, idle.to_millicores), (None, None));
+}
+
+#[test]
+fn scheduling_is_what_stands_on_the_node_with_the_rules_that_want_it() {
+    let mut scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    assert_eq!(
+        builder.build(&scene.view()).scheduling,
+        None,
+        "nothing is judged yet"
+    );
+    scene.plan.scheduling = Scheduling::Disabled {
+        effect: TaintEffect::NoSchedule,
+        rules: vec![RuleId::from("q/r")],
+    };
+    let mut view = scene.view();
+    let not_yet = builder.build(&view).scheduling.expect("known");
+    assert_eq!(not_yet.state, "Enabled");
+    assert_eq!(not_yet.rules, ["q/r"]);
+    view.standing.effect = Some(TaintEffect::NoSchedule);
+    let closed = builder.build(&view).scheduling.expect("known");
+    assert_eq!(closed.state, "NoSchedule");
+    view.time = Timestamp::from_second(9999).expect("a time");
+    assert_eq!(
+        builder.build(&view).scheduling.expect("known").since,
+        closed.since
+    );
+}
+
+#[test]
+fn a_preview_tells_what_would_be_in_force_on_which_pod() {
+    let mut scene = Scene::new();
+    let decision = json!({
+        "at": 0, "rule": "q/r", "would": true, "change": "evict", "pod": "u", "grace": {"secs": 30, "nanos": 0},
+        "release": 450, "metric": "cpu_total_usage", "podName": "batch/a",
+    });
+    scene.previews = vec![serde_json::from_value(decision).expect("a decision")];
+    let status = StatusBuilder::default().build(&scene.view());
+    assert_eq!(
+        status.would,
+        [WouldStatus {
+            rule: "q/r".to_owned(),
+            what: "evict".to_owned(),
+            namespace: Some("batch".to_owned()),
+            pod: Some("a".to_owned()),
+            how: Some("grace 30s, to release 450m".to_owned()),
+        }]
+    );
+    assert_eq!(status.counts.expect("counts").would, 1);
+}
+
+fn spared(reason: &str, would: bool) -> Event {
+    let decision = json!({
+        "at": 0, "rule": "q/r", "would": would, "change": "spared", "pod": "u", "reason": reason, "podName": "batch/a",
+    });
+    Event::Decision(serde_json::from_value(decision).expect("a decision"))
+}
+
+#[test]
+fn what_is_not_done_is_told_until_the_rule_is_over_and_passing_reasons_are_not() {
+    let scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    builder.hear(&[spared("usesLittle", false), spared("protected", true)]);
+    assert_eq!(builder.build(&scene.view()).refused, []);
+    builder.hear(&[spared("contested", false)]);
+    let status = builder.build(&scene.view());
+    assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
+    assert_eq!(status.conditions[1].status, "True", "Contested");
+    let over = json!({
+        "at": 0, "rule": "q/r", "change": "state", "from": "Cooling", "to": "Normal", "value": 1.0, "watermark": 2.0,
+    });
+    let over = Event::Decision(serde_json::from_value(over).expect("a decision"));
+    builder.hear(&[over]);
+    let status = builder.build(&scene.view());
+    assert_eq!(status.refused, []);
+    assert_eq!(
+        status.conditions[1].status, "False",
+        "nothing is fought over any more"
+    );
+}
+
+#[test]
+fn what_is_not_understood_is_told_and_degrades() {
+    let scene = Scene::new();
+    let mut view = scene.view();
+    view.left_out = vec![("rule", "q/new".to_owned(), "later is not known".to_owned())];
+    view.standing.failing = Some("failed to taint node n: forbidden (403)".to_owned());
+    let status = StatusBuilder::default().build(&view);
+    assert_eq!(status.refused[0].rule.as_deref(), Some("q/new"));
+    let degraded = &status.conditions[2];
+    assert_eq!(
+        (degraded.status.as_str(), degraded.reason.as_str()),
+        ("True", "PartsNotUnderstood")
+    );
+    assert!(
+        degraded.message.contains("forbidden"),
+        "{}",
+        degraded.message
+    );
+    assert_eq!(degraded.observed_generation, Some(3));
+}
+
+#[test]
+fn each_policy_counts_the_pods_that_it_matches() {
+    let pod = |namespace: &str| {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": namespace, "uid": "x"},
+            "spec": {"containers": []}, "status": {"phase": "Running"},
+        });
+        let pod = serde_json::from_value(pod).expect("a pod");
+        Arc::new(crate::node::pod_facts::pod_facts(&pod).expect("facts"))
+    };
+    let policy = |name: &str, labels: Option<Selector>, scopes: Vec<Scope>| PodPolicy {
+        name: name.to_owned(),
+        labels,
+        scopes,
+        allowed: Vec::new(),
+    };
+    let mut scene = Scene::new();
+    scene.policy.pods = vec![
+        policy("all", Some(Selector::default()), Vec::new()),
+        policy("none", None, Vec::new()),
+    ];
+    let mut builder = StatusBuilder::default();
+    let pods = [pod("a"), pod("b"), pod("kube-system")];
+    builder.count(&scene.policy, pods.iter());
+    let counted = builder.build(&scene.view()).pod_policies;
+    let counted: Vec<_> = counted
+        .iter()
+        .map(|it| (it.name.as_str(), it.matched))
+        .collect();
+    assert_eq!(counted, [("all", 2), ("none", 0)]);
+}

@@ -1,0 +1,64 @@
+//! The pods that are throttled, from the journal's records.
+
+use std::collections::BTreeMap;
+
+use super::{View, is_quota};
+use crate::crd::node_watermark::ThrottledStatus;
+use crate::engine::pod::PodUid;
+use crate::node::cgroup::knob::KnobFile;
+use crate::node::cgroup::parse;
+use crate::node::journal::Record;
+
+/// The most that are listed.
+const MOST: usize = 1024;
+/// The period that kernel and kubelet use, where the file alone does not say it, in microseconds.
+const USUAL_PERIOD: u64 = 100_000;
+
+/// One entry a pod, in order of name.
+pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
+    let mut pods: BTreeMap<&PodUid, Vec<&Record>> = BTreeMap::new();
+    for record in &view.records {
+        pods.entry(&record.uid).or_default().push(record);
+    }
+    let of = |(uid, records): (&PodUid, Vec<&Record>)| pod(view, uid, &records);
+    let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
+    pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+    pods.truncate(MOST);
+    pods
+}
+
+fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus> {
+    let strictest = records.iter().min_by_key(|record| record.ratio)?;
+    let name = view.names.get(uid).map_or("", String::as_str);
+    let (namespace, name) = name.split_once('/').unwrap_or(("", &uid.0));
+    let quotas = || records.iter().filter(|record| is_quota(record));
+    let before = |record: &&Record| millicores(record, &record.original);
+    let now = |record: &&Record| millicores(record, &record.ours);
+    let has_quota = quotas().next().is_some();
+    let to = quotas().map(now).sum::<Option<u64>>();
+    let from = quotas().map(before).sum::<Option<u64>>();
+    let number = |number: u64| i64::try_from(number).ok();
+    Some(ThrottledStatus {
+        namespace: namespace.to_owned(),
+        pod: name.to_owned(),
+        uid: uid.to_string(),
+        rule: strictest.rule.to_string(),
+        ratio: i64::from(strictest.ratio),
+        from_millicores: from.filter(|_| has_quota).and_then(number),
+        to_millicores: to.filter(|_| has_quota).and_then(number),
+    })
+}
+
+/// What a quota file grants; `None`: no limit.
+fn millicores(record: &Record, text: &str) -> Option<u64> {
+    // Records leave the end of the line out.
+    let text = format!("{text}\n");
+    let (quota, period) = match record.file {
+        KnobFile::CpuMax => {
+            let bandwidth = parse::cpu_max(text.as_bytes())?;
+            (bandwidth.quota?, bandwidth.period)
+        }
+        _ => (parse::cfs_quota(text.as_bytes())??, USUAL_PERIOD),
+    };
+    (quota * 1000).checked_div(period)
+}

@@ -1,0 +1,161 @@
+//! Writes the status: a task that takes the latest and keeps a pace.
+
+use std::time::Duration;
+
+use backon::ExponentialBackoff;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::pace::{Pace, Step};
+use crate::cluster::backoff::backoff;
+use crate::cluster::client::{CallError, call};
+use crate::crd::{NodeWatermark, NodeWatermarkStatus};
+use crate::node::clock;
+
+/// Who owns the fields that an agent writes.
+pub const FIELD_MANAGER: &str = "plimsoll-agent";
+/// Pauses after a write that failed.
+const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+
+/// What is to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// UID of the `NodeWatermark`; no other of that name gets it.
+    pub uid: String,
+    /// Its status.
+    pub status: NodeWatermarkStatus,
+}
+
+/// Counts writes, for whoever wants to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writes {
+    /// That were taken.
+    pub done: u64,
+    /// That were not.
+    pub failed: u64,
+}
+
+/// Runs until the sender of `reports` is gone. `None`: there is no `NodeWatermark` to write to.
+pub async fn run(
+    client: Client,
+    node: String,
+    mut reports: watch::Receiver<Option<Report>>,
+    writes: watch::Sender<Writes>,
+) {
+    let mut state = Writer::default();
+    loop {
+        let report = reports.borrow_and_update().clone();
+        let pause = match report {
+            None => None,
+            Some(report) => state.step(&client, &node, report, &writes).await,
+        };
+        tokio::select! {
+            changed = reports.changed() => if changed.is_err() { return },
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+async fn sleep(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[derive(Default)]
+struct Writer {
+    pace: Pace,
+    uid: String,
+    pauses: Option<ExponentialBackoff>,
+    /// Not before then.
+    until: crate::engine::time::BootTime,
+    failure: Option<String>,
+    /// There is no object of this UID.
+    gone: Option<String>,
+}
+
+impl Writer {
+    /// Writes where that is due; after which pause to look again, if at all.
+    async fn step(
+        &mut self,
+        client: &Client,
+        node: &str,
+        report: Report,
+        writes: &watch::Sender<Writes>,
+    ) -> Option<Duration> {
+        if self.gone.as_ref() == Some(&report.uid) {
+            return None;
+        }
+        if self.uid != report.uid {
+            self.pace.forget();
+            self.uid.clone_from(&report.uid);
+        }
+        let now = clock::boot_time();
+        let left = self.until.since(now);
+        if !left.is_zero() {
+            return Some(left);
+        }
+        match self.pace.step(&report.status, now) {
+            Step::Rest => None,
+            Step::Wait(left) => Some(left),
+            Step::Write => {
+                let written = write(client, node, &report).await;
+                writes.send_modify(|writes| match written {
+                    Ok(()) => writes.done += 1,
+                    Err(_) => writes.failed += 1,
+                });
+                self.written(report, written)
+            }
+        }
+    }
+
+    fn written(&mut self, report: Report, written: Result<(), CallError>) -> Option<Duration> {
+        let now = clock::boot_time();
+        let error = match written {
+            Ok(()) => {
+                self.pauses = None;
+                self.failure = None;
+                self.pace.wrote(report.status, now);
+                return Some(Duration::ZERO);
+            }
+            Err(error) => error,
+        };
+        // Deleted: the watch says so soon, and of which UID the next is.
+        if error.code() == Some(404) {
+            self.pace.forget();
+            self.gone = Some(report.uid);
+            return None;
+        }
+        let words = error.words();
+        if self.failure.as_ref() != Some(&words) {
+            tracing::warn!(
+                why = words,
+                "failed to write the status of the NodeWatermark; trying again"
+            );
+            self.failure = Some(words);
+        }
+        let (least, most) = FAILED;
+        let pauses = self.pauses.get_or_insert_with(|| backoff(least, most));
+        let pause = pauses.next().unwrap_or(most);
+        let pause = pause.max(error.retry_after().unwrap_or_default());
+        self.until = now + pause;
+        Some(pause)
+    }
+}
+
+async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallError> {
+    let api: Api<NodeWatermark> = Api::all(client.clone());
+    let body = json!({
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "NodeWatermark",
+        "metadata": {"name": node, "uid": report.uid},
+        "status": report.status,
+    });
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    call(api.patch_status(node, &params, &Patch::Apply(&body)))
+        .await
+        .map(drop)
+}
