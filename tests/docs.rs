@@ -56,7 +56,12 @@ fn every_documented_metric_exists() {
 #[test]
 fn every_relative_link_leads_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for file in ["README.md", "CONTRIBUTING.md", "docs/semantics.md"] {
+    for file in [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/semantics.md",
+        "docs/preview.md",
+    ] {
         let text = read(file);
         let folder = root.join(file).parent().unwrap().to_owned();
         for target in text

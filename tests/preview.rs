@@ -222,7 +222,7 @@ fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
         "{shown}"
     );
     assert!(
-        shown.contains("not: it uses less than 10m of CPU"),
+        shown.contains("left alone: it uses less than 10m of CPU"),
         "{shown}"
     );
     assert!(
@@ -376,7 +376,9 @@ fn a_permission_that_lacks_is_named_once() {
     let shown = text(&server.preview(&["--value", "cpu_total_usage=1700"]).stdout);
     assert_eq!(shown.matches("cannot get resource").count(), 1, "{shown}");
     assert_eq!(
-        shown.matches("not: there is no fresh sample of it").count(),
+        shown
+            .matches("left alone: there is no fresh sample of it")
+            .count(),
         2,
         "{shown}"
     );

@@ -170,19 +170,16 @@ struct Outcome<'a> {
 
 impl Outcome<'_> {
     fn rule(&self, rule: &Rule, source: Source, report: &RuleReport) -> RulePreview {
-        let standing = match report.value {
-            None => Standing::Unknown,
-            Some(value) if value > rule.watermark => Standing::Over,
-            Some(value) if value > rule.restore => Standing::Between,
-            Some(_) => Standing::Under,
-        };
-        let over = standing == Standing::Over;
+        let at_least = self.at_least(rule, &source);
+        let standing = standing(rule, report.value, at_least);
+        let over = matches!(standing, Standing::Over | Standing::Perhaps);
         RulePreview {
             rule: rule.id.clone(),
             strategy: rule.strategy,
             action: rule.action.name.clone(),
             metric: rule.metric.to_string(),
             value: report.value,
+            at_least,
             unknown: unknown(rule, &source, report),
             source,
             mark: rule.watermark,
@@ -198,6 +195,19 @@ impl Outcome<'_> {
             } else {
                 Vec::new()
             },
+        }
+    }
+
+    /// The least that the kubelet's figure may stand for, in the metric's unit.
+    fn at_least(&self, rule: &Rule, source: &Source) -> Option<f64> {
+        let memory = self.scene.summary.ok()?.least_memory().unwrap_or_default();
+        match rule.metric {
+            _ if *source != Source::Kubelet => None,
+            Metric::MemoryUsage => Some(memory.0 as f64),
+            Metric::MemoryUtilization => {
+                Some(memory.0 as f64 * 100.0 / self.scene.facts.memory.0 as f64)
+            }
+            _ => None,
         }
     }
 
@@ -275,16 +285,17 @@ impl Outcome<'_> {
     fn not_reached(&self, rule: &Rule) -> String {
         let gap = self.engine.gap(&rule.id);
         if gap == 0 {
-            return "not its turn: this metric has no unit of release, so that one pod a round is acted on".to_owned();
+            return "not its turn, it is one pod a round as the metric has no unit of release"
+                .to_owned();
         }
         if self.released(rule) >= gap {
-            return "not needed: what is done to others releases enough".to_owned();
+            return "not needed, what is done to others releases enough".to_owned();
         }
         let eviction = rule
             .action
             .eviction
             .map_or(1, |eviction| eviction.max_pods_per_round);
-        format!("not its turn: at most {eviction} a round are evicted")
+        format!("not its turn, at most {eviction} a round may be evicted")
     }
 
     /// What all rules that act together release of the rule's resource.
@@ -298,6 +309,18 @@ impl Outcome<'_> {
         let told = self.plan.transitions.iter().filter(of);
         let told = told.filter(|t| !t.would || t.rule == rule.id);
         told.filter_map(|t| release(&t.change)).sum()
+    }
+}
+
+fn standing(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> Standing {
+    match value {
+        None => Standing::Unknown,
+        Some(value) if value > rule.watermark => match at_least {
+            Some(least) if least <= rule.watermark => Standing::Perhaps,
+            _ => Standing::Over,
+        },
+        Some(value) if value > rule.restore => Standing::Between,
+        Some(_) => Standing::Under,
     }
 }
 

@@ -183,7 +183,7 @@ fn victims_are_throttled_in_order_until_the_gap_is_covered_and_the_others_say_wh
     assert_eq!(words(&rule, "big"), "throttle 100->90 90m");
     assert_eq!(words(&rule, "safe"), "it is protected");
     assert_eq!(words(&rule, "small"), "throttle 100->90 30m");
-    let enough = "not needed: what is done to others releases enough";
+    let enough = "not needed, what is done to others releases enough";
     assert_eq!(words(&rule, "tiny"), enough);
     assert_eq!(words(&rule, "idle"), enough);
     assert_eq!(words(&rule, "other"), "no PodQOS matches it");
@@ -216,9 +216,39 @@ fn only_the_first_round_is_shown_also_for_gauges() {
     assert_eq!(evicted, 1);
     assert_eq!(
         words(&rule, "c"),
-        "not its turn: at most 1 a round are evicted"
+        "not its turn, at most 1 a round may be evicted"
     );
     assert!(rule.scheduling.is_some());
+}
+
+#[test]
+fn memory_by_the_kubelet_is_between_two_bounds() {
+    let with_rss = |rss: u64, mark: u64| {
+        let mut bench = Bench::new(
+            "memory_total_usage",
+            mark,
+            &json!({"eviction": {}}),
+            100,
+            &[("b", 900)],
+        );
+        bench.summary = serde_json::from_value(json!({
+            "node": {"memory": {"workingSetBytes": 4_u64 << 30, "rssBytes": rss}},
+        }))
+        .unwrap();
+        (bench.rule().standing, bench.preview().to_string())
+    };
+    let (standing, text) = with_rss(1 << 30, 2 << 30);
+    assert_eq!(standing, Standing::Perhaps);
+    assert!(
+        text.contains("1Gi .. 4Gi") && text.contains("at the most: disable scheduling"),
+        "{text}"
+    );
+    assert!(
+        text.contains("0 of 1 node over a mark; perhaps over one: 1 node"),
+        "{text}"
+    );
+    assert_eq!(with_rss(3 << 30, 2 << 30).0, Standing::Over);
+    assert_eq!(with_rss(1 << 30, 5 << 30).0, Standing::Under);
 }
 
 #[test]
@@ -316,7 +346,7 @@ a     q/r   cpu_total_usage  3100m  3000m  kubelet  OVER   throttle 1 pod
 a: q/r (act), after 3 evaluations above the mark (30s); 110m to release in all:
   POD           CLASS       PRIORITY   CPU  MEMORY  FIRST ROUND
   default/big   BestEffort         0  900m    10Mi  throttle 100 % -> 90 % (810m), releases 90m
-  default/dull  BestEffort         0  700m    10Mi  not: it is protected
+  default/dull  BestEffort         0  700m    10Mi  left alone: it is protected
   left alone, no PodQOS matches: 1 pod (default/fair)
 
 1 of 1 node over a mark; throttled: 1 pod

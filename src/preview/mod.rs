@@ -28,8 +28,13 @@ pub use self::read::{Answer, Cluster, Node, Options, ReadError, Selection, Silen
 pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, Source, Standing};
 pub use self::summary::Summary;
 
-/// The annotation of a mirror pod: the UID by which its kubelet knows it.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The annotations of a static pod's mirror that hold the UID by which its kubelet knows it.
+const STATIC: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
+/// The labels of our agents' pods, as the chart has them: an agent leaves its own pod alone.
+const AGENT: [(&str, &str); 2] = [
+    ("app.kubernetes.io/name", "plimsoll"),
+    ("app.kubernetes.io/component", "agent"),
+];
 
 /// A pod that may be acted on.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +53,20 @@ impl Subject {
     /// # Errors
     /// Where the object can't be read.
     pub fn of(pod: &k8s::Pod) -> Result<Self, PodFactsError> {
-        let facts = pod_facts::pod_facts(pod)?;
-        let mirrored = pod_facts::annotation(&pod.metadata, MIRROR);
+        let mut facts = pod_facts::pod_facts(pod)?;
+        let mut keys = STATIC.iter();
+        let known_as = keys.find_map(|key| pod_facts::annotation(&pod.metadata, key));
+        let kubelet_uid = known_as.unwrap_or(&facts.uid.0).to_owned();
+        facts.protected |= is_agent(&facts);
         Ok(Self {
             quota: pod_facts::cpu_quota(pod)?,
-            kubelet_uid: mirrored.unwrap_or(&facts.uid.0).to_owned(),
+            kubelet_uid,
             pod: Arc::new(facts),
         })
     }
+}
+
+fn is_agent(pod: &Pod) -> bool {
+    let has = |(key, value): &(&str, &str)| pod.labels.get(*key).is_some_and(|own| own == value);
+    AGENT.iter().all(has)
 }

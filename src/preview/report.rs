@@ -55,6 +55,9 @@ pub struct RulePreview {
     pub metric: String,
     /// In the metric's unit.
     pub value: Option<f64>,
+    /// The value is the most that it can be, and this the least: the kubelet tells of memory in other terms.
+    #[serde(rename = "valueAtLeast", skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
     /// Why there is no value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
@@ -141,6 +144,8 @@ pub enum Source {
 pub enum Standing {
     /// Above the high mark.
     Over,
+    /// The most that the value can be is above the high mark, and the least is not.
+    Perhaps,
     /// Not above the high mark, and above the low one: what is in force stays.
     Between,
     /// At or below the low mark.
@@ -168,6 +173,7 @@ impl fmt::Display for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Over => "OVER",
+            Self::Perhaps => "PERHAPS",
             Self::Between => "between",
             Self::Under => "under",
             Self::Unknown => "UNKNOWN",
@@ -214,23 +220,28 @@ impl Acts {
 }
 
 impl RulePreview {
+    fn is_over(&self, strategy: Strategy) -> bool {
+        self.strategy == strategy && self.standing == Standing::Over
+    }
+
     fn value_of(&self, value: f64) -> String {
         format_value(Some(&self.metric), value)
     }
 
-    /// The kubelet's figure for memory is another one than the agent's.
+    /// With the least that it can be, where that is another.
     fn shown_value(&self) -> String {
-        let approximate = self.source == Source::Kubelet && self.metric.starts_with("memory_total");
-        let about = if approximate { "~" } else { "" };
-        let value = self
-            .value
-            .map(|value| format!("{about}{}", self.value_of(value)));
-        value.unwrap_or_else(|| "unknown".to_owned())
+        let shown = |value: Option<f64>| value.map(|value| self.value_of(value));
+        match (shown(self.value), shown(self.at_least)) {
+            (None, _) => "unknown".to_owned(),
+            (Some(most), Some(least)) if least != most => format!("{least} .. {most}"),
+            (Some(value), _) => value,
+        }
     }
 
     fn would(&self) -> String {
         match self.standing {
             Standing::Over => self.would_when_over(),
+            Standing::Perhaps => format!("at the most: {}", self.would_when_over()),
             Standing::Unknown => {
                 let why = self.unknown.as_deref().unwrap_or("it is not known");
                 format!("nothing starts: {why}")
@@ -347,7 +358,10 @@ impl PodPreview {
 
     fn words(&self, rule: &RulePreview) -> String {
         let acts = self.would.iter().map(|change| act(change, rule));
-        let reasons = self.reasons.iter().map(|reason| format!("not: {reason}"));
+        let reasons = self
+            .reasons
+            .iter()
+            .map(|reason| format!("left alone: {reason}"));
         acts.chain(reasons).collect::<Vec<_>>().join("; ")
     }
 }
@@ -405,39 +419,34 @@ impl Preview {
 
     /// `1 of 2 nodes is over a mark; would be done: ...`.
     pub fn summary(&self) -> String {
-        let over = self.nodes_with(|rule| rule.standing == Standing::Over);
-        let all = self.nodes.len() + self.untouched;
-        let mut parts = vec![format!("{over} of {} over a mark", count(all, "node"))];
-        let acts = |strategy: Strategy| {
-            let rules = self
-                .rules()
-                .filter(move |(_, rule)| rule.strategy == strategy);
+        let some = |number: usize, before: &str, what: &str| {
+            (number > 0).then(|| format!("{before}: {}", count(number, what)))
+        };
+        let stands = |standing| self.nodes_with(|rule| rule.standing == standing);
+        let acts = |strategy| {
+            let rules = self.rules().filter(move |(_, rule)| rule.is_over(strategy));
             Acts::of(rules.flat_map(|(_, rule)| &rule.pods))
         };
-        let done = ["throttled:", "page cache reclaimed:", "evicted:"];
-        parts.extend(acts(Strategy::Enforce).words(done));
-        let closes =
-            |rule: &RulePreview| rule.scheduling.is_some() && rule.strategy == Strategy::Enforce;
-        match self.nodes_with(closes) {
-            0 => {}
-            nodes => parts.push(format!("closed to new pods: {}", count(nodes, "node"))),
-        }
+        let closed =
+            |rule: &RulePreview| rule.scheduling.is_some() && rule.is_over(Strategy::Enforce);
+        let unknown = self
+            .rules()
+            .filter(|(_, rule)| rule.standing == Standing::Unknown);
         let reported = acts(Strategy::Preview).words(["throttle of", "reclaim of", "eviction of"]);
+        let all = count(self.nodes.len() + self.untouched, "node");
+        let mut parts = vec![format!("{} of {all} over a mark", stands(Standing::Over))];
+        parts.extend(some(stands(Standing::Perhaps), "perhaps over one", "node"));
+        parts.extend(acts(Strategy::Enforce).words([
+            "throttled:",
+            "page cache reclaimed:",
+            "evicted:",
+        ]));
+        parts.extend(some(self.nodes_with(closed), "closed to new pods", "node"));
         if !reported.is_empty() {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }
-        match self
-            .rules()
-            .filter(|(_, rule)| rule.standing == Standing::Unknown)
-            .count()
-        {
-            0 => {}
-            unknown => parts.push(format!("not known: {}", count(unknown, "value"))),
-        }
-        match self.untouched {
-            0 => {}
-            untouched => parts.push(format!("selected by no rule: {}", count(untouched, "node"))),
-        }
+        parts.extend(some(unknown.count(), "not known", "value"));
+        parts.extend(some(self.untouched, "selected by no rule", "node"));
         parts.join("; ")
     }
 }

@@ -3,7 +3,7 @@
 //! The kubelet measures other things than the node's agent, and none of them is made up here:
 //! - CPU of the node is that of the root cgroup, over the kubelet's own window of some 10 s; steal is not in it.
 //! - Memory in use is the kubelet's working set: page cache in active use counts, which `MemAvailable` takes as free,
-//!   so that it is somewhat above `MemTotal` - `MemAvailable`.
+//!   so that `MemTotal` - `MemAvailable` is at most that, and at least the anonymous memory.
 //! - Memory that a pod holds is its anonymous memory; shared memory and slab are not told apart from page cache. Page
 //!   cache to reclaim is what the kubelet counts as inactive, the least that there is.
 
@@ -189,6 +189,11 @@ fn back(at: BootTime, age: Duration) -> BootTime {
 }
 
 impl Summary {
+    /// The least that `MemTotal` - `MemAvailable` can be.
+    pub(super) fn least_memory(&self) -> Option<Bytes> {
+        self.node.memory.as_ref()?.rss_bytes.map(Bytes)
+    }
+
     /// The kubelet's clock, as far as its figures tell.
     fn newest(&self) -> Option<Timestamp> {
         let pods = self.pods.iter().map(|pod| (&pod.cpu, &pod.memory));

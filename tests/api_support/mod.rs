@@ -368,7 +368,7 @@ fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16) -> Process {
     fs::write(&key, pair.serialize_pem()).unwrap();
     fs::write(&public, pair.public_key_pem()).unwrap();
     let tokens = dir.join("tokens.csv");
-    fs::write(&tokens, "admin,admin,admin,system:masters\n").unwrap();
+    fs::write(&tokens, "admin,admin,admin,system:masters\nann,ann,ann\n").unwrap();
     let apiserver = Command::new(bin.join("kube-apiserver"))
         .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
         .args(["--bind-address=127.0.0.1", "--authorization-mode=RBAC"])
