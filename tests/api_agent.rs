@@ -13,7 +13,7 @@ mod run_support;
 
 use std::time::Duration;
 
-use agent_support::{HIGH, LOW, NODE, Node, pod, rule, throttling};
+use agent_support::{HIGH, LOW, NODE, Node, closing, evicting, pod, rule, throttling};
 use run_support::eventually;
 use serde_json::json;
 
@@ -45,6 +45,26 @@ fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
         let state = r#"rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#;
         text.contains(state) && text.contains("plimsoll_agent_throttled_pods 1")
     });
+    agent.until("the status tells it", || {
+        let status = node.status();
+        status["rules"][0]["state"] == "Breached"
+            && status["throttled"][0]["pod"] == "batch"
+            && status["counts"]["throttled"] == 1
+    });
+    let status = node.status();
+    let there = node.plane.get("nwm", NODE);
+    assert_eq!(status["observedHash"], there["spec"]["hash"]);
+    assert_eq!(status["throttled"][0]["rule"], "q/cpu");
+    assert_eq!(agent_support::ready(&status), "True RulesKept");
+    agent.until("events tell it", || {
+        let events = node.plane.list("events");
+        let told = |reason: &str, kind: &str| {
+            events
+                .iter()
+                .any(|it| it["reason"] == reason && it["involvedObject"]["kind"] == kind)
+        };
+        told("RuleBreached", "Node") && told("PodThrottled", "Pod")
+    });
     // A pod that comes later is found by its cgroup, which comes later still.
     let late = node.burning_pod("late");
     agent.until("the late one is throttled", || node.is_throttled(&late));
@@ -53,6 +73,111 @@ fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
         agent.until("it has all back", || node.quota(uid) == -1);
     }
     assert_eq!(agent.http("/livez").unwrap().0, 200);
+}
+
+#[test]
+fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_cool_down() {
+    let Some(node) = Node::new() else { return };
+    let other =
+        r#"[{"op":"add","path":"/spec/taints","value":[{"key":"others","effect":"NoExecute"}]}]"#;
+    node.plane
+        .kubectl(&["patch", "node", NODE, "--type=json", "-p", other]);
+    node.keep(&closing());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    assert_eq!(node.taints(), ["others:NoExecute"]);
+    node.machine.load.set(HIGH);
+    let tainted = ["others:NoExecute", "interference.crane.io:NoSchedule"];
+    agent.until("the node is tainted", || node.taints() == tainted);
+    let condition = node.condition();
+    assert_eq!(condition["status"], "True");
+    assert_eq!(condition["reason"], "q/cpu");
+    let message = condition["message"].as_str().unwrap();
+    assert!(message.contains("cpu_total_usage"), "{message}");
+    // A dead agent's successor neither flaps it nor leaves it.
+    agent.kill();
+    let before = node.condition()["lastTransitionTime"].clone();
+    let agent = node.agent(&[]);
+    agent.until("it has judged", || agent.is_ready());
+    assert_eq!(node.taints(), tainted);
+    assert_eq!(node.condition()["lastTransitionTime"], before);
+    // Somebody takes it off: it comes back.
+    node.plane
+        .kubectl(&["taint", "node", NODE, "interference.crane.io-"]);
+    agent.until("it is there again", || node.taints() == tainted);
+    agent.kill();
+    node.machine.load.set(LOW);
+    let agent = node.agent(&[]);
+    agent.until("what a dead agent left is taken off", || {
+        node.taints() == ["others:NoExecute"]
+    });
+    agent.until("the condition says so", || {
+        node.condition()["status"] == "False"
+    });
+}
+
+#[test]
+fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() {
+    let Some(mut node) = Node::new() else { return };
+    let owned = |kind: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "x", "controller": true}]);
+    for (name, owner) in [
+        ("daemon", Some("DaemonSet")),
+        ("single", None),
+        ("one", Some("ReplicaSet")),
+        ("two", Some("ReplicaSet")),
+    ] {
+        let mut pod = pod(name, "batch");
+        if let Some(kind) = owner {
+            pod["metadata"]["ownerReferences"] = owned(kind);
+        }
+        node.burn_in(&pod);
+    }
+    node.keep(&evicting());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    let terminating = || {
+        let mut names: Vec<String> = node
+            .plane
+            .list("pods")
+            .iter()
+            .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+            .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    node.machine.load.set(HIGH);
+    agent.until("one pod is evicted", || !terminating().is_empty());
+    let first = terminating();
+    assert!(first == ["one"] || first == ["two"], "{first:?}");
+    let grace = node.plane.list("pods");
+    let grace = grace
+        .iter()
+        .find(|pod| pod["metadata"]["name"] == first[0].as_str());
+    let grace = &grace.unwrap()["metadata"]["deletionGracePeriodSeconds"];
+    assert_eq!(grace, 7);
+    agent.until("the node is closed meanwhile", || !node.taints().is_empty());
+    // Nothing more before the round has settled.
+    let evaluations = |agent: &agent_support::Agent| agent.said().matches("Breached").count();
+    assert!(evaluations(&agent) >= 1);
+    assert_eq!(terminating(), first);
+    node.plane
+        .kubectl(&["delete", "pod", &first[0], "--force", "--grace-period=0"]);
+    agent.until("the other follows", || {
+        terminating().len() == 1 && terminating() != first
+    });
+    let left = node.plane.list("pods").len();
+    assert_eq!(left, 3, "daemon, single, and the one that is ending");
+    agent.until("the metrics count both", || {
+        let (_, text) = agent.http("/metrics").unwrap();
+        text.contains(r#"plimsoll_agent_evictions_total{outcome="accepted"} 2"#)
+    });
+    agent.until("the status tells both", || {
+        let status = node.status();
+        status["counts"]["evictedLastHour"] == 2
+            && status["evictions"][1]["pod"] == first[0].as_str()
+            && status["evictions"][1]["outcome"] == "Gone"
+    });
 }
 
 #[test]
@@ -92,6 +217,9 @@ fn rules_that_change_or_go_while_in_force_are_followed() {
     agent.until("it says that it does not understand", || {
         agent.said().contains("spec.moonPhase")
     });
+    agent.until("the status says so", || {
+        agent_support::ready(&node.status()) == "False LastRulesHeld"
+    });
     assert!(node.is_throttled(&batch));
     node.keep(&json!({"rules": [], "moonPhase": null}));
     agent.until("without rules it has all back", || node.quota(&batch) == -1);
@@ -113,6 +241,9 @@ fn rules_for_another_node_are_not_kept_and_a_node_that_is_not_there_is_waited_fo
     spec["nodeUID"] = "another".into();
     node.keep(&spec);
     agent.waits_for("is for a node with the UID another");
+    agent.until("the status says so", || {
+        agent_support::ready(&node.status()) == "False LastRulesHeld"
+    });
     assert_eq!(node.quota(&batch), -1);
     node.keep(&throttling());
     agent.until("its own rules are kept", || node.is_throttled(&batch));

@@ -110,7 +110,7 @@ impl Args {
     async fn start(&self) -> Result<bool, AgentError> {
         let options = self.options();
         if self.restore {
-            return agent::restore(&options);
+            return agent::restore(&options).await;
         }
         let (sender, stop) = watch::channel(None);
         let signals = tokio::spawn(signals(sender));

@@ -47,7 +47,6 @@ enum Command {
     /// Ask a running (or stopped) `plimsoll run` what is in force.
     State(state::Args),
     /// Keep the policies on one node of a Kubernetes cluster.
-    #[command(hide = true)]
     Agent(Box<agent::Args>),
     /// Compile the policies of a Kubernetes cluster for its nodes.
     Controller(controller::Args),

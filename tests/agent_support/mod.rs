@@ -67,7 +67,12 @@ impl Node {
 
     /// A pod of this node whose cgroup has a process that burns CPU; its UID.
     pub fn burning_pod(&mut self, name: &str) -> String {
-        let uid = self.pod(&pod(name, "batch"));
+        self.burn_in(&pod(name, "batch"))
+    }
+
+    /// Creates a pod that burns CPU.
+    pub fn burn_in(&mut self, pod: &Value) -> String {
+        let uid = self.pod(pod);
         let cgroup = self.machine.cgroup(&cgroup(&uid));
         self.machine.burn(&cgroup, "burn");
         uid
@@ -112,6 +117,32 @@ impl Node {
         first.parse().unwrap()
     }
 
+    /// The node's taints as `key:effect`.
+    pub fn taints(&self) -> Vec<String> {
+        let node = self.plane.get("node", NODE);
+        let taints = node["spec"]["taints"].as_array().cloned();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let taints = taints.unwrap_or_default().into_iter();
+        taints
+            .map(|taint| format!("{}:{}", text(&taint["key"]), text(&taint["effect"])))
+            .collect()
+    }
+
+    /// What the agent says of its rules.
+    pub fn status(&self) -> Value {
+        self.plane.get("nwm", NODE)["status"].clone()
+    }
+
+    /// Our condition on the node.
+    pub fn condition(&self) -> Value {
+        let node = self.plane.get("node", NODE);
+        let conditions = node["status"]["conditions"].as_array().cloned();
+        let mut conditions = conditions.unwrap_or_default().into_iter();
+        conditions
+            .find(|it| it["type"] == "InterferenceIdentified")
+            .unwrap_or_default()
+    }
+
     pub fn is_throttled(&self, uid: &str) -> bool {
         self.quota(uid) > 0
     }
@@ -148,6 +179,16 @@ impl Node {
     }
 }
 
+/// Status and reason of the condition `Ready`.
+pub fn ready(status: &Value) -> String {
+    let conditions = status["conditions"].as_array().cloned();
+    let mut conditions = conditions.unwrap_or_default().into_iter();
+    let ready = conditions.find(|it| it["type"] == "Ready");
+    let ready = ready.unwrap_or_default();
+    let word = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
+    format!("{} {}", word("status"), word("reason"))
+}
+
 fn cgroup(uid: &str) -> String {
     format!("kubepods/besteffort/pod{uid}")
 }
@@ -178,6 +219,30 @@ pub fn throttling() -> Value {
             "name": "batch",
             "labels": [{"key": "app", "operator": "In", "values": ["batch"]}],
             "allowed": ["throttle"],
+        }],
+    })
+}
+
+/// Closes the node above 1 CPU.
+pub fn closing() -> Value {
+    json!({
+        "rules": [rule("q/cpu", "close")],
+        "actions": [{"name": "close", "coolDownSeconds": 2, "disableScheduling": "NoSchedule"}],
+    })
+}
+
+/// Evicts pods labelled `app: batch` above 1 CPU.
+pub fn evicting() -> Value {
+    json!({
+        "rules": [rule("q/cpu", "drain")],
+        "actions": [{
+            "name": "drain", "coolDownSeconds": 2, "disableScheduling": "NoSchedule",
+            "eviction": {"graceSeconds": 7, "maxPodsPerRound": 1},
+        }],
+        "podPolicies": [{
+            "name": "batch",
+            "labels": [{"key": "app", "operator": "In", "values": ["batch"]}],
+            "allowed": ["eviction"],
         }],
     })
 }

@@ -9,6 +9,7 @@ use kube::{Api, Client};
 
 use super::objects::{Excerpt, SeenNode, SeenPod, SeenWatermark, Trimmed};
 use super::rules::Seen;
+use crate::cluster::client::describe;
 
 /// Pods are listed so many at a time: a page of whole Pods is the most that is in memory at once.
 const PAGE: u32 = 25;
@@ -97,7 +98,7 @@ impl Failure {
     fn of(source: Source, error: &watcher::Error) -> Self {
         let status = status(error);
         let code = status.map(|status| status.code);
-        let said = status.map_or_else(|| in_full(error), |status| status.message.clone());
+        let said = status.map_or_else(|| describe(error), |status| status.message.clone());
         let why = match (source, code) {
             (Source::Watermark, Some(404)) => format!(
                 "the definition of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {said}"
@@ -123,20 +124,6 @@ fn status(error: &watcher::Error) -> Option<&Status> {
         | watcher::Error::WatchError(status) => Some(status),
         _ => None,
     }
-}
-
-/// With all causes: what hides behind "service error" is what one has to know.
-fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let words = cause.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// An object that is watched by its name.

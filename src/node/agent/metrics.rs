@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::cluster::requests::Observer;
 use crate::engine::RuleReport;
 use crate::engine::plan::{RuleState, Scheduling};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
@@ -50,7 +51,7 @@ struct EffectLabels {
 /// Labels of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabels {
-    /// `asked`, `refused` or `gone`.
+    /// `accepted` or `refused`.
     pub outcome: &'static str,
 }
 
@@ -61,13 +62,11 @@ pub struct KindLabels {
     pub kind: &'static str,
 }
 
-/// Labels of a request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RequestLabels {
-    /// `get`, `watch`, `patch` ...
-    pub verb: &'static str,
-    /// The HTTP code; `none` where there was no answer.
-    pub code: String,
+struct RequestLabels {
+    verb: &'static str,
+    /// `none` where there was no answer.
+    code: String,
 }
 
 /// What is in force, as it was last told.
@@ -105,8 +104,7 @@ pub struct Metrics {
     pub evictions: Family<OutcomeLabels, Counter>,
     /// Failures of watches.
     pub watch_errors: Family<KindLabels, Counter>,
-    /// Requests to the API server.
-    pub requests: Family<RequestLabels, Counter>,
+    requests: Family<RequestLabels, Counter>,
     told: Mutex<Told>,
 }
 
@@ -172,7 +170,7 @@ impl Metrics {
         registry.register("throttled_pods", help, self.throttled.clone());
         let help = "Pods that are looked after";
         registry.register("pods", help, self.pods.clone());
-        let help = "Evictions that were asked for, were refused, and have ended";
+        let help = "Evictions that the API server accepted or refused";
         registry.register("evictions", help, self.evictions.clone());
         let help = "How old the last sample of the node is";
         let age = self.sample_age.clone();
@@ -284,6 +282,14 @@ impl Metrics {
                 self.values.get_or_create(&labels).set(value);
             }
         }
+    }
+}
+
+impl Observer for Metrics {
+    fn requested(&self, verb: &'static str, code: Option<u16>) {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        let labels = RequestLabels { verb, code };
+        self.requests.get_or_create(&labels).inc();
     }
 }
 

@@ -13,12 +13,13 @@ mod memory;
 mod metrics;
 mod node_lock;
 mod objects;
-mod outside;
 mod place;
 mod pods;
 mod reconcile;
+mod report;
 mod rules;
 mod start;
+mod undo;
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,14 +38,17 @@ use crate::cluster::client::{self, ClientError};
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::node::actuate::api::ApiServer;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::clock;
 use crate::node::collect::Sampler;
 use crate::node::journal::LockError;
-use crate::node::machine::MachineError;
+use crate::node::machine::{self, MachineError};
 use crate::serve::{self, ServeError};
+
+type Machine = machine::Machine<ApiServer>;
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -134,12 +138,13 @@ pub async fn run(
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
     proc_is_there(&options, &hierarchy, now)?;
-    let client = client::connect(options.kubeconfig.as_deref()).await?;
     let metrics = Arc::new(Metrics::new(now));
+    let kubeconfig = options.kubeconfig.as_deref();
+    let client = client::connect_observed(kubeconfig, metrics.clone()).await?;
     let listener = serve::listen(options.listen).await?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
     let agent = Agent::new(client, options, hierarchy, metrics, now)?;
-    let ended = agent.run(stop).await;
+    let ended = Box::pin(agent.run(stop)).await;
     serving.abort();
     ended
 }
@@ -148,9 +153,16 @@ pub async fn run(
 ///
 /// # Errors
 /// Where an agent still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
-pub fn restore(options: &Options) -> Result<bool, AgentError> {
+pub async fn restore(options: &Options) -> Result<bool, AgentError> {
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
-    reconcile::restore(options, hierarchy, clock::boot_time())
+    let client = match client::connect(options.kubeconfig.as_deref()).await {
+        Ok(client) => Some(client),
+        Err(error) => {
+            tracing::warn!("{error}: a taint of ours stays");
+            None
+        }
+    };
+    undo::undo_left(options, hierarchy, client.as_ref(), clock::boot_time()).await
 }
 
 fn proc_is_there(

@@ -10,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::cluster::taint::Marked;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
@@ -184,12 +185,30 @@ fn daemon_set(meta: &ObjectMeta) -> Option<Owner> {
 pub struct SeenNode {
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Our marks on it.
+    pub marked: Marked,
 }
 
 /// A Node without its images, addresses and the like.
 #[derive(Debug, Deserialize)]
 pub struct WholeNode {
     metadata: ObjectMeta,
+    #[serde(default)]
+    spec: WholeNodeSpec,
+    #[serde(default)]
+    status: WholeNodeStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WholeNodeSpec {
+    #[serde(default)]
+    taints: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WholeNodeStatus {
+    #[serde(default)]
+    conditions: Value,
 }
 
 impl Excerpt for SeenNode {
@@ -198,13 +217,25 @@ impl Excerpt for SeenNode {
 
     fn of(mut whole: WholeNode) -> (ObjectMeta, Self) {
         let labels = whole.metadata.labels.take().unwrap_or_default();
-        (whole.metadata, Self { labels })
+        let meta = &whole.metadata;
+        let marked = Marked::of(&json!({
+            "metadata": {
+                "name": meta.name,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "spec": {"taints": whole.spec.taints},
+            "status": {"conditions": whole.status.conditions},
+        }));
+        (whole.metadata, Self { labels, marked })
     }
 }
 
 /// What this node has to keep.
 #[derive(Clone, Debug)]
 pub struct SeenWatermark {
+    /// `metadata.generation`
+    pub generation: i64,
     /// What it says, or why that can't be read.
     pub spec: Result<Arc<NodeWatermarkSpec>, String>,
 }
@@ -224,6 +255,7 @@ impl Excerpt for SeenWatermark {
     fn of(whole: WholeWatermark) -> (ObjectMeta, Self) {
         let spec = serde_json::from_value(whole.spec);
         let seen = Self {
+            generation: whole.metadata.generation.unwrap_or_default(),
             spec: spec.map(Arc::new).map_err(|error| error.to_string()),
         };
         (whole.metadata, seen)
@@ -232,8 +264,6 @@ impl Excerpt for SeenWatermark {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn pod(object: Value) -> Trimmed<SeenPod> {
@@ -318,6 +348,7 @@ mod tests {
             "spec": {"rules": 7},
         }))
         .expect("seen");
+        assert_eq!(seen.kept.generation, 3);
         seen.kept.spec.expect_err("no spec");
     }
 }

@@ -8,6 +8,7 @@ use kube::{Resource, ResourceExt};
 
 use super::objects::{Owner, SeenPod, Trimmed};
 use super::place::Place;
+use crate::engine::pod::PodUid;
 use crate::node::cgroup::CgroupPath;
 use crate::node::machine::workload::Workload;
 
@@ -104,6 +105,11 @@ impl Pods {
             pod.meta().name.as_ref() == Some(&own.name)
                 && pod.meta().namespace.as_ref() == Some(&own.namespace)
         })
+    }
+
+    /// Whether the pod is there, whatever its state.
+    pub fn has(&self, uid: &PodUid) -> bool {
+        self.known.contains_key(&*uid.0)
     }
 
     /// All pods of the node have been seen.

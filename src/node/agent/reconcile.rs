@@ -15,24 +15,28 @@ use super::feed::{Change, Failure, Feed, Named, Source, feed};
 use super::memory::Memory;
 use super::metrics::{KindLabels, Metrics};
 use super::node_lock::NodeLock;
-use super::objects::{SeenNode, SeenWatermark};
-use super::outside::Cluster;
+use super::objects::{SeenNode, SeenWatermark, Trimmed};
 use super::place::Place;
 use super::pods::Pods;
+use super::report::{Reporter, Target, log};
 use super::rules::{Rules, Seen, Trouble};
 use super::start::{Known, PREDECESSOR, Start};
-use super::{AgentError, Options, Stop};
+use super::undo::{undo, undo_left};
+use super::{AgentError, Machine, Options, Stop};
+use crate::cluster::taint::Marked;
 use crate::engine::time::BootTime;
+use crate::node::actuate::api::ApiServer;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock;
-use crate::node::machine::event::{Decision, Event};
+use crate::node::machine::Settings;
+use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
-use crate::node::machine::{self, Settings};
 
 /// While there is no machine yet, what it needs is looked for this often.
 const RETRY: Duration = Duration::from_millis(500);
 
-type Machine = machine::Machine<Cluster>;
+const OFFLINE: &str =
+    "the API server does not tell: going by the rules and pods that the last agent kept";
 
 /// The agent of a node.
 pub struct Agent {
@@ -42,6 +46,8 @@ pub struct Agent {
     metrics: Arc<Metrics>,
     feed: Feed,
     node: Named<SeenNode>,
+    /// The same for the task that keeps the taint.
+    marked: watch::Sender<Option<Marked>>,
     watermark: Named<SeenWatermark>,
     rules: Rules,
     pods: Pods,
@@ -49,8 +55,9 @@ pub struct Agent {
     /// Why watches fail, until they tell something again.
     failures: BTreeMap<Source, Failure>,
     memory: Memory,
+    reporter: Reporter,
     lock: Option<NodeLock>,
-    machine: Option<Machine>,
+    machine: Option<Box<Machine>>,
     begun: BootTime,
     /// When there is something to do without being told anything.
     due: BootTime,
@@ -71,6 +78,8 @@ impl Agent {
         now: BootTime,
     ) -> Result<Self, AgentError> {
         let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
+        let this = Writer::this_process().map_err(AgentError::BootId)?;
+        let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         Ok(Self {
             feed: feed(&client, &options.node),
             place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
@@ -80,10 +89,12 @@ impl Agent {
             hierarchy,
             metrics,
             node: Named::default(),
+            marked: watch::Sender::new(None),
             watermark: Named::default(),
             rules: memory.rules().as_ref().map(Rules::kept).unwrap_or_default(),
             failures: BTreeMap::new(),
             memory,
+            reporter,
             lock: None,
             machine: None,
             begun: now,
@@ -119,7 +130,7 @@ impl Agent {
             }
         }
         let stop = (*stop.borrow()).unwrap_or(Stop::Terminated);
-        self.end(stop).await
+        Box::pin(self.end(stop)).await
     }
 
     fn take(&mut self, change: Change) {
@@ -127,6 +138,9 @@ impl Agent {
             Change::Failed(source, failure) => return self.failed(source, failure),
             Change::Node(event) => {
                 self.node.take(event);
+                let marked = self.node.seen.present();
+                let marked = marked.map(|node| node.kept.marked.clone());
+                self.marked.send_replace(marked);
                 Source::Node
             }
             Change::Watermark(event) => {
@@ -163,7 +177,7 @@ impl Agent {
         } else if changed {
             self.give_rules();
         }
-        self.tell_trouble();
+        self.tell_trouble(now);
         let Some(machine) = &mut self.machine else {
             self.due = now + RETRY;
             return Ok(());
@@ -173,6 +187,9 @@ impl Agent {
         {
             self.memory.keep_pods(&workloads);
             machine.set_pods(workloads);
+            let pods = &self.pods;
+            machine.outside_mut().set_pods(|uid| pods.has(uid));
+            self.reporter.recount(machine);
         }
         if now >= machine.next_tick() {
             self.tick(now);
@@ -184,11 +201,17 @@ impl Agent {
     }
 
     /// Says where what is kept is not what the API server has.
-    fn tell_trouble(&mut self) {
+    fn tell_trouble(&mut self, now: BootTime) {
         let trouble = self.rules.trouble();
-        if trouble == self.trouble.as_ref() || self.machine.is_none() {
+        let target = self.watermark.seen.present().map(target);
+        if self.machine.is_none() {
+            self.reporter.tell_waiting(&self.rules, target, now);
             return;
         }
+        if trouble == self.trouble.as_ref() {
+            return;
+        }
+        self.reporter.again();
         if let Some(trouble) = trouble {
             tracing::warn!("the last rules are held: {trouble}");
         } else {
@@ -219,12 +242,11 @@ impl Agent {
                 self.wait(why);
                 return Ok(());
             }
-            Start::Offline => {
-                tracing::warn!(
-                    "the API server does not tell: going by the rules and pods of the last agent"
-                );
+            Start::Offline if self.waiting != OFFLINE => {
+                OFFLINE.clone_into(&mut self.waiting);
+                tracing::warn!("{OFFLINE}");
             }
-            Start::Now => {}
+            Start::Offline | Start::Now => {}
         }
         let workloads = if self.pods.are_complete() {
             self.pods.again();
@@ -269,7 +291,9 @@ impl Agent {
         };
         let policy = self.rules.policy().cloned().unwrap_or_default();
         let pods = workloads.clone();
-        let machine = Machine::open(settings, |_| Cluster::default(), policy, workloads, now)?;
+        let (client, node) = (self.client.clone(), &self.options.node);
+        let api = |_: &_| ApiServer::start(client, node, self.marked.subscribe());
+        let machine = Machine::open(settings, api, policy, workloads, now)?;
         tracing::info!(
             node = self.options.node,
             kubepods = kubepods.as_str(),
@@ -278,7 +302,7 @@ impl Agent {
             adopted = machine.adopted(),
             "keeping the node"
         );
-        self.machine = Some(machine);
+        self.machine = Some(Box::new(machine));
         self.memory.keep_pods(&pods);
         self.give_rules();
         Ok(())
@@ -298,7 +322,9 @@ impl Agent {
             return;
         };
         machine.set_policy(Arc::clone(policy));
+        machine.outside().set_policy(Arc::clone(policy));
         self.memory.keep_rules(self.rules.spec());
+        self.reporter.recount(machine);
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
         self.metrics.rules(names.collect());
@@ -322,32 +348,14 @@ impl Agent {
             log(event);
         }
         self.metrics.sampled(now);
-        if machine.plan().evaluated {
-            self.evaluated = true;
-            self.tell_figures();
-        }
+        machine.outside().explain(machine.reports());
+        self.evaluated |= machine.plan().evaluated;
+        let target = self.watermark.seen.present().map(target);
+        self.reporter
+            .tell(machine, &self.rules, target, &self.metrics, now);
         self.tell_ready();
         let took = clock::boot_time().since(now);
         self.metrics.tick.observe(took.as_secs_f64());
-    }
-
-    fn tell_figures(&self) {
-        let Some(machine) = &self.machine else {
-            return;
-        };
-        let refused = self.rules.refused().len();
-        self.metrics.figures(|figures| {
-            figures.rules.clear();
-            figures.rules.extend(machine.reports());
-            figures.throttled = machine.throttled_pods();
-            figures.pods = machine.pods().len();
-            figures.refused = refused;
-            figures.would.clear();
-            for Decision { transition, .. } in machine.previews() {
-                *figures.would.entry(transition.rule.clone()).or_default() += 1;
-            }
-            figures.scheduling.clone_from(&machine.plan().scheduling);
-        });
     }
 
     /// Ready is who has judged the rules once, or knows that there are none.
@@ -366,7 +374,7 @@ impl Agent {
         }
     }
 
-    async fn end(&mut self, stop: Stop) -> Result<bool, AgentError> {
+    async fn end(mut self, stop: Stop) -> Result<bool, AgentError> {
         let ending = match stop {
             Stop::Interrupted => Ending::Restore("interrupted".to_owned()),
             Stop::Terminated => self.ask().await,
@@ -375,7 +383,7 @@ impl Agent {
         match ending {
             Ending::Restore(why) => {
                 tracing::info!(why, "undoing everything");
-                self.restore(now)
+                self.restore(now).await
             }
             Ending::Leave(why) => {
                 if let Some(machine) = &mut self.machine {
@@ -399,31 +407,17 @@ impl Agent {
         ending::ask(&self.client, &own.namespace, owner, node).await
     }
 
-    fn restore(&mut self, now: BootTime) -> Result<bool, AgentError> {
-        match &mut self.machine {
-            Some(machine) => {
-                machine.restore(now).iter().for_each(log);
-                Ok(machine.throttled_pods() == 0)
-            }
-            None => restore(&self.options, self.hierarchy.clone(), now),
+    async fn restore(self, now: BootTime) -> Result<bool, AgentError> {
+        match self.machine {
+            Some(machine) => Ok(undo(machine, &self.client, &self.options.node, now).await),
+            None => undo_left(&self.options, self.hierarchy, Some(&self.client), now).await,
         }
     }
 }
 
-/// Undoes from the journal alone what an earlier process left in force; true where nothing is left.
-///
-/// # Errors
-/// Where another process has the state directory, or the journal cannot be trusted.
-pub fn restore(options: &Options, hierarchy: Hierarchy, now: BootTime) -> Result<bool, AgentError> {
-    if !options.state_dir.is_dir() {
-        tracing::info!(dir = %options.state_dir.display(), "there is no state directory: nothing is in force");
-        return Ok(true);
+fn target(watermark: &Trimmed<SeenWatermark>) -> Target<'_> {
+    Target {
+        uid: watermark.uid(),
+        generation: watermark.kept.generation,
     }
-    let restored = machine::restore(&options.state_dir, hierarchy, &[], now)?;
-    restored.events.iter().for_each(log);
-    Ok(restored.left == 0)
-}
-
-fn log(event: &Event) {
-    tracing::info!("{event}");
 }

@@ -221,6 +221,7 @@ mod tests {
         }
         let spec: NodeWatermarkSpec = serde_json::from_value(spec).expect("a spec");
         SeenWatermark {
+            generation: 1,
             spec: Ok(Arc::new(spec)),
         }
     }
@@ -265,6 +266,7 @@ mod tests {
         let trouble = rules.trouble().expect("told");
         assert!(trouble.to_string().contains("spec.moonPhase"), "{trouble}");
         let broken = SeenWatermark {
+            generation: 2,
             spec: Err("invalid type".to_owned()),
         };
         assert!(!rules.judge(Seen::Present(&broken), NODE, at(999)));

@@ -1,0 +1,287 @@
+//! Tells what happens on the node: the status of its `NodeWatermark`, events, figures.
+
+use std::collections::BTreeMap;
+
+use kube::Client;
+use tokio::sync::watch;
+
+use super::Machine;
+use super::metrics::{Metrics, OutcomeLabels};
+use super::rules::Rules;
+use crate::crd::NodeWatermarkStatus;
+use crate::crd::node_watermark::AgentStatus;
+use crate::engine::RuleReport;
+use crate::engine::plan::{Plan, Scheduling};
+use crate::engine::policy::PolicySet;
+use crate::engine::time::BootTime;
+use crate::node::actuate::evict_api::{Fate, Outcome};
+use crate::node::actuate::taint::Standing;
+use crate::node::clock;
+use crate::node::machine::event::{Decision, Event};
+use crate::node::machine::metric;
+use crate::node::machine::wording::format_value;
+use crate::node::report::conditions::{Health, Unready};
+use crate::node::report::events::{Facts, Note, Teller};
+use crate::node::report::publish::Publisher;
+use crate::node::report::status::{StatusBuilder, View};
+use crate::node::report::write::{self, Report, Writes};
+
+/// The `NodeWatermark` that the status goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// Its UID.
+    pub uid: &'a str,
+    /// Its generation.
+    pub generation: i64,
+}
+
+/// Tells.
+pub struct Reporter {
+    agent: AgentStatus,
+    builder: StatusBuilder,
+    teller: Teller,
+    publisher: Publisher,
+    reports: watch::Sender<Option<Report>>,
+    /// What stood on the Node, as it was last told.
+    standing: Standing,
+    /// To whom, and of which generation, was reported last.
+    target: Option<(String, i64)>,
+    /// The status may be another.
+    changed: bool,
+    notes: Vec<Note>,
+}
+
+impl Reporter {
+    /// Starts the tasks that write. `boot_id` is the kernel's.
+    pub fn start(client: &Client, node: &str, boot_id: &str) -> Self {
+        let (reports, taken) = watch::channel(None);
+        let (writes, _) = watch::channel(Writes::default());
+        tokio::spawn(write::run(client.clone(), node.to_owned(), taken, writes));
+        Self {
+            agent: AgentStatus {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                boot_id: boot_id.to_owned(),
+            },
+            builder: StatusBuilder::default(),
+            teller: Teller::default(),
+            publisher: Publisher::start(client.clone(), node),
+            reports,
+            standing: Standing::default(),
+            target: None,
+            changed: true,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Pods or rules have changed.
+    pub fn recount(&mut self, machine: &Machine) {
+        let pods = machine.pods().values().map(|known| &known.pod);
+        self.builder.count(machine.policy(), pods);
+        self.changed = true;
+    }
+
+    /// Tells what happened in a tick. Allocates nothing where nothing did, between evaluations and at rest.
+    pub fn tell(
+        &mut self,
+        machine: &mut Machine,
+        rules: &Rules,
+        target: Option<Target<'_>>,
+        metrics: &Metrics,
+        now: BootTime,
+    ) {
+        let outcomes = machine.outside_mut().take_outcomes();
+        for outcome in &outcomes {
+            count(metrics, outcome);
+        }
+        let standing = machine.outside().standing();
+        let stands = standing != self.standing;
+        let evaluated = machine.plan().evaluated;
+        self.changed |= self.builder.hear(machine.events()) || stands || !outcomes.is_empty();
+        if self.changed || evaluated {
+            let reports: Vec<RuleReport> = machine.reports().collect();
+            self.note(machine, &reports, &outcomes, &standing);
+            metrics.figures(|figures| {
+                figures.throttled = machine.throttled_pods();
+                figures.pods = machine.pods().len();
+                figures.refused = rules.refused().len();
+                figures.would.clear();
+                for Decision { transition, .. } in machine.previews() {
+                    *figures.would.entry(transition.rule.clone()).or_default() += 1;
+                }
+                figures.scheduling.clone_from(&machine.plan().scheduling);
+                figures.rules = reports;
+            });
+        }
+        self.standing = standing;
+        let uid = target.map_or("", |target| target.uid);
+        for note in self.notes.drain(..) {
+            self.publisher
+                .publish(note, Some(uid).filter(|uid| !uid.is_empty()));
+        }
+        self.report(machine, rules, target, now);
+    }
+
+    /// Notes what people should see in `kubectl describe`.
+    fn note(
+        &mut self,
+        machine: &Machine,
+        reports: &[RuleReport],
+        outcomes: &[Outcome],
+        standing: &Standing,
+    ) {
+        let policy = machine.policy();
+        let facts = Facts { policy, reports };
+        self.teller.hear(machine.events(), facts, &mut self.notes);
+        for outcome in outcomes {
+            self.builder.hear_outcome(outcome);
+            self.teller.outcome(outcome, &mut self.notes);
+        }
+        if *standing != self.standing {
+            let words = words(&machine.plan().scheduling, reports, policy);
+            self.teller.stands(standing, &words, &mut self.notes);
+        }
+    }
+
+    /// What was told last is not so any more.
+    pub const fn again(&mut self) {
+        self.changed = true;
+    }
+
+    /// Tells why nothing is kept, before there is a machine: only where the reason is in the `NodeWatermark`.
+    pub fn tell_waiting(&mut self, rules: &Rules, target: Option<Target<'_>>, now: BootTime) {
+        let (Some(target), Some(trouble)) = (target, rules.trouble()) else {
+            return;
+        };
+        let told = Some((target.uid.to_owned(), target.generation));
+        if self.target == told {
+            return;
+        }
+        self.target = told;
+        let health = Health {
+            unready: Some(Unready::Held(trouble.to_string())),
+            ..Health::default()
+        };
+        let status = self.builder.build(&View {
+            now,
+            time: clock::wall_time(),
+            generation: Some(target.generation),
+            hash: None,
+            agent: &self.agent,
+            reports: Vec::new(),
+            policy: &PolicySet::default(),
+            plan: &Plan::default(),
+            names: BTreeMap::new(),
+            records: Vec::new(),
+            previews: &[],
+            standing: Standing::default(),
+            evicted: Vec::new(),
+            health,
+            left_out: Vec::new(),
+        });
+        self.send(target, status);
+    }
+
+    fn send(&self, target: Target<'_>, status: NodeWatermarkStatus) {
+        self.reports.send_replace(Some(Report {
+            uid: target.uid.to_owned(),
+            status,
+        }));
+    }
+
+    /// Hands the status as it is now to the task that writes it, where it may be another. While something is in
+    /// force that is after every evaluation: the task writes the values every few minutes.
+    fn report(
+        &mut self,
+        machine: &Machine,
+        rules: &Rules,
+        target: Option<Target<'_>>,
+        now: BootTime,
+    ) {
+        let known = self.target.as_ref();
+        let known = known.map(|(uid, generation)| Target {
+            uid,
+            generation: *generation,
+        });
+        let acting = machine.plan().evaluated && machine.is_acting();
+        if known == target && !self.changed && !acting {
+            return;
+        }
+        self.changed = false;
+        self.target = target.map(|target| (target.uid.to_owned(), target.generation));
+        let Some(target) = target else {
+            self.reports.send_replace(None);
+            return;
+        };
+        let status = self.builder.build(&View {
+            now,
+            time: clock::wall_time(),
+            generation: Some(target.generation),
+            hash: rules.spec().map(|spec| &*spec.hash),
+            agent: &self.agent,
+            reports: machine.reports().collect(),
+            policy: machine.policy(),
+            plan: machine.plan(),
+            names: machine
+                .records()
+                .filter_map(|record| Some((record.uid.clone(), machine.name(&record.uid)?)))
+                .collect(),
+            records: machine.records().collect(),
+            previews: machine.previews(),
+            standing: machine.outside().standing(),
+            evicted: machine.outside().evicted(now).cloned().collect(),
+            health: health(machine, rules),
+            left_out: left_out(rules),
+        });
+        self.send(target, status);
+    }
+}
+
+/// Tells the log what happened.
+pub fn log(event: &Event) {
+    tracing::info!("{event}");
+}
+
+fn count(metrics: &Metrics, outcome: &Outcome) {
+    let outcome = match outcome.fate {
+        Fate::Accepted => "accepted",
+        Fate::Refused { .. } => "refused",
+        Fate::Terminating | Fate::Gone | Fate::Unsure(_) => return,
+    };
+    let labels = OutcomeLabels { outcome };
+    metrics.evictions.get_or_create(&labels).inc();
+}
+
+fn health(machine: &Machine, rules: &Rules) -> Health {
+    let judged = machine.plan().scheduling != Scheduling::Hold;
+    Health {
+        unready: match rules.trouble() {
+            Some(trouble) => Some(Unready::Held(trouble.to_string())),
+            None => (!judged).then_some(Unready::Starting),
+        },
+        ..Health::default()
+    }
+}
+
+fn left_out(rules: &Rules) -> Vec<(&'static str, String, String)> {
+    let refused = rules.refused().iter();
+    refused
+        .map(|refusal| (refusal.what, refusal.name.clone(), refusal.why.to_string()))
+        .collect()
+}
+
+/// `q/cpu: cpu_total_usage 1897m, mark 1000m`, for each rule that keeps new pods away.
+fn words(scheduling: &Scheduling, reports: &[RuleReport], policy: &PolicySet) -> String {
+    let Scheduling::Disabled { rules, .. } = scheduling else {
+        return String::new();
+    };
+    let asking = reports.iter().filter(|report| rules.contains(&report.id));
+    let words = asking.map(|report| {
+        let metric = metric(policy, &report.id);
+        let number = |value| format_value(metric.as_deref(), value);
+        let value = report.value.map_or_else(|| "unknown".to_owned(), number);
+        let name = metric.as_deref().unwrap_or_default();
+        let mark = number(report.watermark);
+        format!("{}: {name} {value}, mark {mark}", report.id)
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
