@@ -522,3 +522,53 @@ fn an_edit_of_one_policy_writes_only_the_nodes_that_it_selects() {
     );
     assert_eq!(cluster.settle(0), 10);
 }
+
+#[test]
+fn the_pods_that_a_pod_qos_matches_are_summed_from_what_agents_tell_and_unknown_before() {
+    let mut cluster = ready(3);
+    let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "batch", &spec);
+    cluster.settle(0);
+    let matched = |cluster: &mut Cluster| {
+        cluster.world.status_failed(cluster.now);
+        cluster.pass(Duration::from_secs(20));
+        let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+        let mut of_pods = statuses.into_iter().filter(|s| s.key.0 == Kind::PodQos);
+        of_pods.next().unwrap().status["matchedPods"].clone()
+    };
+    assert_eq!(matched(&mut cluster), Value::Null);
+    let tells = |pods: u32| json!({"podPolicies": [{"name": "batch", "matched": pods}, {"name": "other", "matched": 9}]});
+    cluster.report("node000", tells(0));
+    assert_eq!(matched(&mut cluster), 0);
+    cluster.report("node001", tells(4));
+    cluster.report("node002", tells(7));
+    assert_eq!(matched(&mut cluster), 11);
+}
+
+#[test]
+fn numbers_alone_are_not_written_more_often_than_every_ten_seconds() {
+    let mut cluster = ready(2);
+    cluster.apply(
+        Kind::PodQos,
+        "batch",
+        &json!({"labelSelector": {}, "allowedActions": ["throttle"]}),
+    );
+    cluster.rest();
+    let mut writes = 0;
+    for second in 0..60 {
+        let tells = json!({"podPolicies": [{"name": "batch", "matched": second}]});
+        cluster.report("node000", tells);
+        cluster.pass(Duration::from_secs(1));
+        for status in cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z") {
+            if status.key.0 == Kind::PodQos {
+                writes += 1;
+                cluster.generation += 1;
+                // The watch shows it.
+                let mut object = cluster.objects[&status.key].clone();
+                object["status"] = status.status;
+                cluster.world.apply_policy(Kind::PodQos, "batch", &object);
+            }
+        }
+    }
+    assert!((5..=7).contains(&writes), "{writes} writes in a minute");
+}

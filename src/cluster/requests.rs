@@ -4,6 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -12,8 +13,12 @@ use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::json;
+use thiserror::Error;
 use tower_layer::Layer;
 use tower_service::Service;
+
+/// The beginning of an answer takes no longer, also that of a watch: what else waits has shorter deadlines.
+const HEAD: Duration = Duration::from_secs(15);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
@@ -53,17 +58,16 @@ pub(super) struct Observed<S> {
 
 impl<S, B> Service<Request<Body>> for Observed<S>
 where
-    S: Service<Request<Body>, Response = Response<B>>,
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     S::Future: Send + 'static,
-    S::Error: Into<BoxError>,
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     type Response = Answer;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Answer, S::Error>> + Send>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Answer, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(context)
     }
 
@@ -75,7 +79,8 @@ where
         };
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let response = answer.await?;
+            let answer = tokio::time::timeout(HEAD, answer).await;
+            let response = answer.map_err(|_| NoAnswer)??;
             ending.answered(response.status());
             Ok(understandable(
                 response.map(|body| body.map_err(Into::into).boxed_unsync()),
@@ -83,6 +88,11 @@ where
         })
     }
 }
+
+/// Nothing came.
+#[derive(Debug, Error)]
+#[error("no answer within {} s", HEAD.as_secs())]
+struct NoAnswer;
 
 /// Tells of a request when it ends, however it does.
 struct Ending {

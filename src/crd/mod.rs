@@ -17,6 +17,7 @@ mod objects;
 mod path;
 pub mod pod_qos;
 mod schema;
+mod served;
 mod unenforced;
 pub mod validate;
 mod words;
@@ -31,6 +32,7 @@ pub use node_watermark::{NodeWatermark, NodeWatermarkSpec, NodeWatermarkStatus};
 pub use objects::{Kind, Objects};
 pub use pod_qos::{PodQos, PodQosSpec, PodQosStatus};
 pub use schema::definitions;
+pub use served::missing_fields;
 
 /// The API group of the policy kinds.
 pub const GROUP: &str = "ensurance.crane.io";

@@ -36,6 +36,16 @@ pub struct Class {
     pub sources: Arc<[String]>,
 }
 
+impl Class {
+    /// Whether this `NodeQOS` selects its nodes.
+    pub fn is_selected_by(&self, node_qos: &str) -> bool {
+        let place = self
+            .selected
+            .binary_search_by(|name| (**name).cmp(node_qos));
+        place.is_ok()
+    }
+}
+
 /// One object as it was last seen.
 struct Part {
     objects: Objects,
@@ -171,29 +181,22 @@ impl Catalog {
     }
 
     fn selected(&self, facts: &NodeFacts) -> Vec<Arc<str>> {
-        let selects = |(_, selector): &&(Arc<str>, Option<Selector>)| {
-            selector
-                .as_ref()
-                .is_none_or(|selector| selector.matches(&facts.labels))
-        };
+        let selects =
+            |(_, selector): &&(Arc<str>, Option<Selector>)| takes(selector.as_ref(), facts);
         let selected = self.selectors.iter().filter(selects);
         selected.map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// Whether one of these `NodeQOS` selects a node of these facts now.
-    pub fn selects_any(&self, affected: &Affected, facts: &NodeFacts) -> bool {
+    /// The selectors of the `NodeQOS` that an edit names, as they are now.
+    pub fn selectors_of(&self, affected: &Affected) -> Vec<Option<Selector>> {
         let Affected::SelectedBy(names) = affected else {
-            return false;
+            return Vec::new();
         };
-        let mut concerned = self
+        let concerned = self
             .selectors
             .iter()
             .filter(|(name, _)| names.contains(name));
-        concerned.any(|(_, selector)| {
-            selector
-                .as_ref()
-                .is_none_or(|selector| selector.matches(&facts.labels))
-        })
+        concerned.map(|(_, selector)| selector.clone()).collect()
     }
 
     fn compile(&mut self, key: &ClassKey, facts: &NodeFacts) -> Class {
@@ -259,6 +262,11 @@ impl Catalog {
     pub fn status(&self, key: &Key) -> Option<&Value> {
         self.parts.get(key).map(|part| &part.status)
     }
+}
+
+/// Whether a node is selected; a selector that is absent takes all.
+pub fn takes(selector: Option<&Selector>, facts: &NodeFacts) -> bool {
+    selector.is_none_or(|selector| selector.matches(&facts.labels))
 }
 
 impl Affected {

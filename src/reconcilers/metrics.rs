@@ -73,6 +73,7 @@ pub struct Metrics {
     silent: Gauge,
     silent_throttled: Gauge,
     held: Gauge,
+    undefined: Gauge,
     rollouts: Family<RolloutLabels, Gauge>,
     /// 1 while this replica leads.
     pub leader: Gauge,
@@ -84,6 +85,8 @@ struct Health {
     beat: BootTime,
     /// What each watch waits for; absent once it was complete.
     waiting: BTreeMap<&'static str, String>,
+    /// What is wrong with definitions, by kind.
+    undefined: BTreeMap<String, String>,
 }
 
 impl Default for Metrics {
@@ -104,6 +107,7 @@ impl Default for Metrics {
             silent: Gauge::default(),
             silent_throttled: Gauge::default(),
             held: Gauge::default(),
+            undefined: Gauge::default(),
             rollouts: Family::default(),
             leader: Gauge::default(),
             health: Mutex::default(),
@@ -152,6 +156,8 @@ impl Metrics {
         registry.register("silence_held", help, self.held.clone());
         let help = "Edits on their way to all nodes, by how far they are";
         registry.register("rollouts", help, self.rollouts.clone());
+        let help = "Definitions that are missing, or lack fields that this version writes";
+        registry.register("definitions_missing", help, self.undefined.clone());
         let help = "1 while this replica leads";
         registry.register("leader", help, self.leader.clone());
     }
@@ -202,6 +208,19 @@ impl Metrics {
         self.health(|health| drop(health.waiting.remove(kind)));
     }
 
+    /// What the definition of a kind lacks; `None`: nothing, or nothing is known.
+    pub fn defined(&self, kind: String, lacks: Option<String>) {
+        let undefined = self.health(|health| {
+            match lacks {
+                Some(lacks) => drop(health.undefined.insert(kind, lacks)),
+                None => drop(health.undefined.remove(&kind)),
+            }
+            health.undefined.len()
+        });
+        self.undefined
+            .set(i64::try_from(undefined).unwrap_or(i64::MAX));
+    }
+
     /// A write came to its end.
     pub fn wrote(&self, object: &'static str, ok: bool) {
         let result = if ok { "ok" } else { "error" };
@@ -231,10 +250,10 @@ impl Source for Metrics {
     /// A standby is as ready as the leader: it has seen all objects, and can lead at once.
     fn readyz(&self) -> Result<(), String> {
         let waiting: Vec<String> = self.health(|health| {
-            let waiting = health.waiting.iter();
-            waiting
-                .map(|(kind, why)| format!("{kind}: {why}"))
-                .collect()
+            let line = |kind: &str, why: &str| format!("{kind}: {why}");
+            let waiting = health.waiting.iter().map(|(kind, why)| line(kind, why));
+            let undefined = health.undefined.iter().map(|(kind, why)| line(kind, why));
+            undefined.chain(waiting).collect()
         });
         if waiting.is_empty() {
             return Ok(());

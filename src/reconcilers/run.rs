@@ -1,5 +1,6 @@
 //! Feeds the world from watches, and carries out what it plans.
 
+mod definitions;
 mod store;
 mod write;
 
@@ -69,13 +70,15 @@ pub async fn run(
     let (leads, elected) = watch::channel(false);
     let stopped = stop.clone();
     let election = async move { election::run(elector, &leads, stopped).await };
-    let mut controller = Controller::new(client, &options, Arc::clone(&metrics));
+    let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
+    let definitions = definitions::check(client, Arc::clone(&metrics));
     // Whatever ends first ends the process: nothing goes on half-dead.
     let serving = serve::serve(listener, metrics);
-    tokio::pin!(election, serving);
+    tokio::pin!(election, serving, definitions);
     tokio::select! {
         () = controller.run(elected) => {}
         () = &mut serving => {}
+        never = &mut definitions => match never {},
         () = &mut election => {}
         _ = stop.wait_for(|stop| *stop) => election.await,
     }
@@ -283,8 +286,13 @@ impl Controller {
             Done::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
                 if let Err(error) = outcome {
-                    let (kind, name) = (key.0.name(), key.1);
-                    tracing::warn!(kind, name, %error, "failed to write the status");
+                    let (kind, name, why) = (key.0.name(), key.1, error.words());
+                    // It is gone, most likely, and its end is on its way here.
+                    if error.code() == Some(404) {
+                        tracing::debug!(kind, name, %why, "failed to write the status");
+                    } else {
+                        tracing::warn!(kind, name, %why, "failed to write the status");
+                    }
                     self.world.status_failed(clock::now());
                 }
             }

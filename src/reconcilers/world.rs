@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
-use super::catalog::{Affected, Catalog, Class, Key};
+use super::catalog::{Affected, Catalog, Class, Key, takes};
 use super::content::Wanted;
 use super::rollout::Rollout;
 use super::silence::Silence;
@@ -210,11 +210,11 @@ impl World {
         }
         self.rollouts
             .retain(|rolling, _| rolling != key && !affected.edits(rolling));
+        let selectors = self.catalog.selectors_of(affected);
         let mut touched = Vec::new();
         for (name, node) in &mut self.nodes {
-            if !affected.concerns(&node.class.selected)
-                && !self.catalog.selects_any(affected, &node.facts)
-            {
+            let selected_before = affected.concerns(&node.class.selected);
+            if !selected_before && !selectors.iter().any(|it| takes(it.as_ref(), &node.facts)) {
                 continue;
             }
             node.class = self.catalog.class(&node.facts);

@@ -2,15 +2,20 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::{Arc, Mutex, mpsc};
 
-use http_body_util::{BodyExt, Full};
+use futures::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use kube::Client;
+use plimsoll::cluster::client::connect;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// What befalls a request.
 #[derive(Clone, Debug)]
@@ -28,6 +33,7 @@ pub enum Fault {
 /// A request that arrived: method and path with the query.
 pub type Seen = (String, String);
 
+type Answer = Response<UnsyncBoxBody<Bytes, Cut>>;
 type Judge = Box<dyn Fn(&str, &str) -> Option<Fault> + Send>;
 
 /// The proxy; ends with the runtime.
@@ -35,6 +41,7 @@ pub struct Proxy {
     pub address: SocketAddr,
     judge: Arc<Mutex<Judge>>,
     seen: Arc<Mutex<Vec<Seen>>>,
+    cut: watch::Sender<()>,
 }
 
 impl Proxy {
@@ -45,22 +52,21 @@ impl Proxy {
         let none: Judge = Box::new(|_, _| None);
         let judge = Arc::new(Mutex::new(none));
         let seen = Arc::new(Mutex::new(Vec::new()));
+        let (cut, cuts) = watch::channel(());
         let proxy = Self {
             address,
             judge: Arc::clone(&judge),
             seen: Arc::clone(&seen),
+            cut,
         };
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let (client, judge, seen) = (client.clone(), Arc::clone(&judge), Arc::clone(&seen));
+                let cuts = cuts.clone();
                 let service = service_fn(move |request| {
-                    pass(
-                        client.clone(),
-                        Arc::clone(&judge),
-                        Arc::clone(&seen),
-                        request,
-                    )
+                    let (judge, seen) = (Arc::clone(&judge), Arc::clone(&seen));
+                    pass(client.clone(), judge, seen, cuts.clone(), request)
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service);
@@ -70,9 +76,42 @@ impl Proxy {
         proxy
     }
 
+    /// Before the cluster of a kubeconfig, on a thread of its own: for tests that block theirs.
+    pub fn beside(kubeconfig: &Path) -> Self {
+        let kubeconfig = kubeconfig.to_owned();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let client = connect(Some(&kubeconfig)).await.unwrap();
+                tell.send(Self::start(client).await).unwrap();
+                std::future::pending::<()>().await;
+            });
+        });
+        told.recv().unwrap()
+    }
+
     /// From now on requests fare as `judge` says, by method and path; `None`: well.
     pub fn judge(&self, judge: impl Fn(&str, &str) -> Option<Fault> + Send + 'static) {
         *self.judge.lock().unwrap() = Box::new(judge);
+    }
+
+    /// Cuts every answer that is still on its way: watches, that is.
+    pub fn cut(&self) {
+        self.cut.send_replace(());
+    }
+
+    /// A kubeconfig by which the proxy is the cluster.
+    pub fn kubeconfig(&self) -> serde_json::Value {
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
+            "users": [{"name": "nobody", "user": {}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": format!("http://{}", self.address)}}],
+        })
     }
 
     /// What arrived since the last call.
@@ -92,8 +131,9 @@ async fn pass(
     client: Client,
     judge: Arc<Mutex<Judge>>,
     seen: Arc<Mutex<Vec<Seen>>>,
+    cuts: watch::Receiver<()>,
     request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Cut> {
+) -> Result<Answer, Cut> {
     let method = request.method().to_string();
     let path = request.uri().to_string();
     let fault = judge.lock().unwrap()(&method, &path);
@@ -109,24 +149,46 @@ async fn pass(
     let request = Request::from_parts(parts, kube::client::Body::from(body));
     let response = client.send(request).await.map_err(|_| Cut)?;
     let (parts, body) = response.into_parts();
-    let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
     match fault {
-        Some(Fault::CutAfter) => Err(Cut),
-        Some(Fault::NeverAnswer) => std::future::pending().await,
+        Some(Fault::CutAfter) => {
+            drop(body.collect().await);
+            Err(Cut)
+        }
+        Some(Fault::NeverAnswer) => {
+            drop(body.collect().await);
+            std::future::pending().await
+        }
         _ => {
-            let mut response = Response::new(Full::new(body));
+            let mut response = Response::new(passed_on(body, cuts));
             *response.status_mut() = parts.status;
             Ok(response)
         }
     }
 }
 
-fn answer(code: u16, wait: Option<u64>, body: String) -> Response<Full<Bytes>> {
+/// A body as it comes, until it ends or is cut.
+fn passed_on(body: kube::client::Body, mut cuts: watch::Receiver<()>) -> UnsyncBoxBody<Bytes, Cut> {
+    cuts.mark_unchanged();
+    let frames = stream::unfold(Some((body, cuts)), |state| async {
+        let (mut body, mut cuts) = state?;
+        tokio::select! {
+            frame = body.frame() => {
+                let frame = frame?.map_err(|_| Cut);
+                Some((frame, Some((body, cuts))))
+            }
+            Ok(()) = cuts.changed() => Some((Err(Cut), None)),
+        }
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+fn answer(code: u16, wait: Option<u64>, body: String) -> Answer {
     let mut answer = Response::builder().status(code);
     if let Some(wait) = wait {
         answer = answer.header("retry-after", wait);
     }
-    answer.body(Full::new(Bytes::from(body))).unwrap()
+    let body = Full::new(Bytes::from(body)).map_err(|never| match never {});
+    answer.body(body.boxed_unsync()).unwrap()
 }
 
 /// The connection is cut.

@@ -112,6 +112,7 @@ impl ControlPlane {
         self.kubectl(&[
             "apply",
             "--server-side",
+            "--force-conflicts",
             "-f",
             root().join("crds").to_str().unwrap(),
         ]);
@@ -267,12 +268,34 @@ impl ControlPlane {
 
     /// Starts a controller.
     pub fn controller(&self, name: &str, args: &[&str]) -> Controller {
+        self.controller_by(&self.kubeconfig, name, args)
+    }
+
+    /// A file of the plane's own folder.
+    pub fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// What a process has logged.
+    pub fn log_of(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// Installs our definitions.
+    pub fn install_definitions(&self) {
+        self.install();
+    }
+
+    /// Starts a controller that has this kubeconfig.
+    pub fn controller_by(&self, kubeconfig: &Path, name: &str, args: &[&str]) -> Controller {
         let port = free_port();
         let process = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["controller", "--namespace", "default", "--listen"])
             .arg(format!("127.0.0.1:{port}"))
             .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
+            .arg(kubeconfig)
             .args(args)
             .env("RUST_LOG", "plimsoll=debug,info")
             .stderr(log(self.dir.path(), name))

@@ -124,10 +124,9 @@ pub(super) async fn status(client: Client, write: StatusWrite) -> Done {
     });
     let patch = Patch::Apply(&body);
     let params = params();
-    let outcome = match call(api.patch_status(&key.1, &params, &patch)).await {
-        // Deleted in the meantime: nothing is left to say.
-        Err(error) if error.code() != Some(404) => Err(error),
-        _ => Ok(()),
-    };
-    Done::Status { key, outcome }
+    let outcome = call(api.patch_status(&key.1, &params, &patch)).await;
+    Done::Status {
+        key,
+        outcome: outcome.map(drop),
+    }
 }

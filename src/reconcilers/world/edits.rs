@@ -61,7 +61,7 @@ impl World {
     fn nodes_of(&self, key: &Key) -> BTreeSet<String> {
         let concerns = |node: &Node| match key.0 {
             Kind::PodQos => !node.class.selected.is_empty(),
-            _ => node.class.selected.iter().any(|name| **name == *key.1),
+            _ => node.class.is_selected_by(&key.1),
         };
         let nodes = self.nodes.iter().filter(|(_, node)| concerns(node));
         let names = nodes.map(|(name, _)| name);

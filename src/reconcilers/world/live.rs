@@ -137,7 +137,11 @@ impl Status {
             active: active
                 .map(|rule| (rule.id.clone(), rule.value.unwrap_or(0.0) / rule.mark))
                 .collect(),
-            matched: BTreeMap::new(),
+            matched: status
+                .pod_policies
+                .iter()
+                .map(|policy| (policy.name.clone(), policy.matched))
+                .collect(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::engine::time::BootTime;
 /// Statuses are not written more often.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// After a failure not for so much longer.
-const STATUS_RETRY: Duration = Duration::from_secs(8);
+const STATUS_RETRY: Duration = Duration::from_secs(3);
 /// The condition about a roll-out, and its reason where that was stopped.
 const ROLLED_OUT: &str = "RolledOut";
 const STOPPED: &str = "CanariesAct";

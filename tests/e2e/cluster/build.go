@@ -74,7 +74,7 @@ func build(here layout, nodes []string) error {
 	return once(here, "guest", images+debian+guest, buildGuest)
 }
 
-// buildPrograms builds what is written in Go: Kubernetes, Helm and podtool.
+// buildPrograms builds what is written in Go: Kubernetes, Helm, kwok and podtool.
 func buildPrograms(here layout) error {
 	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
 	if err != nil {
@@ -87,6 +87,7 @@ func buildPrograms(here layout) error {
 	}{
 		{"kubernetes", []string{filepath.Join(source, "go.sum")}, buildKubernetes},
 		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, buildHelm},
+		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, buildKwok},
 		{"podtool", sources, buildPodtool},
 	} {
 		inputs, err := fingerprint(program.inputs...)

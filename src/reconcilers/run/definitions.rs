@@ -1,0 +1,78 @@
+//! Whether the API server has our definitions, and of this version: else it drops what we write.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::Request;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use serde_json::Value;
+
+use super::super::metrics::Metrics;
+use crate::cluster::client::{CallError, call};
+use crate::crd::{definitions, missing_fields};
+
+/// How often is looked while all is well, and while something is missing.
+const SELDOM: Duration = Duration::from_mins(10);
+const OFTEN: Duration = Duration::from_secs(10);
+/// At most so many fields are named.
+const MOST_NAMED: usize = 5;
+
+/// What installs and updates them, also those that Helm installed.
+const CURE: &str = "run: plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
+
+/// Looks for ever, and says in the probes what is missing.
+pub(super) async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
+    loop {
+        let mut well = true;
+        for definition in definitions() {
+            let kind = definition.spec.names.kind.clone();
+            let lacks = look(&client, &definition).await.unwrap_or_else(|error| {
+                // Nothing is known: the watches say what is wrong with the API server.
+                tracing::debug!(kind, %error, "failed to read which fields are served");
+                None
+            });
+            if let Some(lacks) = &lacks {
+                tracing::error!(kind, "{lacks}");
+                well = false;
+            }
+            metrics.defined(kind, lacks);
+        }
+        tokio::time::sleep(if well { SELDOM } else { OFTEN }).await;
+    }
+}
+
+/// What a definition lacks, in words.
+async fn look(
+    client: &Client,
+    definition: &CustomResourceDefinition,
+) -> Result<Option<String>, CallError> {
+    let spec = &definition.spec;
+    let version = spec.versions.first().map_or("", |version| &version.name);
+    let path = format!("/openapi/v3/apis/{}/{version}", spec.group);
+    let request = Request::get(path)
+        .body(Vec::new())
+        .map_err(kube::Error::HttpError)?;
+    let document: Value = match call(client.request(request)).await {
+        Ok(document) => document,
+        Err(error) if error.code() == Some(404) => Value::Null,
+        Err(error) => return Err(error),
+    };
+    Ok(match missing_fields(definition, &document) {
+        None => Some(format!("the definition is not installed; {CURE}")),
+        Some(missing) if missing.is_empty() => None,
+        Some(missing) => Some(format!(
+            "the definition is of another version of plimsoll, and lacks {}; {CURE}",
+            list(&missing)
+        )),
+    })
+}
+
+fn list(fields: &[String]) -> String {
+    let named = &fields[..fields.len().min(MOST_NAMED)];
+    match fields.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

@@ -1,0 +1,308 @@
+//! `plimsoll controller` when the API server, or the way to it, misbehaves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+use api_support::faults::{Fault, Proxy};
+use api_support::{ControlPlane, Controller};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_mins(1);
+const GONE: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
+
+fn close() -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
+        "metadata": {"name": "close"}, "spec": {},
+    })
+}
+
+fn node_qos(value: u32) -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS",
+        "metadata": {"name": "q", "annotations": {"plimsoll.dev/rollout": "immediate"}},
+        "spec": {"rules": [{
+            "name": "cpu", "avoidanceThreshold": 2, "actionName": "close",
+            "metricRule": {"name": "cpu_total_usage", "value": value},
+        }]},
+    })
+}
+
+fn nodes(plane: &ControlPlane) {
+    plane.nodes(&["node00".to_owned(), "node01".to_owned()]);
+}
+
+/// Whether both nodes keep the rule with this mark, and the status says so.
+fn arrived(plane: &ControlPlane, value: u32) -> bool {
+    let watermarks = plane.list("nwm");
+    let keeps = |object: &Value| object["spec"]["rules"][0]["watermark"] == value;
+    let policy = plane.get("nodeqos", "q");
+    watermarks.len() == 2
+        && watermarks.iter().all(keeps)
+        && policy["status"]["observedGeneration"] == policy["metadata"]["generation"]
+        && policy["status"]["matchedNodes"] == 2
+}
+
+fn is_ready(controller: &Controller) -> bool {
+    controller
+        .http("/readyz")
+        .is_some_and(|(code, _)| code == 200)
+}
+
+/// What the probe waits for.
+fn waits_for(controller: &Controller, text: &str) -> bool {
+    let answer = controller.http("/readyz");
+    answer.is_some_and(|(code, body)| code == 503 && body.contains(text))
+}
+
+/// What a request is for: each sort has its faults.
+fn sort(method: &str, path: &str) -> Option<&'static str> {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    match method {
+        "PATCH" if path.ends_with("/status") => Some("status"),
+        "PATCH" if path.contains("nodewatermarks/") => Some("watermark"),
+        "GET" if query.contains("watch=true") => Some("watch"),
+        "GET" if query.contains("limit=") => Some("list"),
+        "POST" if path.contains("events") => Some("event"),
+        "PUT" | "POST" if path.contains("leases") => Some("lease"),
+        _ => None,
+    }
+}
+
+/// Each sort of request fares badly so often.
+fn first_of_each(
+    proxy: &Proxy,
+    times: usize,
+    fault: impl Fn(&str) -> Option<Fault> + Send + 'static,
+) {
+    let seen = std::sync::Mutex::new(BTreeMap::<&str, usize>::new());
+    proxy.judge(move |method, path| {
+        let sort = sort(method, path)?;
+        let mut seen = seen.lock().unwrap();
+        let count = seen.entry(sort).or_default();
+        *count += 1;
+        if *count > times { None } else { fault(sort) }
+    });
+}
+
+fn answers(code: u16) -> impl Fn(&str) -> Option<Fault> + Send + 'static {
+    move |_| {
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "a fault"});
+        Some(Fault::Answer(code, None, body.to_string()))
+    }
+}
+
+#[test]
+fn every_sort_of_failure_at_every_call_is_survived_and_the_edit_arrives() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    plane.apply(&[close(), node_qos(4000)]);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
+    plane.until("it works", SOON, |p| arrived(p, 4000));
+    let mut value = 4000;
+    let mut edit = |what: &str, most: Duration| {
+        value += 1;
+        proxy.take_seen();
+        proxy.cut();
+        plane.apply(&[node_qos(value)]);
+        let took = plane.until(what, most, |p| arrived(p, value));
+        let seen = proxy.take_seen();
+        let writes = seen
+            .iter()
+            .filter(|(method, path)| sort(method, path) == Some("watermark"));
+        let writes = writes.count();
+        assert!(writes <= 8, "{what}: {writes} writes of 2 objects");
+        println!("{what}: {took:?}, {writes} writes");
+    };
+    edit("a cut of all watches", SOON);
+    for code in [400, 401, 403, 404, 409, 410, 422, 500, 503] {
+        first_of_each(&proxy, 1, answers(code));
+        edit(&format!("code {code}"), SOON);
+    }
+    first_of_each(&proxy, 1, |sort| {
+        (sort == "watch").then(|| Fault::Answer(200, None, GONE.to_owned()))
+    });
+    edit("an expired version within a watch", SOON);
+    first_of_each(&proxy, 1, |_| {
+        Some(Fault::Answer(200, None, "not json".to_owned()))
+    });
+    edit("an answer that makes no sense", SOON);
+    first_of_each(&proxy, 1, |_| Some(Fault::CutBefore));
+    edit("cut before the request", SOON);
+    // A watch has no end before which it could be cut.
+    first_of_each(&proxy, 1, |sort| {
+        (sort != "watch").then_some(Fault::CutAfter)
+    });
+    edit("cut after the request", SOON);
+    first_of_each(&proxy, 1, |_| Some(Fault::NeverAnswer));
+    edit("no answer", SOON);
+    assert!(
+        controller.process.0.try_wait().unwrap().is_none(),
+        "it ended"
+    );
+    let log = plane.log_of("controller");
+    assert!(!log.contains("panicked"), "{log}");
+    assert!(
+        controller.metric("plimsoll_controller_api_requests_total{verb=\"patch\",code=\"409\"}")
+            > 0.5
+    );
+}
+
+#[test]
+fn a_write_that_is_told_to_wait_waits_for_so_long() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    // As flow control answers: a header, and plain text.
+    first_of_each(&proxy, 2, |sort| {
+        let text = "Too many requests, please try again later.".to_owned();
+        (sort == "watermark").then_some(Fault::Answer(429, Some(6), text))
+    });
+    plane.apply(&[close(), node_qos(4000)]);
+    let controller = plane.controller_by(&kubeconfig, "controller", &[]);
+    plane.until("both writes were refused", SOON, |_| {
+        controller.http("/metrics").is_some()
+            && controller
+                .metric("plimsoll_controller_api_requests_total{verb=\"patch\",code=\"429\"}")
+                > 1.5
+    });
+    let took = plane.until("they are made in the end", SOON, |p| arrived(p, 4000));
+    assert!(took > Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn while_it_may_not_read_or_nobody_answers_the_probe_says_so_and_then_all_is_well() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    plane.apply(&[close(), node_qos(4000)]);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    for (code, text) in [
+        (401, "Unauthorized"),
+        (403, "forbidden: User \"x\" cannot list"),
+    ] {
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": text});
+        proxy.judge(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
+        let controller = plane.controller_by(&kubeconfig, "refused", &[]);
+        plane.until("the probe says why", SOON, |_| waits_for(&controller, text));
+        assert_eq!(controller.http("/livez").unwrap().0, 200);
+        assert!(!controller.leads());
+        proxy.judge(|_, _| None);
+        plane.until("it works then", SOON, |p| {
+            is_ready(&controller) && arrived(p, 4000)
+        });
+    }
+    let mut nowhere = proxy.kubeconfig();
+    nowhere["clusters"][0]["cluster"]["server"] = json!("http://127.0.0.1:1");
+    let nowhere = plane.file("nowhere", &nowhere.to_string());
+    let mut controller = plane.controller_by(&nowhere, "nowhere", &[]);
+    plane.until("it says that nobody answers", SOON, |_| {
+        waits_for(&controller, "Connection refused")
+    });
+    assert!(
+        controller.process.0.try_wait().unwrap().is_none(),
+        "it tries on"
+    );
+}
+
+#[test]
+fn a_kubeconfig_that_is_no_good_ends_it_with_the_file_and_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let no_context = r#"{"apiVersion":"v1","kind":"Config","current-context":"gone","contexts":[],"clusters":[],"users":[]}"#;
+    let cases = [
+        (dir.path().join("missing"), "No such file"),
+        (file("garbage", "{{{"), "garbage"),
+        (file("no-context", no_context), "gone"),
+    ];
+    for (path, reason) in cases {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["controller", "--listen", "127.0.0.1:0", "--kubeconfig"])
+            .arg(&path)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains(path.to_str().unwrap()) && text.contains(reason),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn definitions_that_are_missing_or_old_are_named_with_the_cure_and_waited_for() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    if !plane.is_own() {
+        return;
+    }
+    nodes(&plane);
+    let crd = "nodewatermarks.plimsoll.dev";
+    plane.kubectl(&["delete", "crd", crd]);
+    let controller = plane.controller("controller", &[]);
+    plane.until("the missing definition is named", SOON, |_| {
+        waits_for(
+            &controller,
+            "NodeWatermark: the definition is not installed; run: plimsoll crds",
+        )
+    });
+    plane.install_definitions();
+    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+    plane.apply(&[close(), node_qos(4000)]);
+    plane.until("it works", SOON, |p| arrived(p, 4000));
+    drop(controller);
+    // A definition of before the field was there.
+    let field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/properties/restoreThreshold";
+    let patch = json!([{"op": "remove", "path": field}, {"op": "remove", "path": field.replace("properties/restoreThreshold", "required")}]);
+    plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]);
+    let controller = plane.controller("second", &[]);
+    plane.until("the missing field is named", SOON, |_| {
+        waits_for(
+            &controller,
+            "lacks spec.rules[].restoreThreshold; run: plimsoll crds",
+        )
+    });
+    plane.until("it leads", SOON, |_| controller.leads());
+    plane.apply(&[node_qos(5000)]);
+    plane.until("the write is refused", SOON, |p| {
+        p.log_of("second").contains("field not declared in schema")
+    });
+    let refused = || {
+        controller
+            .metric("plimsoll_controller_writes_total{object=\"NodeWatermark\",result=\"error\"}")
+    };
+    assert!(
+        refused() < 20.0,
+        "{} refused writes: it does not pause",
+        refused()
+    );
+    plane.install_definitions();
+    plane.until("the edit arrives then", Duration::from_secs(90), |p| {
+        arrived(p, 5000)
+    });
+    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+}
