@@ -142,7 +142,12 @@ impl Teller {
             ..
         } = &decision.transition;
         match change {
-            Change::State { .. } => state(decision, facts, out),
+            Change::State { from, to, .. } => {
+                if (*from, *to) == (RuleState::Normal, RuleState::Breached) {
+                    self.throttles.begin(rule, *would);
+                }
+                state(decision, facts, out);
+            }
             Change::Unknown { reason } => self.lost(rule, *reason, decision, out),
             Change::Known { .. } if self.unknown.remove(rule) => {
                 let message = format!("{} is known again", facts.why(rule));

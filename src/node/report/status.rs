@@ -93,10 +93,13 @@ pub struct StatusBuilder {
 }
 
 impl StatusBuilder {
-    /// Counts the pods that each policy matches; to be called where pods or policies have changed.
+    /// Counts the pods that each policy matches, and forgets those that are gone; to be called where pods or policies
+    /// have changed.
     pub fn count<'a>(&mut self, policy: &PolicySet, pods: impl Iterator<Item = &'a Arc<Pod>>) {
         let mut matched = vec![0i64; policy.pods.len()];
+        let mut names = BTreeSet::new();
         for pod in pods {
+            names.insert(pod.full_name().to_string());
             for (count, policy) in matched.iter_mut().zip(&policy.pods) {
                 *count += i64::from(policy.matches(pod));
             }
@@ -107,6 +110,8 @@ impl StatusBuilder {
                 matched,
             };
         self.matched = policy.pods.iter().zip(matched).map(status).collect();
+        self.refused.retain(|it, _| names.contains(&it.pod));
+        self.contested.retain(|pod| names.contains(pod));
     }
 
     /// Takes in what happened in a tick; whether that may change the status.

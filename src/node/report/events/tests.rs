@@ -254,6 +254,29 @@ fn a_pod_that_another_rule_still_holds_is_not_told_to_be_free() {
     assert_eq!(notes[0].reason, "PodRestored");
 }
 
+#[test]
+fn a_pod_that_went_away_throttled_is_not_remembered_when_the_rule_begins_anew() {
+    let mut teller = Teller::default();
+    told(
+        &mut teller,
+        false,
+        vec![throttle("gone", 100, 70), throttle("other", 100, 70)],
+    );
+    told(&mut teller, true, vec![throttle("gone", 100, 70)]);
+    told(
+        &mut teller,
+        false,
+        vec![state(RuleState::Normal, RuleState::Breached)],
+    );
+    let again = told(&mut teller, false, vec![throttle("other", 100, 70)]);
+    assert!(
+        again[0].starts_with("PodThrottled batch/other"),
+        "{again:?}"
+    );
+    let preview = told(&mut teller, true, vec![throttle("gone", 70, 40)]);
+    assert_eq!(preview, [] as [&str; 0], "the preview has not begun anew");
+}
+
 fn outcome(fate: Fate) -> Outcome {
     let target = Target {
         namespace: "batch".to_owned(),

@@ -63,6 +63,13 @@ impl Throttles {
         }
     }
 
+    /// The rule begins anew: of what it held before, pods that are gone are left alone.
+    pub(super) fn begin(&mut self, rule: &RuleId, would: bool) {
+        self.held.retain(|(is_would, _), held| {
+            *is_would != would || !held.rules.remove(rule) || !held.rules.is_empty()
+        });
+    }
+
     /// The pod can't be brought lower.
     pub(super) fn floor(&mut self, decision: &Decision, out: &mut Vec<Note>) {
         let transition = &decision.transition;
