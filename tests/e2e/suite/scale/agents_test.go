@@ -1,0 +1,215 @@
+//go:build e2e
+
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+)
+
+const taintKey = "interference.crane.io"
+
+var (
+	background = context.Background()
+	watermarks = schema.GroupVersionResource{Group: "plimsoll.dev", Version: "v1alpha1", Resource: "nodewatermarks"}
+	nodeqoss   = schema.GroupVersionResource{Group: "ensurance.crane.io", Version: "v1alpha1", Resource: "nodeqoss"}
+)
+
+// agents stand for the agents of all nodes: each measures a value that the test sets, and does what its NodeWatermark says.
+type agents struct {
+	*plane
+	lock   sync.Mutex
+	values map[string]float64
+	said   map[string]string
+}
+
+// agents begins to act for all nodes.
+func (p *plane) agents() *agents {
+	a := &agents{plane: p, values: map[string]float64{}, said: map[string]string{}}
+	running, end := context.WithCancel(background)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for running.Err() == nil {
+			a.round()
+			select {
+			case <-running.Done():
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
+	}()
+	p.t.Cleanup(func() { end(); <-ended })
+	return a
+}
+
+// measures sets what the agents of these nodes measure.
+func (a *agents) measures(value func(node string) float64, nodes ...string) {
+	a.lock.Lock()
+	defer a.lock.Unlock()
+	for _, node := range nodes {
+		a.values[node] = value(node)
+	}
+}
+
+// round lets every agent evaluate once.
+func (a *agents) round() {
+	list, err := a.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	var all sync.WaitGroup
+	room := make(chan struct{}, 20)
+	for index := range list.Items {
+		all.Add(1)
+		room <- struct{}{}
+		go func() {
+			defer func() { <-room; all.Done() }()
+			a.evaluate(&list.Items[index])
+		}()
+	}
+	all.Wait()
+}
+
+// evaluate does what an agent does: the taint first, then the status, and nothing where all is as before.
+func (a *agents) evaluate(object *unstructured.Unstructured) {
+	node := object.GetName()
+	a.lock.Lock()
+	value, measured := a.values[node]
+	said := a.said[node]
+	a.lock.Unlock()
+	if !measured {
+		return
+	}
+	rules, _, _ := unstructured.NestedSlice(object.Object, "spec", "rules")
+	soft, _, _ := unstructured.NestedBool(object.Object, "spec", "softenScheduling")
+	hash, _, _ := unstructured.NestedString(object.Object, "spec", "hash")
+	effect, states := "Enabled", []map[string]any{}
+	for _, rule := range rules {
+		rule := rule.(map[string]any)
+		mark, state := number(rule["watermark"]), "Normal"
+		if value > mark {
+			state, effect = "Breached", "NoSchedule"
+			if soft {
+				effect = "PreferNoSchedule"
+			}
+		}
+		states = append(states, map[string]any{"id": rule["id"], "strategy": rule["strategy"], "state": state, "value": value, "mark": mark})
+	}
+	status, _ := json.Marshal(map[string]any{"status": map[string]any{
+		"observedHash": hash, "rules": states, "scheduling": map[string]any{"state": effect},
+	}})
+	if string(status) == said || a.taint(node, effect) != nil {
+		return
+	}
+	_, err := a.objects.Resource(watermarks).Patch(background, node, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	if err == nil {
+		a.lock.Lock()
+		a.said[node] = string(status)
+		a.lock.Unlock()
+	}
+}
+
+func number(value any) float64 {
+	switch value := value.(type) {
+	case int64:
+		return float64(value)
+	case float64:
+		return value
+	}
+	return 0
+}
+
+// taint makes the node bear our taint with this effect, or none.
+func (a *agents) taint(name, effect string) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		node, err := a.kube.CoreV1().Nodes().Get(background, name, metav1.GetOptions{})
+		if err != nil || effectOf(node) == effect {
+			return err
+		}
+		var taints []corev1.Taint
+		for _, taint := range node.Spec.Taints {
+			if taint.Key != taintKey {
+				taints = append(taints, taint)
+			}
+		}
+		if effect != "Enabled" {
+			taints = append(taints, corev1.Taint{Key: taintKey, Effect: corev1.TaintEffect(effect)})
+		}
+		node.Spec.Taints = taints
+		_, err = a.kube.CoreV1().Nodes().Update(background, node, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// effectOf is the effect of our taint on a node, or Enabled.
+func effectOf(node *corev1.Node) string {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == taintKey {
+			return string(taint.Effect)
+		}
+	}
+	return "Enabled"
+}
+
+// nodes makes kwok nodes, a pod on the first of them, and waits until kwok says that they are Ready and that it runs.
+func (p *plane) nodes(count int) []string {
+	names := make([]string, count)
+	var all sync.WaitGroup
+	room := make(chan struct{}, 20)
+	for index := range names {
+		names[index] = fmt.Sprintf("node%04d", index)
+		all.Add(1)
+		room <- struct{}{}
+		go func() {
+			defer func() { <-room; all.Done() }()
+			size := corev1.ResourceList{"cpu": quantity("8"), "memory": quantity("16Gi"), "pods": quantity("110")}
+			node := &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: names[index], Labels: map[string]string{"pool": fmt.Sprintf("pool%d", index%50)}},
+				Status:     corev1.NodeStatus{Capacity: size, Allocatable: size},
+			}
+			if _, err := p.kube.CoreV1().Nodes().Create(background, node, metav1.CreateOptions{}); err != nil {
+				p.t.Error(err)
+			}
+		}()
+	}
+	all.Wait()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "simulated"}, Spec: corev1.PodSpec{
+		NodeName: names[0], Containers: []corev1.Container{{Name: "it", Image: "none"}},
+	}}
+	if _, err := p.kube.CoreV1().Pods("default").Create(background, pod, metav1.CreateOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
+	p.eventually(2*time.Minute, "kwok runs the nodes and the pod", func() error {
+		pod, err := p.kube.CoreV1().Pods("default").Get(background, "simulated", metav1.GetOptions{})
+		if err != nil || pod.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("the pod is %q: %v", pod.Status.Phase, err)
+		}
+		list, err := p.kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		ready := 0
+		for _, node := range list.Items {
+			for _, condition := range node.Status.Conditions {
+				if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+					ready++
+				}
+			}
+		}
+		if ready < count {
+			return fmt.Errorf("%d of %d nodes are Ready", ready, count)
+		}
+		return nil
+	})
+	return names
+}

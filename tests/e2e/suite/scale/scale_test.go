@@ -1,0 +1,215 @@
+//go:build e2e
+
+package scale
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+func quantity(text string) resource.Quantity { return resource.MustParse(text) }
+
+const closes = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
+
+// policy closes nodes above a mark; pool is a label's value, or empty for all nodes.
+func policy(name, pool string, mark int, immediate bool) string {
+	selector, annotations := "{}", "{}"
+	if pool != "" {
+		selector = fmt.Sprintf(`{"matchLabels": {"pool": %q}}`, pool)
+	}
+	if immediate {
+		annotations = `{"plimsoll.dev/rollout": "immediate"}`
+	}
+	return fmt.Sprintf(`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "metadata": {"name": %q, "annotations": %s}, "spec": {"selector": %s, "rules": [
+		{"name": "cpu", "avoidanceThreshold": 1, "actionName": "close", "metricRule": {"name": "cpu_total_usage", "value": %d}}]}}`,
+		name, annotations, selector, mark)
+}
+
+// effects gives the nodes by the effect of our taint.
+func (p *plane) effects() map[string][]string {
+	nodes, err := p.kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	effects := map[string][]string{}
+	for _, node := range nodes.Items {
+		effect := effectOf(&node)
+		effects[effect] = append(effects[effect], node.Name)
+	}
+	return effects
+}
+
+// marks counts the nodes by the mark of their first rule.
+func (p *plane) marks() map[float64]int {
+	list, err := p.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	marks := map[float64]int{}
+	for _, object := range list.Items {
+		rules, _, _ := unstructured.NestedSlice(object.Object, "spec", "rules")
+		for _, rule := range rules {
+			if rule := rule.(map[string]any); strings.HasPrefix(rule["id"].(string), "all/") {
+				marks[number(rule["watermark"])]++
+			}
+		}
+	}
+	return marks
+}
+
+func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
+	p.t.Helper()
+	return p.eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
+		if marks := p.marks(); marks[float64(mark)] < nodes {
+			return fmt.Errorf("nodes by mark: %v", marks)
+		}
+		return nil
+	})
+}
+
+// TestNoMoreNodesAreClosedThanTheCap: twenty nodes are over their mark at once; six stay closed, those most over it, and fourteen
+// get a taint that only asks for others to be preferred.
+func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
+	p := start(t)
+	nodes := p.nodes(20)
+	agents := p.agents()
+	p.apply(closes, policy("all", "", 4000, true))
+	p.reachAll(30*time.Second, 4000, 20)
+	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
+	agents.measures(over, nodes...)
+	begun := time.Now()
+	tooMany := time.Duration(0)
+	settled := p.eventually(time.Minute, "six are closed", func() error {
+		effects := p.effects()
+		if len(effects["NoSchedule"]) > 6 {
+			tooMany = time.Since(begun)
+		}
+		if len(effects["NoSchedule"]) != 6 || len(effects["PreferNoSchedule"]) != 14 {
+			return fmt.Errorf("%v", effects)
+		}
+		return nil
+	})
+	t.Logf("all twenty over their mark: six closed after %s; more than six until %s after the breach", settled.Round(time.Millisecond), tooMany.Round(time.Millisecond))
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+		if effects := p.effects(); !slices.Equal(effects["NoSchedule"], nodes[14:]) || !slices.Equal(effects["PreferNoSchedule"], nodes[:14]) {
+			t.Fatalf("not the six that are most over their mark: %v", effects)
+		}
+	}
+	p.eventually(10*time.Second, "an event tells which was softened and why", func() error {
+		events := p.kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
+			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
+		for line := range strings.Lines(events) {
+			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes are over their marks and at most 6 are closed at once") {
+				return nil
+			}
+		}
+		return fmt.Errorf("events:\n%s", events)
+	})
+	agents.measures(func(string) float64 { return 1000 }, nodes...)
+	p.eventually(time.Minute, "all are open when it is over", func() error {
+		if effects := p.effects(); len(effects["Enabled"]) != 20 {
+			return fmt.Errorf("%v", effects)
+		}
+		return nil
+	})
+}
+
+// TestABadTighteningEditStopsAtItsCanary: the canary acts since it has the edit; nineteen nodes never get it.
+func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
+	p := start(t)
+	nodes := p.nodes(20)
+	agents := p.agents()
+	p.apply(closes, policy("all", "", 4000, true))
+	agents.measures(func(string) float64 { return 3000 }, nodes...)
+	p.reachAll(30*time.Second, 4000, 20)
+	p.apply(policy("all", "", 2000, false))
+	p.eventually(time.Minute, "the edit stops", func() error {
+		reason := p.kubectl("get", "nodeqos", "all", "-o", `jsonpath={.status.conditions[?(@.type=="RolledOut")].reason}`)
+		if reason != "CanariesAct" {
+			return fmt.Errorf("RolledOut is %q", reason)
+		}
+		return nil
+	})
+	p.eventually(10*time.Second, "an event tells of it", func() error {
+		if events := p.kubectl("get", "events", "-A", "--field-selector", "reason=RolloutStopped"); !strings.Contains(events, "nodeqos/all") {
+			return fmt.Errorf("events: %s", events)
+		}
+		return nil
+	})
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
+		marks, effects := p.marks(), p.effects()
+		if marks[2000] != 1 || marks[4000] != 19 || len(effects["NoSchedule"]) != 1 {
+			t.Fatalf("nodes by mark %v, by effect %v", marks, effects)
+		}
+	}
+}
+
+// versions gives the resource version of each object that the controller writes.
+func (p *plane) versions() map[string]string {
+	versions := map[string]string{}
+	for _, kind := range []string{"nodewatermarks", "nodeqoss", "podqoss", "avoidanceactions"} {
+		out := p.kubectl("get", kind, "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`)
+		for line := range strings.Lines(out) {
+			name, version, _ := strings.Cut(strings.TrimSpace(line), " ")
+			versions[kind+"/"+name] = version
+		}
+	}
+	return versions
+}
+
+// TestAThousandNodesAndFiftyPolicies: an edit that tightens reaches all nodes in the time that its roll-out allows (a minute with ten
+// canaries, then a hundred nodes a second), and then nothing is written any more.
+func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
+	p := start(t)
+	const count = 1000
+	nodes := p.nodes(count)
+	manifests := []string{closes, policy("all", "", 7000, true)}
+	for index := range 49 {
+		manifests = append(manifests, policy(fmt.Sprintf("pool%02d", index), fmt.Sprintf("pool%d", index), 7500, true))
+	}
+	p.apply(manifests...)
+	first := p.reachAll(3*time.Minute, 7000, count)
+	agents := p.agents()
+	agents.measures(func(string) float64 { return 1000 }, nodes...)
+	p.eventually(2*time.Minute, "all agents have told", func() error {
+		if keeps := p.kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); keeps != "1000" {
+			return fmt.Errorf("matched: %s", keeps)
+		}
+		return nil
+	})
+	p.apply(policy("all", "", 6000, false))
+	edit := p.reachAll(2*time.Minute, 6000, count)
+	// A machine that could not write all of them within ten seconds before can't now.
+	most := time.Minute + max(10*time.Second, first) + 15*time.Second
+	if edit < time.Minute || edit > most {
+		t.Errorf("the edit took %s: a minute with the canaries, and up to %s in all, are expected", edit, most)
+	}
+	t.Logf("%d nodes and 50 policies written in %s; an edit that tightens reached all in %s", count, first.Round(time.Second), edit.Round(time.Second))
+	before := p.versions()
+	p.eventually(2*time.Minute, "all comes to rest", func() error {
+		last := before
+		time.Sleep(5 * time.Second)
+		if before = p.versions(); !maps.Equal(last, before) {
+			return fmt.Errorf("something was written")
+		}
+		return nil
+	})
+	requests := p.metric("plimsoll_controller_api_requests_total")
+	time.Sleep(time.Minute)
+	if after := p.versions(); !maps.Equal(before, after) {
+		t.Error("something was written though nothing changed")
+	}
+	rate := (p.metric("plimsoll_controller_api_requests_total") - requests) / 60
+	t.Logf("at rest: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.resident())
+	if rate > 3 {
+		t.Errorf("%.2f requests a second at rest", rate)
+	}
+}
