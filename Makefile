@@ -21,9 +21,12 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks;
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) clippy $(MAKE) -s clippy
 	@$(PHASE) deny $(MAKE) -s deny
+	@$(PHASE) kubernetes $(MAKE) -s cluster-build
+	@$(PHASE) chart $(MAKE) -s chart
 	@$(PHASE) tests $(MAKE) -s unit
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
+	@$(PHASE) e2e $(MAKE) -s e2e
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
