@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::api_support::{ControlPlane, Process};
-use crate::run_support::{BINARY, Machine, eventually};
+use crate::run_support::{BINARY, Machine, argument, eventually};
 
 pub const NODE: &str = "worker";
 /// The API server's answer to anything takes no longer, however busy the machine is.
@@ -152,21 +152,26 @@ impl Node {
         self.agent_in("state", more)
     }
 
+    /// An agent with another state directory. Arguments in `more` take the place of the usual ones.
     pub fn agent_in(&self, state: &str, more: &[&str]) -> Agent {
         let port = free_port();
         let log = self.machine.path(&format!("agent-{port}.log"));
-        let default = ["--kubeconfig", self.plane.kubeconfig.to_str().unwrap()];
-        let default = (!more.contains(&"--kubeconfig")).then_some(default);
-        let process = Command::new(BINARY)
-            .args(["agent", "--node-name", NODE, "--sample-interval", "200ms"])
-            .args(["--cgroup-root", "/sys/fs/cgroup"])
-            .args(["--kubelet-cgroup-root", &self.machine.parent])
-            .arg("--proc-root")
-            .arg(self.machine.path("proc"))
-            .arg("--state-dir")
-            .arg(self.machine.path(state))
-            .arg(format!("--listen=127.0.0.1:{port}"))
-            .args(default.into_iter().flatten())
+        let mut command = Command::new(argument("--binary").unwrap_or_else(|| BINARY.to_owned()));
+        command.args(["agent", "--node-name", NODE]);
+        for (name, value) in [
+            ("--sample-interval", PathBuf::from("200ms")),
+            ("--cgroup-root", "/sys/fs/cgroup".into()),
+            ("--kubelet-cgroup-root", self.machine.parent.clone().into()),
+            ("--proc-root", self.machine.path("proc")),
+            ("--state-dir", self.machine.path(state)),
+            ("--kubeconfig", self.plane.kubeconfig.clone()),
+            ("--listen", format!("127.0.0.1:{port}").into()),
+        ] {
+            if !more.contains(&name) {
+                command.arg(name).arg(value);
+            }
+        }
+        let process = command
             .args(more)
             .env("RUST_LOG", "plimsoll=debug,info")
             .stderr(File::create(&log).unwrap())
