@@ -371,6 +371,7 @@ fn twenty_rules_with_their_states_take_at_most_eight_kib() {
         agent: Some(AgentStatus {
             version: "0.1.0".into(),
             boot_id: "8c1a3f5e-5b1e-4a57-b8f5-5d0b0a3ad111".into(),
+            report_time: None,
         }),
         counts: Some(Counts::default()),
         rules: rules.iter().map(rule_status).collect(),

@@ -82,6 +82,10 @@ pub struct AgentStatus {
     #[serde(rename = "bootID")]
     #[schemars(length(max = 64))]
     pub boot_id: String,
+    /// When it wrote this, by its node's clock. While something is in force it writes at least every five minutes, so
+    /// that whoever watches sees that it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report_time: Option<Time>,
 }
 
 /// The printed columns.

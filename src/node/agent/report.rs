@@ -61,6 +61,7 @@ impl Reporter {
             agent: AgentStatus {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 boot_id: boot_id.to_owned(),
+                report_time: None,
             },
             builder: StatusBuilder::default(),
             teller: Teller::default(),

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use backon::ExponentialBackoff;
+use jiff::{Timestamp, Unit};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -148,14 +150,41 @@ impl Writer {
 
 async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallError> {
     let api: Api<NodeWatermark> = Api::all(client.clone());
+    let status = stamped(report.status.clone(), clock::wall_time());
     let body = json!({
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "NodeWatermark",
         "metadata": {"name": node, "uid": report.uid},
-        "status": report.status,
+        "status": status,
     });
     let params = PatchParams::apply(FIELD_MANAGER).force();
     call(api.patch_status(node, &params, &Patch::Apply(&body)))
         .await
         .map(drop)
+}
+
+/// With the time of the write: a status in which nothing else has changed must not look like silence.
+fn stamped(mut status: NodeWatermarkStatus, now: Timestamp) -> NodeWatermarkStatus {
+    let now = now.round(Unit::Second).unwrap_or(now);
+    if let Some(agent) = &mut status.agent {
+        agent.report_time = Some(Time(now));
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::node_watermark::AgentStatus;
+
+    #[test]
+    fn the_same_status_written_again_is_not_the_same_object() {
+        let status = NodeWatermarkStatus {
+            agent: Some(AgentStatus::default()),
+            ..NodeWatermarkStatus::default()
+        };
+        let first = stamped(status.clone(), Timestamp::UNIX_EPOCH);
+        let later = Timestamp::UNIX_EPOCH + Duration::from_mins(5);
+        assert_ne!(first, stamped(status, later));
+    }
 }
