@@ -44,6 +44,11 @@ func makeCgroup(name string) error {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
+		// Whatever else this machine does, the pods get what they are due: next to its builds they would starve.
+		err := os.WriteFile(filepath.Join(folder, "cpu.shares"), []byte("16384"), 0o644)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			value, err := os.ReadFile(filepath.Join(point, file))
 			if errors.Is(err, fs.ErrNotExist) {

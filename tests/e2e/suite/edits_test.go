@@ -13,7 +13,7 @@ import (
 func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 		limited := s.victim("limited")
 		mild, hard := s.name+"-mild", s.name+"-hard"
 		second := s.metric() + "_hard"
@@ -52,7 +52,7 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 // throttledScene is a scene with a pod that is throttled to half.
 func throttledScene(t *testing.T, s *scene) *victim {
 	t.Helper()
-	s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+	s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 	limited := s.victim("limited")
 	s.action(s.name, gently)
 	s.allow(s.name, "", s.name)
@@ -80,38 +80,46 @@ func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
 func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
 
 func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
-	for name, end := range map[string]func(*scene){
-		"the NodeQOS is deleted":                 func(s *scene) { kubectl(s, "delete", "nodeqos", s.name) },
-		"the PodQOS is deleted":                  func(s *scene) { kubectl(s, "delete", "podqos", s.name) },
-		"the AvoidanceAction is deleted":         func(s *scene) { kubectl(s, "delete", "avoidanceaction", s.name) },
-		"the PodQOS no longer selects the pod":   func(s *scene) { kubectl(s, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") },
-		"the pod is protected":                   func(s *scene) { kubectl(s, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") },
-		"the NodeQOS no longer selects the node": func(s *scene) { kubectl(s, "label", "node", s.node, s.label()+"-") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			onEachNode(t, func(t *testing.T, node string) {
-				s := shared(t, node)
-				kubectl(t, "label", "node", node, s.label()+"=batch")
-				t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
-				s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
-				limited := s.victim("limited")
-				s.action(s.name, gently)
-				s.allow(s.name, "limited", s.name)
-				s.rule(s.name, rule{action: s.name, labels: s.label() + ": batch"})
-				s.waitKept(s.name)
-				s.set(hot)
-				s.waitRatio(30*time.Second, limited, 50)
-				end(s)
-				s.waitRestored(30*time.Second, limited.folder, limited.before)
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
+		limited := s.victim("limited")
+		t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
+		for _, way := range []struct {
+			what string
+			end  func()
+		}{
+			{"the NodeQOS is deleted", func() { kubectl(t, "delete", "nodeqos", s.name) }},
+			{"the PodQOS is deleted", func() { kubectl(t, "delete", "podqos", s.name) }},
+			{"the AvoidanceAction is deleted", func() { kubectl(t, "delete", "avoidanceaction", s.name) }},
+			{"the NodeQOS no longer selects the node", func() { kubectl(t, "label", "node", node, s.label()+"-") }},
+			{"the PodQOS no longer selects the pod", func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
+			{"the pod is protected", func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
+		} {
+			kubectl(t, "label", "node", node, s.label()+"=batch", "--overwrite")
+			kubectl(t, "label", "pod", "-n", s.name, "limited", "app=limited", "--overwrite")
+			s.action(s.name, gently)
+			s.allow(s.name, "limited", s.name)
+			s.rule(s.name, rule{action: s.name, labels: s.label() + ": batch"})
+			s.set(hot)
+			eventually(t, 30*time.Second, "the pod is throttled", func() error {
+				if now := s.settings(limited.folder).millicores(); now < 0 || now > 55 {
+					return fmt.Errorf("it may use %dm", now)
+				}
+				return nil
 			})
-		})
-	}
+			way.end()
+			eventually(t, 30*time.Second, "restored, as "+way.what, func() error {
+				return checkRestored(limited.before, s.settings(limited.folder))
+			})
+		}
+	})
 }
 
 func TestARuleWhoseActionIsMissingReportsAndActsOnceItAppears(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
-		s.running(work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"})
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 		limited := s.victim("limited")
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})

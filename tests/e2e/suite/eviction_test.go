@@ -18,22 +18,26 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// owned starts one pod of a ReplicaSet, which therefore may be evicted, and returns its name.
-func (s *scene) owned(w work) string {
+// owned starts pods each of a ReplicaSet of its own, which therefore may be evicted, and returns their names.
+func (s *scene) owned(works ...work) (names []string) {
 	s.Helper()
-	template := s.template(w)
-	set := &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name},
-		Spec: appsv1.ReplicaSetSpec{
-			Replicas: ptr.To[int32](1),
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}},
-			Template: template,
-		},
+	for _, w := range works {
+		set := &appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Name: w.name},
+			Spec: appsv1.ReplicaSetSpec{
+				Replicas: ptr.To[int32](1),
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}},
+				Template: s.template(w),
+			},
+		}
+		if _, err := kube.AppsV1().ReplicaSets(s.name).Create(background, set, metav1.CreateOptions{}); err != nil {
+			s.Fatal(err)
+		}
 	}
-	if _, err := kube.AppsV1().ReplicaSets(s.name).Create(background, set, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+	for _, w := range works {
+		names = append(names, s.podOf(w.name, ""))
 	}
-	return s.podOf(w.name, "")
+	return names
 }
 
 // podOf waits for a ready pod of an app, other than one, and returns its name.
@@ -109,9 +113,11 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 		s := besideRefuge(t, node)
 		const grace = 4 * time.Second
 		pods := map[string]bool{}
-		for _, name := range []string{"one", "two"} {
-			pods[s.owned(work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: 30, requests: "10m", prefers: true, intolerant: true,
-				labels: map[string]string{"batch": "yes"}})] = true
+		lingers := func(name string) work {
+			return work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: 30, requests: "10m", prefers: true, intolerant: true}
+		}
+		for _, name := range s.owned(lingers("one"), lingers("two")) {
+			pods[name] = true
 		}
 		s.keepHere(pods)
 		s.action(s.name, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 4}}")
@@ -193,8 +199,8 @@ func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The guarded one is first in order: it is BestEffort.
-		guarded := s.owned(work{name: "guarded", args: []string{"burn", "50"}})
-		next := s.owned(work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
+		names := s.owned(work{name: "guarded", args: []string{"burn", "50"}}, work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
+		guarded, next := names[0], names[1]
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
@@ -217,19 +223,24 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		s := alone(t, node)
 		burn := []string{"burn", "30"}
 		keep := []string{"unowned", "static-" + node}
-		s.running(work{name: "unowned", args: burn})
-		for _, w := range []work{
-			{name: "protected", args: burn, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
-			{name: "unsafe", args: burn, annotations: map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
-			{name: "undisturbed", args: burn, annotations: map[string]string{"karpenter.sh/do-not-disrupt": "true"}},
-			{name: "critical", args: burn, priority: "system-node-critical"},
-		} {
-			keep = append(keep, s.owned(w))
-		}
-		keep = append(keep, s.daemon(), s.elsewhere())
+		s.start(work{name: "unowned", args: burn})
 		s.static("static")
+		s.daemon("daemon")
 		unselected := s.unselected()
-		victim := s.owned(work{name: "victim", args: burn, requests: "10m"})
+		there := &scene{s.T, other(node), s.name}
+		elsewhere := there.owned(work{name: "elsewhere", args: burn})[0]
+		names := s.owned(
+			work{name: "victim", args: burn, requests: "10m"},
+			work{name: "protected", args: burn, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
+			work{name: "unsafe", args: burn, annotations: map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
+			work{name: "undisturbed", args: burn, annotations: map[string]string{"karpenter.sh/do-not-disrupt": "true"}},
+			work{name: "critical", args: burn, priority: "system-node-critical"},
+		)
+		victim := names[0]
+		keep = append(append(keep, names[1:]...), s.podOf("daemon", ""), elsewhere)
+		for _, name := range []string{"unowned", "static-" + node} {
+			s.waitRunning(name)
+		}
 
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1, maxPodsPerRound: 10}}")
 		s.allow(s.name, "", "eviction")
@@ -251,23 +262,14 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 	})
 }
 
-// daemon starts a DaemonSet and returns its pod on the scene's node.
-func (s *scene) daemon() string {
+// daemon starts a DaemonSet.
+func (s *scene) daemon(name string) {
 	s.Helper()
-	w := work{name: "daemon", args: []string{"burn", "30"}}
-	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: w.name}, Spec: appsv1.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}}, Template: s.template(w)}}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: s.template(work{name: name, args: []string{"burn", "30"}})}}
 	if _, err := kube.AppsV1().DaemonSets(s.name).Create(background, set, metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
-	return s.podOf(w.name, "")
-}
-
-// elsewhere starts a pod on the other node.
-func (s *scene) elsewhere() string {
-	s.Helper()
-	there := &scene{s.T, other(s.node), s.name}
-	return there.owned(work{name: "elsewhere", args: []string{"burn", "30"}})
 }
 
 // unselected starts a pod in a namespace that no PodQOS of the scene names.
@@ -286,12 +288,13 @@ func (s *scene) unselected() string {
 func (s *scene) static(name string) {
 	s.Helper()
 	const folder = "/run/kubernetes/manifests"
-	manifest := fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: %s, labels: {app: %s}},
-  spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: Never, args: [burn, "30"]}]}}`, name, s.name, name, toolsImage)
+	manifest := fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s, labels: {app: %s}}
+spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: Never, args: [burn, "30"]}]}`, name, s.name, name, toolsImage)
 	file := folder + "/" + s.name + ".yaml"
 	onNode(s, s.node, "mkdir -p "+folder+" && cat > "+file+" <<'END'\n"+manifest+"\nEND")
 	s.Cleanup(func() { onNode(s, s.node, "rm "+file) })
-	s.waitRunning(name + "-" + s.node)
 }
 
 func TestAPodMovedByADeploymentStaysAwayFromTheHotNode(t *testing.T) {

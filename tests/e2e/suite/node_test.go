@@ -187,27 +187,33 @@ func readSettings(node, folder string) (settings, error) {
 	return read, nil
 }
 
-// millicores is the least CPU quota among them, of the pod and its containers; none: -1.
+// millicores is what they let a pod use: the lesser of the pod's own quota and the sum of its containers', where there are any;
+// none: -1. On v1 the sandbox is a container too: throttled, it has the least quota, which it has no use for.
 func (s settings) millicores() int {
-	least := -1
-	take := func(quota, period string) {
-		if micros, err := strconv.Atoi(quota); err == nil && micros > 0 {
-			whole, _ := strconv.Atoi(period)
-			if now := micros * 1000 / max(1, whole); least < 0 || now < least {
-				least = now
+	cap := -1
+	for _, level := range []string{"pod/", "containers/"} {
+		sum := -1
+		add := func(quota, period string) {
+			if micros, err := strconv.Atoi(quota); err == nil && micros > 0 {
+				whole, _ := strconv.Atoi(period)
+				if least := 1000; level == "containers/" && micros == least {
+					return
+				}
+				sum = max(0, sum) + micros*1000/max(1, whole)
 			}
 		}
-	}
-	for _, level := range []string{"pod/", "containers/"} {
 		for _, value := range strings.Split(s[level+"cpu.max"], ", ") { // v2
 			quota, period, _ := strings.Cut(value, " ")
-			take(quota, period)
+			add(quota, period)
 		}
 		for _, value := range strings.Split(s[level+"cpu.cfs_quota_us"], ", ") { // v1; kubelets leave the period at 100 ms
-			take(value, "100000")
+			add(value, "100000")
+		}
+		if sum >= 0 && (cap < 0 || sum < cap) {
+			cap = sum
 		}
 	}
-	return least
+	return cap
 }
 
 // checkRestored tells what differs from before.

@@ -33,8 +33,8 @@ func nodeView(t *testing.T, node string) string {
 func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		s.running(work{name: "slowed", args: []string{"burn", "150"}, limits: "200m", requests: "20m", labels: map[string]string{"job": "batch"}})
-		moved := s.owned(work{name: "moved", args: []string{"burn", "30"}, requests: "10m"})
+		s.running(work{name: "slowed", args: []string{"burn", "100"}, limits: "150m", requests: "20m", labels: map[string]string{"job": "batch"}})
+		moved := s.owned(work{name: "moved", args: []string{"burn", "30"}, requests: "10m"})[0]
 		slowed, other := s.victim("slowed"), s.victim(moved)
 		before := nodeView(t, node)
 

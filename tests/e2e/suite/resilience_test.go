@@ -18,7 +18,7 @@ import (
 func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 	t.Helper()
 	s.running(
-		work{name: "limited", args: []string{"burn"}, limits: "200m", requests: "20m"},
+		work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"},
 		work{name: "free", args: []string{"burn", "150"}},
 	)
 	o := s.oracle("limited", "free")
@@ -181,7 +181,7 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 		file := "cpu.max"
 		reset := "echo 'max 100000' > " + each.victim.folder + "/cpu.max"
 		if each.scene.node == "v1" {
-			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -lt 0 ] || echo 20000 > $f; done"
+			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -lt 0 ] || echo 10000 > $f; done"
 		}
 		onNode(t, each.scene.node, reset)
 		eventually(t, 15*time.Second, file+" is asserted again without an API server", func() error {
@@ -346,13 +346,13 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
 	s.waitRatio(60*time.Second, limited, 50)
 	s.set(cold)
-	s.waitCap(60*time.Second, limited, 200)
+	s.waitCap(60*time.Second, limited, 100)
 	s.waitNoTaint(30 * time.Second)
 	entries, err := journal("v2")
 	if err != nil || len(entries) > 0 {
 		t.Errorf("the journal holds %v (%v)", entries, err)
 	}
-	s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "20m"})
+	s.running(work{name: "like", args: []string{"pause"}, limits: "100m", requests: "10m"})
 	s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 }
 

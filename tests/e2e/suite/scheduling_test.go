@@ -29,15 +29,18 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 		if took > 3500*time.Millisecond { // (threshold + 1) x period + 0.5 s
 			t.Errorf("the taint took %s", took)
 		}
-		if shown := kubectl(t, "get", "nodewatermark", node, "--no-headers"); !strings.Contains(shown, "NoSchedule") {
-			t.Errorf("kubectl get nodewatermark shows %s", shown)
-		}
-		if condition := nodeCondition(t, node); condition == nil || condition.Status != corev1.ConditionTrue {
-			t.Errorf("condition InterferenceIdentified is %v", condition)
-		}
-		if told := strings.Join(events(t, "Node", "", node), "\n"); !strings.Contains(told, s.name+"/hot") {
-			t.Errorf("no event of the node names the rule:\n%s", told)
-		}
+		eventually(t, 15*time.Second, "it is told", func() error {
+			if shown := kubectl(t, "get", "nodewatermark", node, "--no-headers"); !strings.Contains(shown, "NoSchedule") {
+				return fmt.Errorf("kubectl get nodewatermark shows %s", shown)
+			}
+			if condition := nodeCondition(t, node); condition == nil || condition.Status != corev1.ConditionTrue {
+				return fmt.Errorf("condition InterferenceIdentified is %v", condition)
+			}
+			if told := strings.Join(events(t, "Node", "", node), "\n"); !strings.Contains(told, s.name+"/hot") {
+				return fmt.Errorf("no event of the node names the rule:\n%s", told)
+			}
+			return nil
+		})
 
 		s.start(work{name: "here", args: []string{"pause"}, intolerant: true},
 			work{name: "wherever", args: []string{"pause"}, anywhere: true, intolerant: true})
@@ -62,9 +65,12 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 			t.Errorf("the cool-down is 4 s, the taint went after %s", held)
 		}
 		s.waitRunning("here")
-		if condition := nodeCondition(t, node); condition != nil && condition.Status == corev1.ConditionTrue {
-			t.Errorf("condition InterferenceIdentified is %v", condition)
-		}
+		eventually(t, 15*time.Second, "the condition is false", func() error {
+			if condition := nodeCondition(t, node); condition != nil && condition.Status == corev1.ConditionTrue {
+				return fmt.Errorf("condition InterferenceIdentified is %v", condition)
+			}
+			return nil
+		})
 	})
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::plan::Unknown;
 use crate::engine::policy::{PodPolicy, Scope};
 use crate::engine::selector::Selector;
+use crate::engine::units::MilliCpu;
 
 fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     RuleReport {
@@ -122,6 +123,16 @@ fn a_throttled_pod_shows_what_it_had_and_what_it_has() {
     assert_eq!(unlimited.to_millicores, Some(450));
     let v1 = throttled(vec![record("cpu.cfs_quota_us", "-1", "45000")]);
     assert_eq!((v1.from_millicores, v1.to_millicores), (None, Some(450)));
+    let sandbox = Record {
+        base: MilliCpu(0),
+        ..record("cpu.cfs_quota_us", "-1", "1000")
+    };
+    let container = record("cpu.cfs_quota_us", "100000", "45000");
+    let both = throttled(vec![sandbox, container]);
+    assert_eq!(
+        (both.from_millicores, both.to_millicores),
+        (Some(1000), Some(450))
+    );
     let idle = throttled(vec![record("cpu.idle", "0", "1")]);
     assert_eq!((idle.from_millicores, idle.to_millicores), (None, None));
 }

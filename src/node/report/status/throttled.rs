@@ -31,7 +31,11 @@ fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus
     let strictest = records.iter().min_by_key(|record| record.ratio)?;
     let name = view.names.get(uid).map_or("", String::as_str);
     let (namespace, name) = name.split_once('/').unwrap_or(("", &uid.0));
-    let quotas = || records.iter().filter(|record| is_quota(record));
+    // On v1 a pod's sandbox is a container too: it has no limit, used nothing, and tells nothing of the pod's.
+    let used = |record: &&&Record| record.base.0 > 0;
+    let any_used = records.iter().any(|record| used(&record));
+    let counts = |record: &&&Record| is_quota(record) && (!any_used || used(record));
+    let quotas = || records.iter().filter(counts);
     let before = |record: &&Record| millicores(record, &record.original);
     let now = |record: &&Record| millicores(record, &record.ours);
     let has_quota = quotas().next().is_some();
