@@ -14,8 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) {
-	t.Parallel()
+func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those that restart it
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
 	pods := componentPods(t, "controller")
 	if len(pods) != 2 || pods[0].Spec.NodeName == pods[1].Spec.NodeName {
