@@ -66,8 +66,8 @@ try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine 
 	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@scripts/try $(BINARY)
 
-e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; 8 minutes on 2 cores)
-	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 30m -v .
+e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; half an hour on 2 cores)
+	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 30m -v .
 
 e2e-long: tools build cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 60m -v . -args -long
