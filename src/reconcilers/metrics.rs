@@ -208,6 +208,11 @@ impl Metrics {
         self.health(|health| drop(health.waiting.remove(kind)));
     }
 
+    /// Whether objects of some kind were not listed yet.
+    pub fn is_waiting(&self) -> bool {
+        self.health(|health| !health.waiting.is_empty())
+    }
+
     /// What the definition of a kind lacks; `None`: nothing, or nothing is known.
     pub fn defined(&self, kind: String, lacks: Option<String>) {
         let undefined = self.health(|health| {
