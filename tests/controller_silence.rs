@@ -203,6 +203,20 @@ fn most_agents_silent_at_once_are_our_fault_and_nothing_is_undone() {
 }
 
 #[test]
+fn agents_that_write_together_every_five_minutes_are_never_taken_for_silent() {
+    let mut fleet = Fleet::tainted(10);
+    for _ in 0..5 {
+        // A quarter of a second before the controller's next look, and some seconds late.
+        assert_eq!(fleet.pass(5 * MINUTE + Duration::from_secs(5)), [""; 0]);
+        assert!(!fleet.world.is_held());
+        for name in &names(10) {
+            fleet.speak(name);
+        }
+    }
+    assert_eq!(fleet.notes("AgentsSilent"), []);
+}
+
+#[test]
 fn two_silent_agents_of_two_are_taken_for_dead() {
     let mut fleet = Fleet::tainted(2);
     assert_eq!(fleet.pass(10 * MINUTE), ["node00", "node01"]);

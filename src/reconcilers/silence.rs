@@ -144,14 +144,15 @@ impl Silence {
     }
 
     /// Those that should have written by now: they may write as seldom as twice in the time after which they count as
-    /// silent. And how many there are. Whose taint was taken away is not counted again.
+    /// silent, and a write takes its way. And how many there are. Whose taint was taken away is not counted again.
     fn overdue(&mut self, now: BootTime) -> [usize; 2] {
         let [mut overdue, mut all] = [0, 0];
+        let allowed = self.after / 2 + self.after / 10;
         for node in self.nodes.values_mut() {
             node.heard.get_or_insert(now);
             if !node.opened {
                 all += 1;
-                overdue += usize::from(node.silent_for(now) > self.after / 2);
+                overdue += usize::from(node.silent_for(now) > allowed);
             }
         }
         [overdue, all]
