@@ -203,7 +203,9 @@ impl Controller {
                 self.metrics.waits(kind, why.clone());
             }
             tracing::warn!(kind, %why, "failed to watch");
-            self.world.missed();
+            if store.source.shows_agents() {
+                self.world.missed();
+            }
         }
         let begun = clock::now();
         if store.take(change, &mut self.world) {

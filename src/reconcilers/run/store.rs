@@ -53,6 +53,11 @@ impl Source {
         !matches!(self, Self::Watermarks)
     }
 
+    /// Whether agents are heard, or their nodes seen, through it.
+    pub(super) const fn shows_agents(self) -> bool {
+        matches!(self, Self::Nodes | Self::Watermarks)
+    }
+
     /// All changes.
     pub(super) fn watch(self, client: Client) -> BoxStream<'static, Change<Item>> {
         match self {
