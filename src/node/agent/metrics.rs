@@ -15,9 +15,11 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::cluster::requests::Observer;
 use crate::engine::RuleReport;
 use crate::engine::plan::{RuleState, Scheduling};
-use crate::engine::policy::{RuleId, Strategy, TaintEffect};
+use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
+use crate::node::report::publish::Published;
+use crate::node::report::write::Writes;
 use crate::serve::Source;
 
 /// The loop turns at least every few seconds: silent for so long it hangs.
@@ -55,6 +57,11 @@ pub struct OutcomeLabels {
     pub outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
 /// Labels of a watch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabels {
@@ -84,6 +91,12 @@ pub struct Figures {
     pub would: BTreeMap<RuleId, i64>,
     /// The scheduling that is wanted.
     pub scheduling: Scheduling,
+    /// What became of events, since the start.
+    pub events: Published,
+    /// Events for which there was no room, since the start.
+    pub dropped: u64,
+    /// What became of writes of the status, since the start.
+    pub writes: Writes,
 }
 
 /// All figures.
@@ -105,6 +118,8 @@ pub struct Metrics {
     /// Failures of watches.
     pub watch_errors: Family<KindLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
+    events: Family<ResultLabels, Counter>,
+    writes: Family<ResultLabels, Counter>,
     told: Mutex<Told>,
 }
 
@@ -135,6 +150,8 @@ impl Metrics {
             evictions: Family::default(),
             watch_errors: Family::default(),
             requests: Family::default(),
+            events: Family::default(),
+            writes: Family::default(),
             told: Mutex::new(Told {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
@@ -180,6 +197,10 @@ impl Metrics {
         registry.register_with_unit("tick_duration", help, Unit::Seconds, tick);
         let help = "Requests to the API server";
         registry.register("api_requests", help, self.requests.clone());
+        let help = "Events: written, refused by the API server, or dropped for want of room";
+        registry.register("events", help, self.events.clone());
+        let help = "Writes of the NodeWatermark's status";
+        registry.register("status_writes", help, self.writes.clone());
         let help = "Failures of watches";
         registry.register("watch_errors", help, self.watch_errors.clone());
     }
@@ -226,6 +247,9 @@ impl Metrics {
             refused,
             would,
             scheduling,
+            events,
+            dropped,
+            writes,
         } = &told.figures;
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.throttled.set(number(*throttled));
@@ -240,13 +264,20 @@ impl Metrics {
         self.disabled.clear();
         for effect in [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule] {
             let disabled = matches!(scheduling, Scheduling::Disabled { effect: there, .. } if *there == effect);
-            let effect = match effect {
-                TaintEffect::NoSchedule => "NoSchedule",
-                TaintEffect::PreferNoSchedule => "PreferNoSchedule",
-            };
+            let effect = effect.name();
             let gauge = self.disabled.get_or_create(&EffectLabels { effect });
             gauge.set(i64::from(disabled));
         }
+        let events = [
+            ("written", events.done),
+            ("failed", events.failed),
+            ("dropped", *dropped),
+        ];
+        bring_to(&self.events, &events);
+        bring_to(
+            &self.writes,
+            &[("done", writes.done), ("failed", writes.failed)],
+        );
         let age = told.sampled.map(|at| clock::boot_time().since(at));
         self.sample_age
             .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));
@@ -265,10 +296,7 @@ impl Metrics {
             ] {
                 let labels = StateLabels {
                     rule: rule.clone(),
-                    strategy: match report.strategy {
-                        Strategy::Enforce => "None",
-                        Strategy::Preview => "Preview",
-                    },
+                    strategy: report.strategy.name(),
                     state: name,
                 };
                 let gauge = self.states.get_or_create(&labels);
@@ -282,6 +310,14 @@ impl Metrics {
                 self.values.get_or_create(&labels).set(value);
             }
         }
+    }
+}
+
+/// Counts on to what was counted elsewhere.
+fn bring_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64)]) {
+    for (result, count) in counts {
+        let counter = family.get_or_create(&ResultLabels { result });
+        counter.inc_by(count.saturating_sub(counter.get()));
     }
 }
 
@@ -320,6 +356,7 @@ impl Source for Metrics {
 mod tests {
     use super::*;
     use crate::engine::plan::Unknown;
+    use crate::engine::policy::Strategy;
 
     fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
         RuleReport {
@@ -344,6 +381,8 @@ mod tests {
         metrics.figures(|figures| {
             figures.rules = vec![report(Some(4321.0), None)];
             figures.throttled = 3;
+            figures.dropped = 7;
+            figures.writes.done = 2;
             figures.scheduling = Scheduling::Disabled {
                 effect: TaintEffect::NoSchedule,
                 rules: Vec::new(),
@@ -358,6 +397,8 @@ mod tests {
             "plimsoll_agent_throttled_pods 3",
             r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
             "plimsoll_agent_sample_age_seconds NaN",
+            r#"plimsoll_agent_events_total{result="dropped"} 7"#,
+            r#"plimsoll_agent_status_writes_total{result="done"} 2"#,
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

@@ -42,6 +42,8 @@ pub struct Reporter {
     teller: Teller,
     publisher: Publisher,
     reports: watch::Sender<Option<Report>>,
+    /// What became of writes of the status.
+    writes: watch::Receiver<Writes>,
     /// What stood on the Node, as it was last told.
     standing: Standing,
     /// To whom, and of which generation, was reported last.
@@ -55,8 +57,8 @@ impl Reporter {
     /// Starts the tasks that write. `boot_id` is the kernel's.
     pub fn start(client: &Client, node: &str, boot_id: &str) -> Self {
         let (reports, taken) = watch::channel(None);
-        let (writes, _) = watch::channel(Writes::default());
-        tokio::spawn(write::run(client.clone(), node.to_owned(), taken, writes));
+        let (counts, writes) = watch::channel(Writes::default());
+        tokio::spawn(write::run(client.clone(), node.to_owned(), taken, counts));
         Self {
             agent: AgentStatus {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -67,6 +69,7 @@ impl Reporter {
             teller: Teller::default(),
             publisher: Publisher::start(client.clone(), node),
             reports,
+            writes,
             standing: Standing::default(),
             target: None,
             changed: true,
@@ -110,6 +113,8 @@ impl Reporter {
                     *figures.would.entry(transition.rule.clone()).or_default() += 1;
                 }
                 figures.scheduling.clone_from(&machine.plan().scheduling);
+                (figures.events, figures.dropped) = self.publisher.counts();
+                figures.writes = *self.writes.borrow();
                 figures.rules = reports;
             });
         }
