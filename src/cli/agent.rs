@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::StateDir;
-use super::{duration, logging};
+use super::{duration, logging, runtime};
 use crate::node::agent::{self, AgentError, Options, PodRef, Stop};
 
 const HELP: &str = "\
@@ -93,11 +92,7 @@ pub struct Args {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the runtime")?;
-    match runtime.block_on(args.start()) {
+    match runtime::start()?.block_on(args.start()) {
         Err(error) if error.is_busy() => {
             tracing::error!("{error}");
             Ok(ExitCode::from(1))

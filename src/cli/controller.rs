@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{duration, logging};
+use super::{duration, logging, runtime};
 use crate::cluster::{client, clock};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
@@ -94,11 +94,7 @@ fn rate(text: &str) -> Result<f64, String> {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the runtime")?;
-    runtime.block_on(control(args))?;
+    runtime::start()?.block_on(control(args))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,6 +10,7 @@ mod logging;
 pub mod preview;
 pub mod replay;
 pub mod run;
+mod runtime;
 pub mod shell;
 pub mod state;
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 use self::findings::{Findings, Found};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
-use super::duration;
+use super::{duration, runtime};
 use crate::cluster::{client, clock};
 use crate::crd::{Compiled, Objects, compile};
 use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
@@ -107,11 +107,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(error) = sources.unreadable.pop() {
         return Err(error);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the runtime")?;
-    runtime.block_on(show(args, &sources))
+    runtime::start()?.block_on(show(args, &sources))
 }
 
 async fn show(args: &Args, sources: &Sources) -> anyhow::Result<ExitCode> {

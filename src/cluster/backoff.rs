@@ -14,3 +14,11 @@ pub fn backoff(least: Duration, most: Duration) -> ExponentialBackoff {
         .with_jitter()
         .build()
 }
+
+/// Waits so long; `None`: for ever.
+pub async fn rest(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
+}

@@ -36,6 +36,17 @@ pub struct Happening {
     pub message: String,
 }
 
+/// A node, as events are about it: with its name as UID, as the kubelet's are, since `kubectl describe node` looks for it.
+pub fn about_node(name: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(name.to_owned()),
+        ..ObjectReference::default()
+    }
+}
+
 /// What makes events equal: object, reason and message.
 type Key = (ObjectReference, String, String);
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, ObjectMeta, Patch, PatchParams};
 use kube::core::ApiResource;
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -101,15 +101,24 @@ impl TaintError {
 
 impl Marked {
     /// Reads a Node object as an API server gives it.
-    pub fn of(node: &Value) -> Self {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let conditions = node["status"]["conditions"].as_array();
-        let mut conditions = conditions.into_iter().flatten();
+    #[cfg(test)]
+    pub(crate) fn of(node: &Value) -> Self {
+        let meta = serde_json::from_value(node["metadata"].clone()).unwrap_or_default();
+        Self::new(
+            &meta,
+            &node["spec"]["taints"],
+            &node["status"]["conditions"],
+        )
+    }
+
+    /// Of a Node's parts: `metadata`, `spec.taints` and `status.conditions`.
+    pub fn new(meta: &ObjectMeta, taints: &Value, conditions: &Value) -> Self {
+        let mut conditions = conditions.as_array().into_iter().flatten();
         Self {
-            name: text(&node["metadata"]["name"]),
-            uid: text(&node["metadata"]["uid"]),
-            version: text(&node["metadata"]["resourceVersion"]),
-            taints: node["spec"]["taints"].as_array().cloned(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            version: meta.resource_version.clone().unwrap_or_default(),
+            taints: taints.as_array().cloned(),
             condition: conditions.find(|it| it["type"] == CONDITION).cloned(),
         }
     }
@@ -149,7 +158,7 @@ impl Marked {
             }
         }
         if let Some(effect) = wanted {
-            after.push(json!({"key": KEY, "effect": name(effect)}));
+            after.push(json!({"key": KEY, "effect": effect.name()}));
         }
         (after != before).then_some(after)
     }
@@ -201,14 +210,6 @@ impl Marked {
     }
 }
 
-/// The word for an effect.
-pub const fn name(effect: TaintEffect) -> &'static str {
-    match effect {
-        TaintEffect::NoSchedule => "NoSchedule",
-        TaintEffect::PreferNoSchedule => "PreferNoSchedule",
-    }
-}
-
 /// The effect of a taint that is ours: of our key, and of an effect that we use.
 fn ours(taint: &Value) -> Option<TaintEffect> {
     if taint["key"] != KEY {
@@ -216,7 +217,7 @@ fn ours(taint: &Value) -> Option<TaintEffect> {
     }
     [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule]
         .into_iter()
-        .find(|effect| taint["effect"] == name(*effect))
+        .find(|effect| taint["effect"] == effect.name())
 }
 
 /// Reads a node.
@@ -298,15 +299,11 @@ fn nodes(client: &Client) -> Api<DynamicObject> {
 
 fn marked(object: &DynamicObject) -> Marked {
     let data = &object.data;
-    Marked::of(&json!({
-        "metadata": {
-            "name": object.metadata.name,
-            "uid": object.metadata.uid,
-            "resourceVersion": object.metadata.resource_version,
-        },
-        "spec": {"taints": data["spec"]["taints"]},
-        "status": {"conditions": data["status"]["conditions"]},
-    }))
+    Marked::new(
+        &object.metadata,
+        &data["spec"]["taints"],
+        &data["status"]["conditions"],
+    )
 }
 
 #[cfg(test)]

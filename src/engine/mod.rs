@@ -29,7 +29,7 @@ mod scheduling;
 pub mod selector;
 mod state;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod throttle;
 pub mod time;
 mod track;

@@ -74,6 +74,16 @@ pub enum Strategy {
     Preview,
 }
 
+impl Strategy {
+    /// The word for it in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "None",
+            Self::Preview => "Preview",
+        }
+    }
+}
+
 /// An `AvoidanceAction` with its defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Action {
@@ -98,6 +108,16 @@ pub enum TaintEffect {
     PreferNoSchedule,
     /// New pods go elsewhere.
     NoSchedule,
+}
+
+impl TaintEffect {
+    /// The word for it in taints and manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PreferNoSchedule => "PreferNoSchedule",
+            Self::NoSchedule => "NoSchedule",
+        }
+    }
 }
 
 /// How a pod's CPU is taken down.

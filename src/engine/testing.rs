@@ -37,7 +37,7 @@ pub(super) fn rule(metric: &str, watermark: f64) -> Rule {
     }
 }
 
-pub(super) fn pod(uid: &str) -> Pod {
+pub(crate) fn pod(uid: &str) -> Pod {
     Pod {
         uid: PodUid::from(uid),
         namespace: "default".to_owned(),

@@ -373,4 +373,4 @@ fn acts_on_pods(rule: &Rule) -> bool {
 
 #[cfg(test)]
 #[path = "foresee_tests.rs"]
-pub(super) mod tests;
+mod tests;

@@ -5,30 +5,9 @@ use serde_json::json;
 use super::super::report::Preview;
 use super::*;
 use crate::crd::{Objects, compile};
-use crate::engine::pod::{Pod, PodUid, QosClass};
-use crate::engine::units::{Bytes, MilliCpu, Quota};
-
-pub(in crate::preview) fn pod(uid: &str) -> Pod {
-    Pod {
-        uid: PodUid::from(uid),
-        namespace: "default".to_owned(),
-        name: uid.to_owned(),
-        labels: BTreeMap::new(),
-        priority: 0,
-        qos: QosClass::BestEffort,
-        started: 0,
-        running: true,
-        terminating: false,
-        elastic: false,
-        cpu_request: MilliCpu::ZERO,
-        container_requests: BTreeMap::new(),
-        grace: Duration::from_secs(30),
-        protected: false,
-        reserved: None,
-        kept: None,
-        owned: true,
-    }
-}
+use crate::engine::pod::{Pod, QosClass};
+use crate::engine::testing::pod;
+use crate::engine::units::{Bytes, Quota};
 
 fn subject(pod: Pod) -> Subject {
     Subject {

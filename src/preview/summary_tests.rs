@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::engine::pod::PodUid;
+use crate::engine::testing::pod;
 use crate::engine::units::Quota;
-use crate::preview::foresee::tests::pod;
 
 const SIZE: Size = Size {
     cpus: 4,

@@ -20,7 +20,7 @@ use super::world::{Failed, Note, Settings, Subject, World, Write};
 use crate::cluster::client::CallError;
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector};
-use crate::cluster::events::{Events, Happening};
+use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
 use crate::serve::{self, ServeError};
 use store::{Item, Source, Store};
@@ -95,15 +95,13 @@ struct LeaseName {
 impl Subject {
     fn reference(self, lease: &LeaseName) -> ObjectReference {
         let (api_version, kind, name) = match self {
-            Self::Node(name) => ("v1", "Node", name),
+            Self::Node(name) => return about_node(&name),
             Self::Policy(kind, name) => (crate::crd::API_VERSION, kind.name(), name),
             Self::Fleet => ("coordination.k8s.io/v1", "Lease", lease.name.clone()),
         };
         ObjectReference {
             api_version: Some(api_version.to_owned()),
             kind: Some(kind.to_owned()),
-            // Events about nodes bear the name as UID, as the kubelet's do: `kubectl describe node` looks for it.
-            uid: (kind == "Node").then(|| name.clone()),
             namespace: (kind == "Lease").then(|| lease.namespace.clone()),
             name: Some(name),
             ..ObjectReference::default()

@@ -39,7 +39,8 @@ struct Taint {
 
 impl Taint {
     fn is_ours(&self) -> bool {
-        let effects = [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule].map(taint::name);
+        let effects =
+            [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule].map(TaintEffect::name);
         self.key == taint::KEY && effects.contains(&self.effect.as_str())
     }
 }

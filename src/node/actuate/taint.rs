@@ -8,7 +8,7 @@ use backon::ExponentialBackoff;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::cluster::backoff::backoff;
+use crate::cluster::backoff::{backoff, rest};
 use crate::cluster::taint::{self, Mark, Marked, TaintError};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
@@ -71,15 +71,8 @@ pub async fn run(
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
             changed = node.changed() => if changed.is_err() { return },
-            () = sleep(pause) => {}
+            () = rest(pause) => {}
         }
-    }
-}
-
-async fn sleep(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cluster::taint::Marked;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
@@ -217,16 +217,11 @@ impl Excerpt for SeenNode {
 
     fn of(mut whole: WholeNode) -> (ObjectMeta, Self) {
         let labels = whole.metadata.labels.take().unwrap_or_default();
-        let meta = &whole.metadata;
-        let marked = Marked::of(&json!({
-            "metadata": {
-                "name": meta.name,
-                "uid": meta.uid,
-                "resourceVersion": meta.resource_version,
-            },
-            "spec": {"taints": whole.spec.taints},
-            "status": {"conditions": whole.status.conditions},
-        }));
+        let marked = Marked::new(
+            &whole.metadata,
+            &whole.spec.taints,
+            &whole.status.conditions,
+        );
         (whole.metadata, Self { labels, marked })
     }
 }
@@ -264,6 +259,8 @@ impl Excerpt for SeenWatermark {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn pod(object: Value) -> Trimmed<SeenPod> {

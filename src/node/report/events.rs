@@ -314,7 +314,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
 }
 
 fn closed(effect: TaintEffect, why: &str) -> String {
-    let effect = crate::cluster::taint::name(effect);
+    let effect = effect.name();
     format!("{why}; taint {}:{effect}", crate::cluster::taint::KEY)
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::conditions::cut;
 use super::events::{About, Note};
-use crate::cluster::events::{Events, Happening};
+use crate::cluster::events::{Events, Happening, about_node};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
@@ -95,14 +95,7 @@ async fn run(
 
 fn happening(told: Note, node: &str, watermark_uid: Option<String>) -> Happening {
     let about = match told.about {
-        About::Node => ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Node".to_owned()),
-            name: Some(node.to_owned()),
-            // Events about nodes bear the name as UID, as the kubelet's do: `kubectl describe node` looks for it.
-            uid: Some(node.to_owned()),
-            ..ObjectReference::default()
-        },
+        About::Node => about_node(node),
         About::Watermark => ObjectReference {
             api_version: Some("plimsoll.dev/v1alpha1".to_owned()),
             kind: Some("NodeWatermark".to_owned()),

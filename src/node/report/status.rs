@@ -16,7 +16,7 @@ use crate::crd::node_watermark::{
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Spared};
 use crate::engine::pod::{Pod, PodUid};
-use crate::engine::policy::{PolicySet, RuleId, Strategy, TaintEffect};
+use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::actuate::api::Evicted;
 use crate::node::actuate::evict_api::Outcome;
@@ -280,7 +280,7 @@ impl StatusBuilder {
 }
 
 /// Times in statuses have no fractions.
-fn seconds(time: Timestamp) -> Timestamp {
+pub(super) fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
@@ -292,11 +292,7 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
     RuleStatus {
         id: report.id.to_string(),
         metric: metric(view.policy, &report.id),
-        strategy: match report.strategy {
-            Strategy::Enforce => "None",
-            Strategy::Preview => "Preview",
-        }
-        .to_owned(),
+        strategy: report.strategy.name().to_owned(),
         state: format!("{:?}", report.state),
         value: report.value.filter(|value| value.is_finite()).map(rounded),
         mark: report.watermark,
@@ -310,14 +306,6 @@ fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-const fn word(effect: Option<TaintEffect>) -> &'static str {
-    match effect {
-        None => scheduling::ENABLED,
-        Some(TaintEffect::NoSchedule) => scheduling::NO_SCHEDULE,
-        Some(TaintEffect::PreferNoSchedule) => scheduling::PREFER_NO_SCHEDULE,
-    }
-}
-
 /// What stands on the Node, and the rules that want it so.
 fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
     let rules = match &view.plan.scheduling {
@@ -325,7 +313,11 @@ fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<Scheduli
         Scheduling::Hold | Scheduling::Enabled => Vec::new(),
         Scheduling::Disabled { rules, .. } => rules.iter().map(ToString::to_string).collect(),
     };
-    let state = word(view.standing.effect).to_owned();
+    let state = view
+        .standing
+        .effect
+        .map_or(scheduling::ENABLED, TaintEffect::name);
+    let state = state.to_owned();
     let same = before.filter(|before| before.state == state);
     let since = same.map_or_else(|| Some(Time(seconds(view.time))), |same| same.since.clone());
     Some(SchedulingStatus {
@@ -403,9 +395,7 @@ fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
             });
             ("evict", format!("grace {}{release}", short(*grace)))
         }
-        Change::SchedulingDisabled { effect } => {
-            ("disableScheduling", word(Some(*effect)).to_owned())
-        }
+        Change::SchedulingDisabled { effect } => ("disableScheduling", effect.name().to_owned()),
         _ => return None,
     })
 }

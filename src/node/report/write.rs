@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backon::ExponentialBackoff;
-use jiff::{Timestamp, Unit};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -11,7 +11,8 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::pace::{Pace, Step};
-use crate::cluster::backoff::backoff;
+use super::status::seconds;
+use crate::cluster::backoff::{backoff, rest};
 use crate::cluster::client::{CallError, call};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::node::clock;
@@ -55,15 +56,8 @@ pub async fn run(
         };
         tokio::select! {
             changed = reports.changed() => if changed.is_err() { return },
-            () = sleep(pause) => {}
+            () = rest(pause) => {}
         }
-    }
-}
-
-async fn sleep(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -165,9 +159,8 @@ async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallE
 
 /// With the time of the write: a status in which nothing else has changed must not look like silence.
 fn stamped(mut status: NodeWatermarkStatus, now: Timestamp) -> NodeWatermarkStatus {
-    let now = now.round(Unit::Second).unwrap_or(now);
     if let Some(agent) = &mut status.agent {
-        agent.report_time = Some(Time(now));
+        agent.report_time = Some(Time(seconds(now)));
     }
     status
 }

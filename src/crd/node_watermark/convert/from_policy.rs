@@ -10,7 +10,7 @@ use super::super::{
 use crate::engine::metric::Metric;
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, Scope,
-    Strategy, TaintEffect,
+    TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
 
@@ -105,11 +105,7 @@ impl From<&Rule> for WatermarkRule {
             sample_ttl_seconds: seconds(rule.sample_ttl),
             probe: rule.probe.as_ref().map(probe),
             action: rule.action.name.clone(),
-            strategy: match rule.strategy {
-                Strategy::Enforce => "None",
-                Strategy::Preview => "Preview",
-            }
-            .to_owned(),
+            strategy: rule.strategy.name().to_owned(),
         }
     }
 }
@@ -128,7 +124,7 @@ fn probe(probe: &Probe) -> WatermarkProbe {
 
 impl From<&Action> for WatermarkAction {
     fn from(action: &Action) -> Self {
-        let effect = action.scheduling.map(effect_word);
+        let effect = action.scheduling.map(TaintEffect::name);
         Self {
             id: None,
             name: action.name.clone(),
@@ -138,13 +134,6 @@ impl From<&Action> for WatermarkAction {
             force_gc: action.force_gc,
             eviction: action.eviction.as_ref().map(eviction),
         }
-    }
-}
-
-const fn effect_word(effect: TaintEffect) -> &'static str {
-    match effect {
-        TaintEffect::NoSchedule => "NoSchedule",
-        TaintEffect::PreferNoSchedule => "PreferNoSchedule",
     }
 }
 

@@ -27,7 +27,7 @@ fn enabled() -> Wanted {
 /// The Node at a version, bearing what `keeper` wants or nothing.
 fn node(version: u64, mark: Option<&Mark>) -> Marked {
     let taints: Vec<Value> = mark
-        .map(|mark| json!({"key": taint::KEY, "effect": taint::name(mark.effect)}))
+        .map(|mark| json!({"key": taint::KEY, "effect": mark.effect.name()}))
         .into_iter()
         .collect();
     let condition = mark.map_or_else(|| json!({"type": taint::CONDITION, "status": "False"}), |mark| {

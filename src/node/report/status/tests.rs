@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::engine::plan::Unknown;
-use crate::engine::policy::{PodPolicy, Scope};
+use crate::engine::policy::{PodPolicy, Scope, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
 
