@@ -227,7 +227,7 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		s.static("static")
 		s.daemon("daemon")
 		unselected := s.unselected()
-		there := &scene{s.T, other(node), s.name}
+		there := &scene{s.T, other(node), s.name, s.calm}
 		elsewhere := there.owned(work{name: "elsewhere", args: burn})[0]
 		names := s.owned(
 			work{name: "victim", args: burn, requests: "10m"},

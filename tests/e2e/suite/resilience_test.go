@@ -176,10 +176,10 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 	}
-	// Somebody resets a file: the agent goes on keeping it, without the API server.
+	// Somebody resets a file to what the pod's limit says: the agent goes on keeping it, without the API server.
 	for _, each := range all {
 		file := "cpu.max"
-		reset := "echo 'max 100000' > " + each.victim.folder + "/cpu.max"
+		reset := "echo '10000 100000' > " + each.victim.folder + "/cpu.max"
 		if each.scene.node == "v1" {
 			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // the sandbox, at its floor, is nobody's
 		}

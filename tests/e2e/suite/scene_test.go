@@ -35,6 +35,8 @@ type scene struct {
 	node string
 	// name of the namespace, and of the policy objects where a test has one of a kind.
 	name string
+	// calm is within what time all has to be undone once the policies are gone.
+	calm time.Duration
 }
 
 // busy are the locks of the nodes: scenes that touch only their own pods share a node, others have it alone.
@@ -70,7 +72,7 @@ func shared(t *testing.T, node string) *scene {
 func newScene(t *testing.T, node string) *scene {
 	t.Helper()
 	words := strings.ToLower(regexp.MustCompile("[A-Z][a-z]+").FindString(strings.TrimPrefix(t.Name(), "Test")))
-	s := &scene{t, node, fmt.Sprintf("%s-%s-%04x", words, node, rand.IntN(1<<16))}
+	s := &scene{t, node, fmt.Sprintf("%s-%s-%04x", words, node, rand.IntN(1<<16)), 30 * time.Second}
 	_, err := kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +82,7 @@ func newScene(t *testing.T, node string) *scene {
 			s.tell()
 		}
 		s.noPolicies()
-		s.waitCalm(30 * time.Second)
+		s.waitCalm()
 		s.set(0)
 		kubectl(t, "delete", "namespace", s.name, "--wait=false")
 	})
@@ -183,9 +185,9 @@ func (s *scene) noPolicies() {
 }
 
 // waitCalm waits until nothing of the scene is in force on the node.
-func (s *scene) waitCalm(limit time.Duration) {
+func (s *scene) waitCalm() {
 	s.Helper()
-	eventually(s, limit, "nothing is in force any more", func() error {
+	eventually(s, s.calm, "nothing is in force any more", func() error {
 		now, err := watermarkOf(s.node)
 		if err != nil {
 			return err

@@ -236,7 +236,10 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		}
 		waitNodeReady(t, node)
 
-		kubectl(t, "exec", "-n", s.name, "limited", "--", "kill", "1")
+		eventually(t, 30*time.Second, "the kubelet serves again", func() error {
+			_, err := tryKubectl("", "exec", "-n", s.name, "limited", "--", "kill", "1")
+			return err
+		})
 		eventually(t, 60*time.Second, "the container is started again", func() error {
 			status := s.pod("limited").Status.ContainerStatuses[0]
 			if status.RestartCount == 0 || !status.Ready {
