@@ -1,6 +1,6 @@
 //! The policy kinds of `ensurance.crane.io/v1alpha1`: their types, their definitions (schema, CEL rules, defaults,
 //! printer columns), and [`compile()`], which turns a set of objects into what one node has to keep; and
-//! [`NodeWatermark`], which carries that to the node's agent.
+//! [`NodeWatermark`], which carries that to the node's agent; and [`NodeMetric`], which tells how loaded a node is.
 //!
 //! The definitions are the only place where a rule about one object is written: an API server, [`Objects`] and
 //! `plimsoll check` all judge by them. What needs two objects, or the node, is judged by [`compile()`].
@@ -11,6 +11,7 @@ pub mod compile;
 mod finding;
 pub mod manifest;
 mod node_facts;
+pub mod node_metric;
 pub mod node_qos;
 pub mod node_watermark;
 mod objects;
@@ -27,6 +28,7 @@ pub use common::{LabelRequirement, LabelSelector};
 pub use compile::{Compiled, compile};
 pub use finding::{Finding, ObjectRef, Reason, Severity};
 pub use node_facts::node_facts;
+pub use node_metric::{NodeMetric, NodeMetricStatus};
 pub use node_qos::{NodeQos, NodeQosSpec};
 pub use node_watermark::{NodeWatermark, NodeWatermarkSpec, NodeWatermarkStatus};
 pub use objects::{Kind, Objects};

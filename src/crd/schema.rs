@@ -49,7 +49,7 @@ fn finish(mut definition: CustomResourceDefinition) -> CustomResourceDefinition 
 /// - `nullable`: without it an API server drops a `null`, as if the field were absent, before it validates.
 /// - `format`: the ranges say it all, and `uint32` is not known there.
 /// - descriptions are one line a paragraph: `kubectl explain` wraps them itself.
-fn tidy(schema: &mut Value) {
+pub(super) fn tidy(schema: &mut Value) {
     let Value::Object(fields) = schema else {
         return;
     };
