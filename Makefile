@@ -6,9 +6,13 @@ PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
 HELM := target/e2e/bin/helm
 CHART := charts/plimsoll
+# The test cluster's node that needs no emulation: this machine's kernel has cgroup v1, or else the guest's is as good.
+NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
+# What CI shows of tests/e2e/suite.
+QUICK := Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-long cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-quick e2e-long scale cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,12 +25,13 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) clippy $(MAKE) -s clippy
 	@$(PHASE) deny $(MAKE) -s deny
-	@$(PHASE) kubernetes $(MAKE) -s cluster-build
-	@$(PHASE) chart $(MAKE) -s chart
+	@$(PHASE) kubernetes $(MAKE) -s cluster-build NODES=$(NODE)
+	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) tests $(MAKE) -s unit
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
-	@echo "not run here: the scenes on a real two-node cluster, which take 20 minutes and more: make e2e"
+	@$(PHASE) cluster $(MAKE) -s e2e-quick
+	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; 1000 nodes: make scale"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
@@ -65,6 +70,15 @@ binary: build ## Builds the release binary and checks that it is static and smal
 try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
 	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@scripts/try $(BINARY)
+
+e2e-quick: build ## The part of it that one node on this machine's own kernel can show, in some minutes (as CI does)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 20m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
+	@grep -E '^ *--- ' target/e2e/quick.log
+
+scale: tools build ## Shows the fleet cap, a bad edit that stops, and 1000 nodes with 50 policies (simulated nodes; needs no root)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 15m ./scale
 
 e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; half an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 30m -v .

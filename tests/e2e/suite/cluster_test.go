@@ -84,6 +84,7 @@ func tryOnNode(node, script string) (string, error) {
 
 func onNode(t testing.TB, node, script string) string {
 	t.Helper()
+	needShell(t)
 	out, err := tryOnNode(node, script)
 	if err != nil {
 		t.Fatal(err)

@@ -17,8 +17,8 @@ import (
 func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those that restart it
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
 	pods := componentPods(t, "controller")
-	if len(pods) != 2 || pods[0].Spec.NodeName == pods[1].Spec.NodeName {
-		t.Errorf("two replicas on two nodes are expected: %v", podNames(pods))
+	if len(pods) != 2 || (len(nodes) > 1 && pods[0].Spec.NodeName == pods[1].Spec.NodeName) {
+		t.Errorf("two replicas on different nodes are expected: %v", podNames(pods))
 	}
 	for _, pod := range pods {
 		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
@@ -67,7 +67,7 @@ func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
 		t.Errorf("%s is in a namespace of the node", pod.Name)
 	}
-	status := onNode(t, pod.Spec.NodeName, "cat /proc/"+processOf(t, pod.Spec.NodeName, command)+"/status")
+	status := onNode(t, pod.Spec.NodeName, "cat /proc/"+processOfPod(t, &pod, command)+"/status")
 	for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("%s is not %q:\n%s", pod.Name, want, status)
@@ -78,6 +78,7 @@ func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 // processOf is the process id, on a node, of `plimsoll COMMAND` in a pod.
 func processOf(t *testing.T, node, command string) string {
 	t.Helper()
+	needShell(t)
 	pid, err := findProcess(node, command)
 	if err != nil {
 		t.Fatal(err)
@@ -85,8 +86,23 @@ func processOf(t *testing.T, node, command string) string {
 	return pid
 }
 
-func findProcess(node, command string) (string, error) {
-	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) echo ${p#/proc/};; esac; done`)
+// processOfPod is the one in a certain pod.
+func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
+	t.Helper()
+	needShell(t)
+	pid, err := findProcessIn(pod.Spec.NodeName, command, string(pod.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+func findProcess(node, command string) (string, error) { return findProcessIn(node, command, "") }
+
+// findProcessIn looks among the processes of a pod; uid empty: of any.
+func findProcessIn(node, command, uid string) (string, error) {
+	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
+	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
 	if pids := strings.Fields(out); err == nil && len(pids) != 1 {
 		err = fmt.Errorf("processes of plimsoll %s on %s: %v", command, node, pids)
 	}

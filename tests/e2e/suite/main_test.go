@@ -9,8 +9,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // namespace is where Plimsoll is installed.
@@ -51,12 +54,43 @@ func begin() (end func(), err error) {
 	if err := connect(kubeconfig); err != nil {
 		return end, err
 	}
+	if err := findNodes(); err != nil {
+		return end, err
+	}
 	start := time.Now()
 	if err := install(); err != nil {
 		return end, err
 	}
 	fmt.Printf("%5.1f s  plimsoll is installed\n", time.Since(start).Seconds())
 	return end, startGauge()
+}
+
+// findNodes chooses the nodes under test: the cluster's own, or the first two of a larger one.
+func findNodes() error {
+	list, err := kube.CoreV1().Nodes().List(background, metav1.ListOptions{LabelSelector: "!node-role.kubernetes.io/control-plane"})
+	if err != nil {
+		return err
+	}
+	for _, node := range list.Items {
+		nodes = append(nodes, node.Name)
+	}
+	if len(nodes) == 0 {
+		return fmt.Errorf("the cluster has no nodes")
+	}
+	slices.Sort(nodes)
+	nodes = nodes[:min(2, len(nodes))]
+	for _, node := range nodes {
+		busy[node] = &sync.RWMutex{}
+	}
+	return nil
+}
+
+// needShell skips a test that needs a shell on a node where there is none.
+func needShell(t testing.TB) {
+	t.Helper()
+	if given != "" {
+		t.Skip("needs a shell on the nodes, which only our own cluster has")
+	}
 }
 
 // image is the reference under which the nodes have our image: of our own cluster, where each binary gets a name of its own.
@@ -122,7 +156,7 @@ func install() error {
 	return err
 }
 
-// onEachNode runs a test on both nodes at a time, beside the others.
+// onEachNode runs a test on the nodes at a time, beside the others.
 func onEachNode(t *testing.T, test func(*testing.T, string)) {
 	t.Parallel()
 	for _, node := range nodes {

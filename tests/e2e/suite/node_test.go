@@ -139,6 +139,7 @@ func (s *scene) waitNoTaint(limit time.Duration) {
 // folder is the pod's cgroup on its node: in the cpu hierarchy where there are several.
 func (s *scene) folder(pod string) string {
 	s.Helper()
+	needShell(s)
 	below, err := run("", clusterTool, "cgroup", s.name+"/"+pod)
 	if err != nil {
 		s.Fatal(err)

@@ -5,6 +5,7 @@ package suite
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +51,8 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		s.waitKept(evict)
 		s.set(hot)
 
-		would := map[string]string{}
+		asked := agentMetrics(t, node)
+		would, how := map[string]string{}, map[string]string{}
 		eventually(t, 20*time.Second, "the status says what each rule would do", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
@@ -58,6 +60,7 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 			}
 			for _, entry := range now.Status.Would {
 				would[entry.Rule+" "+entry.What] = entry.Namespace + "/" + entry.Pod
+				how[entry.What] = entry.How
 			}
 			for key, pod := range map[string]string{
 				throttle + "/hot throttle": s.name + "/slowed", evict + "/hot evict": s.name + "/" + moved} {
@@ -87,14 +90,35 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		if told := strings.Join(events(t, "Pod", s.name, "slowed"), "\n"); !strings.Contains(told, throttle+"/hot") {
 			t.Errorf("no event names the rule that would throttle the pod:\n%s", told)
 		}
+		eventually(t, 15*time.Second, "all that was written are events and the status", func() error {
+			now := agentMetrics(t, node)
+			grew := func(name string) float64 { return now[name] - asked[name] }
+			creates, patches := grew(`api_requests_total{verb="create",code="201"}`), grew(`api_requests_total{verb="patch",code="200"}`)
+			if events, writes := grew(`events_total{result="written"}`), grew(`status_writes_total{result="done"}`); creates != events || patches != writes {
+				return fmt.Errorf("%v objects created for %v events, %v patches for %v writes of the status", creates, events, patches, writes)
+			}
+			if grew(`evictions_total{outcome="accepted"}`) != 0 || now[`would{rule="`+throttle+`/hot"}`] != 1 {
+				return fmt.Errorf("the metrics do not tell of what would be done: %v", now)
+			}
+			return nil
+		})
 
 		// The same rules, acting.
 		s.rule(throttle, rule{action: throttle})
 		s.rule(evict, rule{action: evict})
 		s.waitEnding(20*time.Second, moved)
 		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
-			if told := s.throttled("slowed"); told == nil || told.Rule != throttle+"/hot" {
+			told := s.throttled("slowed")
+			if told == nil || told.Rule != throttle+"/hot" || told.ToMillicores == nil {
 				return fmt.Errorf("the status says %+v", told)
+			}
+			// Foretold as `to 90 %, 123m`, from what the pod used then.
+			var ratio, foretold int
+			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &foretold); err != nil {
+				t.Fatalf("it was foretold as %q: %v", how["throttle"], err)
+			}
+			if told.Ratio != ratio || *told.ToMillicores < foretold*8/10 || *told.ToMillicores > foretold*12/10 {
+				t.Fatalf("it was foretold as %q, and became %d %%, %dm", how["throttle"], told.Ratio, *told.ToMillicores)
 			}
 			return nil
 		})
@@ -102,4 +126,22 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
 		s.waitNoTaint(20 * time.Second)
 	})
+}
+
+// agentMetrics reads the metrics of a node's agent, by name without its prefix and with labels.
+func agentMetrics(t *testing.T, node string) map[string]float64 {
+	t.Helper()
+	path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/metrics"
+	text, err := kube.CoreV1().RESTClient().Get().AbsPath(path).Timeout(0).DoRaw(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := map[string]float64{}
+	for _, line := range strings.Split(string(text), "\n") {
+		name, value, _ := strings.Cut(line, " ")
+		if number, err := strconv.ParseFloat(value, 64); err == nil {
+			read[strings.TrimPrefix(name, "plimsoll_agent_")] = number
+		}
+	}
+	return read
 }

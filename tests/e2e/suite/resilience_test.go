@@ -161,13 +161,14 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 	for _, node := range nodes {
 		versions[node] = kubectl(t, "get", "nodewatermark", node, "-o", "jsonpath={.metadata.generation}")
 	}
-	old := processOf(t, "v2", "agent")
+	last := nodes[len(nodes)-1]
+	old := processOf(t, last, "agent")
 	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
 	stopped := time.Now()
 	resume := func() { tryOnNode("v1", "pkill -CONT -x kube-apiserver") }
 	t.Cleanup(resume)
 	// One of the agents even has to start without it.
-	onNode(t, "v2", "kill -KILL "+old)
+	onNode(t, last, "kill -KILL "+old)
 	for time.Since(stopped) < outage {
 		for _, each := range all {
 			if err := each.scene.held(each.victim, each.victim.cap); err != nil {
@@ -214,7 +215,7 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 		busy[node].Lock()
 		t.Cleanup(busy[node].Unlock)
 	}
-	s := newScene(t, "v1")
+	s := newScene(t, nodes[0])
 	o, limited := pressed(t, s)
 	generation := func() string {
 		return kubectl(t, "get", "nodewatermark", s.node, "-o", "jsonpath={.metadata.generation}")
@@ -269,7 +270,7 @@ func TestTheStandbyTakesOver(t *testing.T) {
 	old := holder()
 	pod := podOfHolder(t, old)
 	// Without a goodbye, and without coming back: the process is stopped.
-	pid := processOf(t, pod.Spec.NodeName, "controller")
+	pid := processOfPod(t, pod, "controller")
 	onNode(t, pod.Spec.NodeName, "kill -STOP "+pid)
 	t.Cleanup(func() { tryOnNode(pod.Spec.NodeName, "kill -KILL "+pid) })
 	stopped := time.Now()
@@ -432,7 +433,7 @@ func TestASecondAgentOnANodeDoesNotAct(t *testing.T) {
 
 func TestAnAgentOfANodeThatDoesNotExistSaysSo(t *testing.T) {
 	t.Parallel()
-	s := shared(t, "v1")
+	s := shared(t, nodes[0])
 	second := s.secondAgent(func(spec *corev1.PodSpec) {
 		for i := range spec.Containers[0].Env {
 			if env := &spec.Containers[0].Env[i]; env.Name == "NODE_NAME" {
