@@ -19,6 +19,7 @@ mod path;
 pub mod pod_qos;
 mod schema;
 mod served;
+pub mod summary;
 mod unenforced;
 pub mod validate;
 mod words;
@@ -35,6 +36,7 @@ pub use objects::{Kind, Objects};
 pub use pod_qos::{PodQos, PodQosSpec, PodQosStatus};
 pub use schema::definitions;
 pub use served::missing_fields;
+pub use summary::Summary;
 
 /// The API group of the policy kinds.
 pub const GROUP: &str = "ensurance.crane.io";
