@@ -31,6 +31,7 @@ use serde_json::json;
 
 const MOST_MILLICORES: f64 = 3.0;
 const MOST_RESIDENT_KIB: u64 = 15 * 1024;
+/// Besides the six renewals of its Lease.
 const MOST_WRITES_PER_MINUTE: f64 = 1.0;
 
 fn main() -> ExitCode {
@@ -40,6 +41,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     populate(&node, pods);
+    node.plane.apply(&[json!({
+        "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "plimsoll-node-lease"},
+    })]);
     let agent = node.agent(&["--proc-root", "/proc", "--sample-interval", "1s"]);
     agent.until("it is ready", || agent.is_ready());
     // The start, with its lists and its first evaluations, is not what is measured.
@@ -59,7 +63,7 @@ fn main() -> ExitCode {
     );
     println!(
         "CPU {cpu:.2} millicores (bar: {MOST_MILLICORES}), RSS {resident} KiB (bar: {MOST_RESIDENT_KIB}), \
-         {writes:.2} API writes a minute (bar: {MOST_WRITES_PER_MINUTE})"
+         {writes:.2} API writes a minute besides heartbeats (bar: {MOST_WRITES_PER_MINUTE})"
     );
     let met =
         cpu <= MOST_MILLICORES && resident <= MOST_RESIDENT_KIB && writes <= MOST_WRITES_PER_MINUTE;
@@ -119,17 +123,20 @@ fn resident_kib(agent: &Agent) -> u64 {
     resident.parse().unwrap()
 }
 
+/// Writes besides heartbeats.
 fn writes(agent: &Agent) -> f64 {
     let (_, text) = agent.http("/metrics").unwrap();
-    let lines = text
-        .lines()
-        .filter(|line| line.starts_with("plimsoll_agent_api_requests_total"));
-    let writes = lines.filter(|line| {
-        ["create", "update", "patch", "delete"]
-            .iter()
-            .any(|verb| line.contains(&format!(r#"verb="{verb}""#)))
-    });
-    writes
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-        .sum()
+    let sum = |name: &str, labels: &[&str]| -> f64 {
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        let lines = lines.filter(|line| labels.iter().any(|label| line.contains(label)));
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    };
+    let verbs = ["create", "update", "patch", "delete"].map(|verb| format!(r#"verb="{verb}""#));
+    let verbs: Vec<&str> = verbs.iter().map(String::as_str).collect();
+    let heartbeats = ["created", "renewed"].map(|result| format!(r#"result="{result}""#));
+    let heartbeats: Vec<&str> = heartbeats.iter().map(String::as_str).collect();
+    sum("plimsoll_agent_api_requests_total", &verbs)
+        - sum("plimsoll_agent_heartbeats_total", &heartbeats)
 }

@@ -9,8 +9,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::StateDir;
-use super::{duration, logging, runtime};
+use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::node::agent::{self, AgentError, Options, PodRef, Stop};
+use crate::node::heartbeat;
 
 const HELP: &str = "\
 Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and
@@ -27,6 +28,8 @@ Examples:
     plimsoll agent --restore --node-name worker-1
   What it makes of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
+  Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
+    kubectl get lease worker-1 -n plimsoll-node-lease -o yaml
 
 SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this
 node any more, everything is undone; otherwise what is in force stays, for the next agent to take over. Ctrl-C undoes
@@ -83,10 +86,28 @@ pub struct Args {
     #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "namespace")]
     pod_name: Option<String>,
 
+    /// Namespace of the Leases that agents renew as their heartbeat; it has to exist
+    #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
+    lease_namespace: String,
+
+    /// Renew the Lease only so often while direct reports to the controller are acknowledged, from 10s to 2m; it is
+    /// every 10 s otherwise
+    #[arg(long, value_name = "DURATION", value_parser = renew_interval, default_value = "60s")]
+    lease_renew_interval: Duration,
+
     /// Undo everything that an agent left in force on this node, tell each file, and leave. Needs no API server, but
     /// without one the taint and the condition stay
     #[arg(long)]
     restore: bool,
+}
+
+/// An interval that is no shorter than the usual one, and short enough that the controller tells a silent agent from a
+/// slow one in time.
+fn renew_interval(text: &str) -> Result<Duration, String> {
+    let interval = duration::positive(text)?;
+    let allowed = heartbeat::INTERVAL..=Duration::from_mins(2);
+    let fits = allowed.contains(&interval).then_some(interval);
+    fits.ok_or_else(|| "write a time from 10s to 2m, such as 60s".to_owned())
 }
 
 /// Runs it.
@@ -126,6 +147,8 @@ impl Args {
             sample_interval: self.sample_interval,
             listen: self.listen,
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
+            lease_namespace: self.lease_namespace.clone(),
+            lease_renew_interval: self.lease_renew_interval,
         }
     }
 }

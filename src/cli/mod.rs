@@ -18,6 +18,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// Where the Leases are that agents renew.
+const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
+
 /// Load a machine high and keep the important work safe when it goes over its line.
 #[derive(Debug, Parser)]
 #[command(

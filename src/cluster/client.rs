@@ -47,15 +47,30 @@ pub async fn connect_observed(
     kubeconfig: Option<&Path>,
     observer: Arc<dyn Observer>,
 ) -> Result<Client, ClientError> {
-    let mut config = match kubeconfig {
-        Some(path) => from_file(path).await?,
-        None => Config::infer().await.map_err(ClientError::Infer)?,
-    };
-    config.connect_timeout = Some(CONNECT);
-    // By default a PUT would be repeated for up to 6 minutes: a Lease or a status of long ago.
-    config.default_retry = false;
-    let builder = ClientBuilder::try_from(config).map_err(ClientError::Client)?;
-    Ok(builder.with_layer(&Requests(observer)).build())
+    Server::find(kubeconfig).await?.client(observer)
+}
+
+/// An API server, and who we are to it.
+pub struct Server(Config);
+
+impl Server {
+    /// By this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
+    pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
+        let mut config = match kubeconfig {
+            Some(path) => from_file(path).await?,
+            None => Config::infer().await.map_err(ClientError::Infer)?,
+        };
+        config.connect_timeout = Some(CONNECT);
+        // By default a PUT would be repeated for up to 6 minutes: a Lease or a status of long ago.
+        config.default_retry = false;
+        Ok(Self(config))
+    }
+
+    /// A client with connections of its own.
+    pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
+        let builder = ClientBuilder::try_from(self.0.clone()).map_err(ClientError::Client)?;
+        Ok(builder.with_layer(&Requests(observer)).build())
+    }
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {

@@ -20,7 +20,7 @@ pub(super) fn action(name: &str) -> Action {
     }
 }
 
-pub(super) fn rule(metric: &str, watermark: f64) -> Rule {
+pub(crate) fn rule(metric: &str, watermark: f64) -> Rule {
     Rule {
         id: RuleId::from("n/rule"),
         metric: Metric::parse(metric).unwrap(),

@@ -18,6 +18,7 @@ use crate::engine::plan::{RuleState, Scheduling};
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
+use crate::node::heartbeat::metrics::Heartbeats;
 use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
 use crate::serve::Source;
@@ -120,6 +121,8 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     events: Family<ResultLabels, Counter>,
     writes: Family<ResultLabels, Counter>,
+    /// Of the Lease.
+    pub heartbeats: Heartbeats,
     told: Mutex<Told>,
 }
 
@@ -152,6 +155,7 @@ impl Metrics {
             requests: Family::default(),
             events: Family::default(),
             writes: Family::default(),
+            heartbeats: Heartbeats::default(),
             told: Mutex::new(Told {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
@@ -162,6 +166,7 @@ impl Metrics {
         };
         metrics.register_rules();
         metrics.register_node();
+        metrics.heartbeats.register(&mut metrics.registry);
         metrics
     }
 
@@ -278,7 +283,9 @@ impl Metrics {
             &self.writes,
             &[("done", writes.done), ("failed", writes.failed)],
         );
-        let age = told.sampled.map(|at| clock::boot_time().since(at));
+        let now = clock::boot_time();
+        self.heartbeats.refresh(now);
+        let age = told.sampled.map(|at| now.since(at));
         self.sample_age
             .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));
     }

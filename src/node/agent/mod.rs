@@ -20,6 +20,7 @@ mod report;
 mod rules;
 mod start;
 mod undo;
+mod vitals;
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,7 +35,8 @@ use self::metrics::Metrics;
 use self::node_lock::NodeLockError;
 pub use self::pods::PodRef;
 use self::reconcile::Agent;
-use crate::cluster::client::{self, ClientError};
+use self::vitals::Vitals;
+use crate::cluster::client::{self, ClientError, Server};
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
@@ -71,6 +73,10 @@ pub struct Options {
     pub listen: SocketAddr,
     /// The agent's own pod.
     pub own: Option<PodRef>,
+    /// Where the Leases of the agents are.
+    pub lease_namespace: String,
+    /// How often ours is renewed while reports reach the controller directly.
+    pub lease_renew_interval: Duration,
 }
 
 /// What ends the agent.
@@ -139,11 +145,13 @@ pub async fn run(
     let now = clock::boot_time();
     proc_is_there(&options, &hierarchy, now)?;
     let metrics = Arc::new(Metrics::new(now));
-    let kubeconfig = options.kubeconfig.as_deref();
-    let client = client::connect_observed(kubeconfig, metrics.clone()).await?;
+    let server = Server::find(options.kubeconfig.as_deref()).await?;
+    let client = server.client(metrics.clone())?;
+    let own = server.client(metrics.clone())?;
     let listener = serve::listen(options.listen).await?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
-    let agent = Agent::new(client, options, hierarchy, metrics, now)?;
+    let vitals = Vitals::start(own, &options, &metrics);
+    let agent = Agent::new(client, options, hierarchy, metrics, vitals, now)?;
     let ended = Box::pin(agent.run(stop)).await;
     serving.abort();
     ended

@@ -22,6 +22,7 @@ use super::report::{Reporter, Target, log};
 use super::rules::{Rules, Seen, Trouble};
 use super::start::{Known, PREDECESSOR, Start};
 use super::undo::{undo, undo_left};
+use super::vitals::Vitals;
 use super::{AgentError, Machine, Options, Stop};
 use crate::cluster::taint::Marked;
 use crate::engine::time::BootTime;
@@ -56,6 +57,7 @@ pub struct Agent {
     failures: BTreeMap<Source, Failure>,
     memory: Memory,
     reporter: Reporter,
+    vitals: Vitals,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
     begun: BootTime,
@@ -75,6 +77,7 @@ impl Agent {
         options: Options,
         hierarchy: Hierarchy,
         metrics: Arc<Metrics>,
+        vitals: Vitals,
         now: BootTime,
     ) -> Result<Self, AgentError> {
         let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
@@ -95,6 +98,7 @@ impl Agent {
             failures: BTreeMap::new(),
             memory,
             reporter,
+            vitals,
             lock: None,
             machine: None,
             begun: now,
@@ -288,6 +292,7 @@ impl Agent {
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
             sample_everything: false,
+            sample_pressure: true,
         };
         let policy = self.rules.policy().cloned().unwrap_or_default();
         let pods = workloads.clone();
@@ -348,6 +353,8 @@ impl Agent {
             log(event);
         }
         self.metrics.sampled(now);
+        let node_uid = self.node.seen.present().map(Trimmed::uid);
+        self.vitals.turned(machine, node_uid, now);
         machine.outside().explain(machine.reports());
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
@@ -408,10 +415,15 @@ impl Agent {
     }
 
     async fn restore(self, now: BootTime) -> Result<bool, AgentError> {
-        match self.machine {
-            Some(machine) => Ok(undo(machine, &self.client, &self.options.node, now).await),
-            None => undo_left(&self.options, self.hierarchy, Some(&self.client), now).await,
+        let undone = match self.machine {
+            Some(machine) => undo(machine, &self.client, &self.options.node, now).await,
+            None => undo_left(&self.options, self.hierarchy, Some(&self.client), now).await?,
+        };
+        // Where something is left, somebody should wonder where the agent is.
+        if undone {
+            self.vitals.release().await;
         }
+        Ok(undone)
     }
 }
 

@@ -1,0 +1,81 @@
+//! Tells the heartbeat that the sampling loop turns, and how the node is.
+
+use kube::Client;
+use tokio::sync::watch;
+
+use super::metrics::Metrics;
+use super::{Machine, Options};
+use crate::crd::summary::Scheduling;
+use crate::engine::time::BootTime;
+use crate::node::actuate::taint::Standing;
+use crate::node::heartbeat::digest::{Digest, Facts};
+use crate::node::heartbeat::{self, Heartbeat, Pulse};
+
+/// The sampling loop stands still when it has not turned for so many of its intervals...
+const INTERVALS: u32 = 5;
+
+/// The heartbeat, and what it is told.
+pub struct Vitals {
+    pulse: watch::Sender<Pulse>,
+    digest: Digest,
+    heartbeat: Heartbeat,
+}
+
+impl Vitals {
+    /// Starts the heartbeat, which waits for the first turn of the loop. `client` is its own: nothing else that the
+    /// agent asks for stands before it.
+    pub fn start(client: Client, options: &Options, metrics: &Metrics) -> Self {
+        let (pulse, felt) = watch::channel(Pulse::default());
+        // Nobody takes direct reports, so that none is acknowledged.
+        let acknowledged = watch::Sender::new(false).subscribe();
+        let stuck_after = options.sample_interval * INTERVALS;
+        let how = heartbeat::Options {
+            namespace: options.lease_namespace.clone(),
+            node: options.node.clone(),
+            relaxed: options.lease_renew_interval,
+            // ...and never for less than a slow disk may take.
+            stuck_after: stuck_after.max(heartbeat::INTERVAL / 2),
+        };
+        let figures = metrics.heartbeats.clone();
+        Self {
+            pulse,
+            digest: Digest::default(),
+            heartbeat: Heartbeat::start(client, how, felt, acknowledged, figures),
+        }
+    }
+
+    /// The sampling loop turned. Allocates nothing but where a new summary is due.
+    pub fn turned(&mut self, machine: &Machine, node_uid: Option<&str>, now: BootTime) {
+        let summary = self.digest.is_due(now).then(|| {
+            let facts = Facts {
+                node: &machine.sample().node,
+                policy: machine.policy(),
+                reports: machine.reports(),
+                throttled: machine.throttled_pods(),
+                scheduling: scheduling(&machine.outside().standing()),
+            };
+            self.digest.summary(now, facts)
+        });
+        self.pulse.send_modify(|pulse| {
+            pulse.turned = Some(now);
+            if pulse.node_uid.as_deref() != node_uid {
+                pulse.node_uid = node_uid.map(Into::into);
+            }
+            if let Some(summary) = summary {
+                pulse.summary = summary;
+            }
+        });
+    }
+
+    /// The agent leaves for good.
+    pub async fn release(self) {
+        self.heartbeat.release().await;
+    }
+}
+
+fn scheduling(standing: &Standing) -> Option<Scheduling> {
+    let state = standing
+        .effect
+        .map_or(Scheduling::Enabled, Scheduling::Disabled);
+    standing.known.then_some(state)
+}

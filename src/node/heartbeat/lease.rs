@@ -1,0 +1,146 @@
+//! The Lease as the agent writes it. Pure.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
+use kube::api::ObjectMeta;
+
+use super::Pulse;
+use crate::crd::Summary;
+use crate::crd::summary::ANNOTATION;
+
+/// A Lease that was never written.
+pub(super) fn new(namespace: &str, node: &str) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name: Some(node.to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: None,
+    }
+}
+
+/// The Lease renewed: the next sequence, the node as its owner where its UID is known. Fields that others set stay.
+pub(super) fn renewed(mut lease: Lease, pulse: &Pulse, holds: Duration, now: Timestamp) -> Lease {
+    let node = lease.metadata.name.clone().unwrap_or_default();
+    if let Some(uid) = &pulse.node_uid {
+        let owners = lease.metadata.owner_references.get_or_insert_default();
+        owners.retain(|owner| owner.kind != "Node");
+        owners.push(OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: node.clone(),
+            uid: uid.to_string(),
+            ..OwnerReference::default()
+        });
+    }
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    let before = annotations.get(ANNOTATION);
+    let before = before.and_then(|text| Summary::parse(text).sequence);
+    let summary = Summary {
+        sequence: Some(before.map_or(1, |before| before.wrapping_add(1))),
+        ..pulse.summary.clone()
+    };
+    annotations.insert(ANNOTATION.to_owned(), summary.to_string());
+    let spec = lease.spec.take().unwrap_or_default();
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(node),
+        lease_duration_seconds: i32::try_from(holds.as_secs()).ok(),
+        renew_time: Some(MicroTime(now)),
+        acquire_time: spec.acquire_time.or(Some(MicroTime(now))),
+        ..spec
+    });
+    lease
+}
+
+/// The Lease given back; `None` where it is not ours to give.
+pub(super) fn released(mut lease: Lease, node: &str) -> Option<Lease> {
+    let spec = lease.spec.as_mut()?;
+    if spec.holder_identity.as_deref() != Some(node) {
+        return None;
+    }
+    spec.holder_identity = None;
+    Some(lease)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLDS: Duration = Duration::from_secs(40);
+
+    fn pulse(uid: Option<&str>) -> Pulse {
+        Pulse {
+            node_uid: uid.map(Into::into),
+            summary: Summary {
+                throttled: Some(3),
+                ..Summary::default()
+            },
+            ..Pulse::default()
+        }
+    }
+
+    fn renew(lease: Lease, uid: Option<&str>) -> Lease {
+        renewed(lease, &pulse(uid), HOLDS, Timestamp::UNIX_EPOCH)
+    }
+
+    fn owners(lease: &Lease) -> Vec<(String, String)> {
+        let owners = lease.metadata.owner_references.clone().unwrap_or_default();
+        let owner = |it: OwnerReference| (it.kind, it.uid);
+        owners.into_iter().map(owner).collect()
+    }
+
+    fn summary(lease: &Lease) -> Summary {
+        let annotations = lease.metadata.annotations.as_ref().expect("annotations");
+        Summary::parse(&annotations[ANNOTATION])
+    }
+
+    #[test]
+    fn a_renewal_names_holder_duration_time_and_owner_and_counts_on() {
+        let first = renew(new("leases", "worker"), Some("u"));
+        let spec = first.spec.clone().expect("a spec");
+        assert_eq!(spec.holder_identity.as_deref(), Some("worker"));
+        assert_eq!(spec.lease_duration_seconds, Some(40));
+        assert!(spec.renew_time.is_some());
+        assert_eq!(owners(&first), [("Node".to_owned(), "u".to_owned())]);
+        assert_eq!(summary(&first).sequence, Some(1));
+        assert_eq!(summary(&first).throttled, Some(3));
+        assert_eq!(summary(&renew(first, None)).sequence, Some(2));
+    }
+
+    #[test]
+    fn an_unknown_node_does_not_stop_it_and_another_node_of_that_name_takes_over() {
+        let lease = renew(new("leases", "worker"), None);
+        assert_eq!(owners(&lease), []);
+        let lease = renew(renew(lease, Some("old")), Some("new"));
+        assert_eq!(owners(&lease), [("Node".to_owned(), "new".to_owned())]);
+        assert_eq!(owners(&renew(lease, None)).len(), 1, "it is not forgotten");
+    }
+
+    #[test]
+    fn what_others_set_stays() {
+        let mut lease = new("leases", "worker");
+        let other = OwnerReference {
+            kind: "Thing".to_owned(),
+            ..OwnerReference::default()
+        };
+        lease.metadata.owner_references = Some(vec![other]);
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert("theirs".to_owned(), "1".to_owned());
+        let lease = renew(lease, Some("u"));
+        assert_eq!(owners(&lease).len(), 2);
+        let annotations = lease.metadata.annotations.expect("annotations");
+        assert_eq!(annotations["theirs"], "1");
+    }
+
+    #[test]
+    fn only_our_own_lease_is_given_back() {
+        let lease = renew(new("leases", "worker"), None);
+        assert!(released(lease.clone(), "other").is_none());
+        let given = released(lease, "worker").and_then(|lease| lease.spec);
+        assert_eq!(given.expect("a spec").holder_identity, None);
+    }
+}

@@ -1,0 +1,166 @@
+//! Carries out what [`Beat`] decides.
+
+use fastrand::Rng;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::beat::{Beat, Call, Outcome, Step};
+use super::lease;
+use super::metrics::Heartbeats;
+use super::{Options, Pulse};
+use crate::cluster::client::{CallError, call};
+use crate::node::clock;
+
+/// Runs until the sampling loop is gone.
+pub(super) async fn run(
+    client: Client,
+    options: Options,
+    mut pulse: watch::Receiver<Pulse>,
+    mut acknowledged: watch::Receiver<bool>,
+    metrics: Heartbeats,
+) {
+    let (relaxed, stuck_after) = (options.relaxed, options.stuck_after);
+    let mut beat = Beat::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
+    let mut heart = Heart::new(client, options, metrics);
+    loop {
+        let turned = pulse.borrow_and_update().turned;
+        let relaxed = *acknowledged.borrow_and_update();
+        let step = beat.step(clock::boot_time(), turned, relaxed);
+        heart.metrics.stalled(matches!(step, Step::Stalled(_)));
+        match step {
+            Step::Wait(left) => tokio::select! {
+                () = sleep(left) => {}
+                () = changed(&mut acknowledged) => {}
+            },
+            Step::Stalled(left) => tokio::select! {
+                () = sleep(left) => {}
+                turns = pulse.changed() => if turns.is_err() { return },
+            },
+            Step::Call { call, holds } => {
+                let pulse = pulse.borrow().clone();
+                let outcome = heart.call(call, &pulse, holds).await;
+                beat.came(clock::boot_time(), outcome);
+                heart.metrics.every(beat.interval());
+            }
+        }
+    }
+}
+
+/// Where nobody is left to change it, it stays as it is.
+async fn changed(acknowledged: &mut watch::Receiver<bool>) {
+    if acknowledged.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+struct Heart {
+    api: Api<Lease>,
+    options: Options,
+    metrics: Heartbeats,
+    /// As the API server returned it last.
+    lease: Lease,
+    /// Why the last call failed, as it was last told.
+    failure: Option<String>,
+}
+
+impl Heart {
+    fn new(client: Client, options: Options, metrics: Heartbeats) -> Self {
+        Self {
+            api: Api::namespaced(client, &options.namespace),
+            lease: lease::new(&options.namespace, &options.node),
+            options,
+            metrics,
+            failure: None,
+        }
+    }
+
+    async fn call(&mut self, what: Call, pulse: &Pulse, holds: std::time::Duration) -> Outcome {
+        let (api, name) = (&self.api, &self.options.node);
+        let params = PostParams::default();
+        let renewed = |lease| lease::renewed(lease, pulse, holds, clock::wall_time());
+        let answer = match what {
+            Call::Read => call(api.get(name)).await,
+            Call::Create => {
+                let lease = renewed(lease::new(&self.options.namespace, name));
+                call(api.create(&params, &lease)).await
+            }
+            Call::Renew => {
+                let lease = renewed(self.lease.clone());
+                call(api.replace(name, &params, &lease)).await
+            }
+        };
+        match answer {
+            Ok(mut lease) => {
+                // Who wrote which field is of no use here, and the larger part of it.
+                lease.metadata.managed_fields = None;
+                self.lease = lease;
+                self.succeeded(what)
+            }
+            Err(error) => self.failed(what, &error),
+        }
+    }
+
+    fn succeeded(&mut self, what: Call) -> Outcome {
+        match what {
+            Call::Read => return Outcome::Found,
+            Call::Create => self.metrics.count("created"),
+            Call::Renew => self.metrics.count("renewed"),
+        }
+        self.metrics.renewed(clock::boot_time());
+        if self.failure.take().is_some() {
+            tracing::info!("the Lease is renewed again");
+        }
+        Outcome::Renewed
+    }
+
+    fn failed(&mut self, what: Call, error: &CallError) -> Outcome {
+        let (result, outcome) = match (what, error.code()) {
+            // Without the namespace nothing can be created in it.
+            (Call::Read | Call::Renew, Some(404)) => ("missing", Outcome::Missing),
+            (Call::Create | Call::Renew, Some(409)) => ("conflict", Outcome::Conflict),
+            (_, Some(429)) => ("throttled", Outcome::Failed(error.retry_after())),
+            _ if matches!(error, CallError::TimedOut) => ("timeout", Outcome::Failed(None)),
+            _ => ("failed", Outcome::Failed(error.retry_after())),
+        };
+        self.metrics.count(result);
+        if let Outcome::Failed(_) = outcome {
+            self.tell(what, error);
+        } else {
+            tracing::debug!(why = error.words(), "the Lease is not as it was");
+        }
+        outcome
+    }
+
+    fn tell(&mut self, what: Call, error: &CallError) {
+        let mut why = error.words();
+        if (what, error.code()) == (Call::Create, Some(404)) {
+            let namespace = &self.options.namespace;
+            why = format!(
+                "{why}: create the namespace {namespace}, or name another with --lease-namespace"
+            );
+        }
+        if self.failure.as_ref() != Some(&why) {
+            let lease = format!("{}/{}", self.options.namespace, self.options.node);
+            tracing::warn!(lease, why, "failed to renew the Lease; trying again");
+            self.failure = Some(why);
+        }
+    }
+}
+
+/// Gives the Lease back.
+pub(super) async fn release(client: &Client, options: &Options) -> Result<(), CallError> {
+    let api: Api<Lease> = Api::namespaced(client.clone(), &options.namespace);
+    let Some(lease) = call(api.get_opt(&options.node)).await? else {
+        return Ok(());
+    };
+    let Some(lease) = lease::released(lease, &options.node) else {
+        return Ok(());
+    };
+    let params = PostParams::default();
+    call(api.replace(&options.node, &params, &lease))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,384 @@
+//! The agent's Lease on a real API server, and when that, or the way to it, misbehaves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod agent_support;
+mod api_support;
+mod run_support;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use agent_support::{NODE, Node, closing};
+use api_support::faults::{Fault, Proxy};
+use api_support::{ControlPlane, now};
+use futures::future::join_all;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use kube::{Api, Client};
+use plimsoll::cluster::client::connect;
+use plimsoll::crd::Summary;
+use plimsoll::crd::summary::{ANNOTATION, Percent};
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::heartbeat::metrics::Heartbeats;
+use plimsoll::node::heartbeat::{Heartbeat, Options, Pulse};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+const LEASES: &str = "plimsoll-node-lease";
+const SOON: Duration = Duration::from_mins(1);
+
+/// Not a test: what runs in the pods.
+#[test]
+#[ignore = "burns CPU until it is killed"]
+fn burn() {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
+}
+
+/// One agent's heartbeat, behind a proxy of its own.
+struct Agent {
+    node: &'static str,
+    api: Api<Lease>,
+    proxy: Proxy,
+    /// The sampling loop turns while this is true.
+    turns: watch::Sender<bool>,
+    acknowledged: watch::Sender<bool>,
+    registry: Registry,
+    _heartbeat: Heartbeat,
+}
+
+impl Agent {
+    async fn start(client: &Client, node: &'static str) -> Self {
+        let proxy = Proxy::start(client.clone()).await;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, proxy.kubeconfig().to_string()).unwrap();
+        let own = connect(Some(file.path())).await.unwrap();
+        let (pulse, felt) = watch::channel(Pulse::default());
+        let (turns, turning) = watch::channel(true);
+        tokio::spawn(async move {
+            loop {
+                if *turning.borrow() {
+                    pulse.send_modify(|pulse| {
+                        pulse.turned = Some(boot_time());
+                        pulse.summary.cpu = Percent::of(42.0);
+                    });
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+        });
+        let acknowledged = watch::Sender::new(false);
+        let options = Options {
+            namespace: LEASES.to_owned(),
+            node: node.to_owned(),
+            relaxed: Duration::from_mins(1),
+            stuck_after: Duration::from_secs(2),
+        };
+        let metrics = Heartbeats::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let taken = acknowledged.subscribe();
+        let heartbeat = Heartbeat::start(own, options, felt, taken, metrics);
+        Self {
+            node,
+            api: Api::namespaced(client.clone(), LEASES),
+            proxy,
+            turns,
+            acknowledged,
+            registry,
+            _heartbeat: heartbeat,
+        }
+    }
+
+    async fn lease(&self) -> Option<Lease> {
+        self.api.get_opt(self.node).await.unwrap()
+    }
+
+    async fn spec(&self) -> LeaseSpec {
+        self.lease().await.unwrap().spec.unwrap()
+    }
+
+    async fn sequence(&self) -> u64 {
+        let Some(lease) = self.lease().await else {
+            return 0;
+        };
+        let annotations = lease.metadata.annotations.unwrap();
+        Summary::parse(&annotations[ANNOTATION]).sequence.unwrap()
+    }
+
+    /// Waits for one more renewal; how long that took.
+    async fn renewed(&self) -> Duration {
+        let (begun, before) = (now(), self.sequence().await);
+        while self.sequence().await == before {
+            assert!(begun.elapsed() < SOON, "{} is not renewed", self.node);
+            sleep(Duration::from_millis(50)).await;
+        }
+        begun.elapsed()
+    }
+
+    /// The methods of the calls since the last time, such as `GET POST`.
+    fn calls(&self) -> String {
+        let seen = self.proxy.take_seen();
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
+        assert!(seen.iter().all(|(_, at)| at.starts_with(&path)), "{seen:?}");
+        let methods: Vec<String> = seen.into_iter().map(|(method, _)| method).collect();
+        methods.join(" ")
+    }
+
+    /// The next so many PUTs fare so.
+    fn puts_fare(&self, times: usize, fault: Fault) {
+        let seen = AtomicUsize::new(0);
+        self.proxy.judge(move |method, _| {
+            let befalls = method == "PUT" && seen.fetch_add(1, Ordering::Relaxed) < times;
+            befalls.then(|| fault.clone())
+        });
+    }
+
+    fn count(&self, result: &str) -> u64 {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).unwrap();
+        let name = format!("heartbeats_total{{result=\"{result}\"}} ");
+        let mut lines = text.lines();
+        let line = lines.find_map(|line| line.strip_prefix(&name));
+        line.map_or(0, |count| count.parse().unwrap())
+    }
+}
+
+async fn is_created_and_renewed_by_put_alone(client: Client) {
+    let agent = Agent::start(&client, "steady").await;
+    agent.renewed().await;
+    assert_eq!(agent.calls(), "GET POST");
+    let spec = agent.spec().await;
+    assert_eq!(spec.holder_identity.as_deref(), Some("steady"));
+    assert_eq!(spec.lease_duration_seconds, Some(40));
+    for _ in 0..2 {
+        let period = agent.renewed().await;
+        assert!(
+            period > Duration::from_secs(8) && period < Duration::from_secs(13),
+            "{period:?}"
+        );
+    }
+    assert_eq!(agent.calls(), "PUT PUT");
+    assert_eq!((agent.count("created"), agent.count("renewed")), (1, 2));
+}
+
+async fn is_created_anew_where_it_was_deleted(client: Client) {
+    let agent = Agent::start(&client, "deleted").await;
+    agent.renewed().await;
+    agent.calls();
+    agent
+        .api
+        .delete(agent.node, &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    agent.renewed().await;
+    // To an API server the version of an object that is gone is in conflict.
+    assert_eq!(agent.calls(), "PUT GET POST");
+    assert_eq!(agent.count("missing"), 2, "at the start, and now");
+}
+
+async fn is_created_at_once_where_it_is_not_found(client: Client) {
+    let agent = Agent::start(&client, "not-found").await;
+    agent.renewed().await;
+    agent.calls();
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "message": "gone"});
+    agent.puts_fare(1, Fault::Answer(404, None, status.to_string()));
+    let took = agent.renewed().await;
+    assert_eq!(agent.calls(), "PUT POST GET PUT", "it was there after all");
+    assert!(took < Duration::from_secs(13), "{took:?}");
+}
+
+async fn is_read_again_where_somebody_else_wrote_it(client: Client) {
+    let agent = Agent::start(&client, "edited").await;
+    agent.renewed().await;
+    agent.calls();
+    let patch = json!({"metadata": {"labels": {"theirs": "1"}}});
+    let patch = kube::api::Patch::Merge(&patch);
+    agent
+        .api
+        .patch(agent.node, &kube::api::PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    agent.renewed().await;
+    assert_eq!(agent.calls(), "PUT GET PUT");
+    let labels = agent.lease().await.unwrap().metadata.labels.unwrap();
+    assert_eq!(labels["theirs"], "1");
+    assert_eq!(agent.count("conflict"), 1);
+}
+
+async fn waits_as_flow_control_says(client: Client) {
+    let agent = Agent::start(&client, "throttled").await;
+    agent.renewed().await;
+    agent.calls();
+    agent.puts_fare(1, Fault::Answer(429, Some(4), "too many".to_owned()));
+    let begun = now();
+    while agent.count("throttled") == 0 {
+        assert!(begun.elapsed() < SOON, "not throttled");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let waited = agent.renewed().await;
+    assert!(
+        waited > Duration::from_millis(3500) && waited < Duration::from_secs(8),
+        "{waited:?}"
+    );
+    assert_eq!(agent.calls(), "PUT PUT");
+}
+
+async fn tries_again_within_the_period_and_ever_more_seldom(client: Client) {
+    let agent = Agent::start(&client, "failing").await;
+    agent.renewed().await;
+    agent.calls();
+    agent.puts_fare(3, Fault::Answer(500, None, "boom".to_owned()));
+    let took = agent.renewed().await;
+    assert_eq!(agent.calls(), "PUT PUT PUT PUT");
+    // A period, and pauses of at most 0.5, 1 and 2 s.
+    assert!(took < Duration::from_secs(17), "{took:?}");
+    assert_eq!(agent.count("failed"), 3);
+    agent.puts_fare(usize::MAX, Fault::Answer(503, None, "away".to_owned()));
+    sleep(Duration::from_secs(30)).await;
+    let calls = agent.calls().split(' ').count();
+    assert!((4..=9).contains(&calls), "{calls} calls in 30 s");
+    agent.proxy.judge(|_, _| None);
+    let back = agent.renewed().await;
+    assert!(back < Duration::from_secs(13), "{back:?}");
+}
+
+async fn gives_up_a_call_that_is_not_answered(client: Client) {
+    let agent = Agent::start(&client, "hanging").await;
+    agent.renewed().await;
+    agent.calls();
+    // It is carried out all the same, which shows only in the version of the next.
+    agent.puts_fare(1, Fault::NeverAnswer);
+    agent.renewed().await;
+    let waited = agent.renewed().await;
+    assert!(
+        waited > Duration::from_secs(8) && waited < Duration::from_secs(14),
+        "{waited:?}"
+    );
+    assert_eq!(agent.calls(), "PUT PUT GET PUT");
+    assert_eq!(agent.count("timeout"), 1);
+}
+
+async fn stops_with_the_sampling_loop(client: Client) {
+    let agent = Agent::start(&client, "stuck").await;
+    agent.renewed().await;
+    agent.turns.send_replace(false);
+    sleep(Duration::from_secs(3)).await;
+    agent.calls();
+    sleep(Duration::from_secs(15)).await;
+    assert_eq!(agent.calls(), "", "a stuck agent is silent");
+    agent.turns.send_replace(true);
+    let back = agent.renewed().await;
+    assert!(back < Duration::from_secs(3), "{back:?}");
+    assert_eq!(agent.calls(), "PUT");
+}
+
+async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
+    let agent = Agent::start(&client, "relaxed").await;
+    agent.renewed().await;
+    agent.acknowledged.send_replace(true);
+    agent.renewed().await;
+    assert_eq!(agent.spec().await.lease_duration_seconds, Some(240));
+    agent.calls();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(agent.calls(), "", "once a minute");
+    let begun: Instant = now();
+    agent.acknowledged.send_replace(false);
+    agent.renewed().await;
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(agent.spec().await.lease_duration_seconds, Some(40));
+    let period = agent.renewed().await;
+    assert!(period < Duration::from_secs(13), "{period:?}");
+    assert_eq!(agent.calls(), "PUT PUT");
+}
+
+#[tokio::test]
+async fn a_lease_is_kept_whatever_becomes_of_its_calls() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.apply(&[namespace()]);
+    let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+    let it = || client.clone();
+    let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
+        Box::pin(is_created_and_renewed_by_put_alone(it())),
+        Box::pin(is_created_anew_where_it_was_deleted(it())),
+        Box::pin(is_created_at_once_where_it_is_not_found(it())),
+        Box::pin(is_read_again_where_somebody_else_wrote_it(it())),
+        Box::pin(waits_as_flow_control_says(it())),
+        Box::pin(tries_again_within_the_period_and_ever_more_seldom(it())),
+        Box::pin(gives_up_a_call_that_is_not_answered(it())),
+        Box::pin(stops_with_the_sampling_loop(it())),
+        Box::pin(is_relaxed_only_while_reports_are_acknowledged(it())),
+    ];
+    join_all(stories).await;
+}
+
+fn lease(node: &Node) -> Value {
+    let args = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
+    let found = node.plane.try_kubectl(&args, "");
+    found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
+}
+
+fn summary(lease: &Value) -> Summary {
+    let text = lease["metadata"]["annotations"][ANNOTATION].as_str();
+    Summary::parse(text.unwrap_or_default())
+}
+
+#[test]
+fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_good() {
+    let Some(node) = Node::new() else { return };
+    node.keep(&closing());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    let said = "create the namespace plimsoll-node-lease, or name another with --lease-namespace";
+    agent.until("it says what is missing", || agent.said().contains(said));
+    node.plane.apply(&[namespace()]);
+    agent.until("there is a Lease", || !lease(&node).is_null());
+    agent.until("the metrics tell it", || {
+        let (_, text) = agent.http("/metrics").unwrap();
+        text.contains(r#"plimsoll_agent_heartbeats_total{result="created"} 1"#)
+            && text.contains("plimsoll_agent_heartbeat_interval_seconds 10.0")
+            && !text.contains("plimsoll_agent_heartbeat_age_seconds NaN")
+    });
+    agent.until("the summary tells how the node is", || {
+        let told = summary(&lease(&node));
+        told.cpu.is_some() && told.memory.is_some() && told.rules == Some(1)
+    });
+    let there = lease(&node);
+    let owner = &there["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["kind"], &owner["name"]),
+        (&json!("Node"), &json!(NODE))
+    );
+    assert_eq!(owner["uid"], json!(node.uid));
+    assert_eq!(there["spec"]["holderIdentity"], NODE);
+    // A successor goes on with the Lease as it stands.
+    let before = summary(&there).sequence.unwrap();
+    agent.kill();
+    let agent = node.agent(&[]);
+    agent.until("the next agent counts on", || {
+        summary(&lease(&node)).sequence > Some(before)
+    });
+    agent.signal(nix::sys::signal::Signal::SIGINT);
+    agent.until("it gives the Lease back", || {
+        let there = lease(&node);
+        !there.is_null() && there["spec"]["holderIdentity"].is_null()
+    });
+}
