@@ -25,6 +25,7 @@ fn rules() -> Vec<Rule> {
             1e6,
             closing("close"),
         ),
+        rule("n/window", "cpu_usage_avg_5m", 99.0, closing("close")),
         Rule {
             strategy: Strategy::Preview,
             ..rule("n/preview", "cpu_total_usage", 3000.0, throttling(40, 20))

@@ -431,7 +431,7 @@ fn the_end_of_a_rule_opens_the_node_at_once_and_is_told() {
 }
 
 #[test]
-fn a_metric_that_is_never_known_holds_the_node_for_a_limited_time_only() {
+fn a_metric_that_is_not_known_holds_the_node_for_a_limited_time_only() {
     let rules = vec![rule("n/window", "cpu_usage_avg_5m", 40.0, closing("close"))];
     let mut node = Node::new(rules, Vec::new());
     node.engine = std::mem::take(&mut node.engine).with_unknown_limit(PERIOD * 2);

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, rule};
+use engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, closing, rule};
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, RuleState, Unknown};
@@ -164,16 +164,31 @@ fn load_and_pressure_are_taken_as_they_are() {
 
 #[test]
 fn what_is_not_kept_here_is_missing() {
-    for metric in [
-        "cpu_usage_avg_5m",
-        "mem_usage_max_avg_1d",
-        "ext_cpu_total_distribute",
-    ] {
-        assert_eq!(
-            value(watch(metric), &[NOTHING, NOTHING]),
-            Err(Unknown::Missing)
-        );
+    let metric = "ext_cpu_total_distribute";
+    let found = value(watch(metric), &[NOTHING, NOTHING]);
+    assert_eq!(found, Err(Unknown::Missing));
+}
+
+#[test]
+fn a_window_that_is_not_half_full_is_unknown_and_then_has_its_value() {
+    for metric in ["cpu_usage_avg_5m", "mem_usage_max_avg_1d"] {
+        let found = value(watch(metric), &[NOTHING, NOTHING]);
+        assert_eq!(found, Err(Unknown::Sparse), "{metric}");
     }
+    let average = "cpu_usage_avg_5m";
+    let rules = vec![rule("n/window", average, 40.0, closing("close"))];
+    let mut node = Node::new(rules, Vec::new());
+    let report = |node: &Node| node.engine.reports().next().unwrap();
+    // 6 of 8 CPUs.
+    for _ in 0..15 {
+        node.at(6000);
+    }
+    assert_eq!(report(&node).unknown, Some(Unknown::Sparse));
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    assert!((report(&node).value.unwrap() - 75.0).abs() < 0.1);
+    assert_eq!(node.state("n/window"), RuleState::Breached);
 }
 
 fn disk(device: &str, n: u64) -> DiskSample {

@@ -1,12 +1,19 @@
-//! Manifests that turned broken between two starts of `plimsoll run`: what was in force of them goes on.
+//! What outlives a process of `plimsoll run`: rules whose manifests turned broken, and how loaded the node was.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
 
 use std::fs;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use run_support::{Daemon, Machine, pod, throttle};
+use plimsoll::engine::metric::Resource;
+use plimsoll::engine::sample::{CpuTimes, Sample};
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::window::{NodeWindows, Span};
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::machine::kept::{Kept, Worth};
+use run_support::{Daemon, Machine, pod, policy, throttle};
 use serde_json::Value;
 
 #[test]
@@ -264,4 +271,47 @@ fn a_preview_over_what_is_in_force_is_refused_and_changes_nothing() {
     daemon.wait_for("a step", |line| line["would"] == true);
     assert_eq!(machine.quota("batch"), original);
     assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+/// Seven minutes with one of two CPUs busy.
+fn half_busy() -> NodeWindows {
+    let begin = BootTime::from_nanos(boot_time().as_nanos() - 420_000_000_000);
+    let mut windows = NodeWindows::default();
+    for second in 0..420 {
+        let mut sample = Sample {
+            at: begin + Duration::from_secs(second),
+            ..Sample::default()
+        };
+        sample.node.cpu = Some(CpuTimes {
+            busy: second * 1_000_000_000,
+            idle: 0,
+            online: 2,
+        });
+        windows.take(&sample);
+    }
+    windows
+}
+
+#[test]
+fn a_restart_does_not_forget_how_loaded_the_node_was() {
+    let machine = Machine::new();
+    let window = policy("{disableScheduling: {}}", "throttle", 1, 40)
+        .replace("cpu_total_usage", "cpu_usage_avg_5m");
+    machine.write("policies/window.yaml", &window);
+    fs::create_dir(machine.path("state")).unwrap();
+    let kept = || Kept::new(&machine.path("state"), "windows.json", 1, Worth::ThisBoot).unwrap();
+    kept().keep(&half_busy()).unwrap();
+    let mut daemon = machine.start(&[]);
+    let breached = daemon.wait_for_state("Breached");
+    let value = breached["value"].as_f64().unwrap();
+    assert!((45.0..51.0).contains(&value), "{breached}");
+    let before: NodeWindows = kept().read().unwrap().unwrap();
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let after: NodeWindows = kept().read().unwrap().unwrap();
+    assert_ne!(before, after, "what was seen since is kept at the end");
+    let average = |windows: NodeWindows| {
+        let windows = windows.resumed().unwrap();
+        windows.of(Resource::Cpu).average(Span::FiveMinutes).figures
+    };
+    assert!(average(after).is_some());
 }

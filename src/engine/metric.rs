@@ -58,6 +58,17 @@ pub enum InterfaceRate {
     SendDrops,
 }
 
+/// The node's use over a longer time, as [`super::window`] keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Windowed {
+    /// The average of the last 5 minutes.
+    Average5m,
+    /// The highest average of any 5 minutes of the last hour.
+    Peak1h,
+    /// The same of the last day.
+    Peak1d,
+}
+
 /// A metric that a rule names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Metric {
@@ -80,8 +91,8 @@ pub enum Metric {
         /// 0, 1, 2 for 10, 60, 300 s.
         window: usize,
     },
-    /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent: known, but Unknown until windows are kept.
-    Window(Resource, &'static str),
+    /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent of the node.
+    Window(Resource, Windowed),
     /// `disk_*`, a series a device with label `device`.
     Disk(DiskRate),
     /// `network_*`, a series an interface with label `interface`.
@@ -127,7 +138,11 @@ const PRESSURE_KINDS: [(&str, PressureKind); 3] = [
     ("io", PressureKind::Io),
 ];
 const PRESSURE_WINDOWS: [&str; 3] = ["avg10", "avg60", "avg300"];
-const WINDOWS: [&str; 3] = ["usage_avg_5m", "usage_max_avg_1h", "usage_max_avg_1d"];
+const WINDOWS: [(&str, Windowed); 3] = [
+    ("usage_avg_5m", Windowed::Average5m),
+    ("usage_max_avg_1h", Windowed::Peak1h),
+    ("usage_max_avg_1d", Windowed::Peak1d),
+];
 
 /// The metrics with a fixed name; pressure and windows are put together from their parts.
 const NAMED: [(&str, Metric); 21] = [
@@ -208,8 +223,8 @@ impl Metric {
             "mem" => Resource::Memory,
             _ => return None,
         };
-        let window = WINDOWS.iter().find(|known| **known == window)?;
-        Some(Self::Window(resource, window))
+        let (_, windowed) = WINDOWS.iter().find(|(known, _)| *known == window)?;
+        Some(Self::Window(resource, *windowed))
     }
 
     /// Every name that [`Self::parse`] knows, for messages and completions.
@@ -224,7 +239,7 @@ impl Metric {
         let windows = ["cpu", "mem"].into_iter().flat_map(|resource| {
             WINDOWS
                 .iter()
-                .map(move |window| format!("{resource}_{window}"))
+                .map(move |(window, _)| format!("{resource}_{window}"))
         });
         let named = NAMED.iter().map(|(name, _)| (*name).to_owned());
         named.chain(pressure).chain(windows).collect()
@@ -265,9 +280,23 @@ impl Metric {
     /// What actions of `kind` can do about this metric.
     ///
     /// Throttling CPU frees no memory and reclaiming memory frees no CPU; how much elastic CPU is requested
-    /// is changed by evictions alone.
+    /// is changed by evictions alone. An average follows minutes late, so that victims are taken one at a time, and
+    /// nothing lowers a peak that has been.
     pub const fn leverage(&self, kind: ActionKind) -> Leverage {
+        let windowed = match self {
+            Self::Window(_, windowed) => Some(*windowed),
+            _ => None,
+        };
         match (self.resource(), kind) {
+            (Some(_), _) if matches!(windowed, Some(Windowed::Peak1h | Windowed::Peak1d)) => {
+                Leverage::None
+            }
+            (Some(Resource::Cpu), ActionKind::Eviction | ActionKind::CpuThrottle)
+            | (Some(Resource::Memory), ActionKind::Eviction | ActionKind::ForceGc)
+                if windowed.is_some() =>
+            {
+                Leverage::OneVictim
+            }
             (Some(resource), ActionKind::Eviction) => Leverage::Measured(resource),
             (Some(Resource::Cpu), ActionKind::CpuThrottle) => Leverage::Measured(Resource::Cpu),
             (Some(Resource::Memory), ActionKind::ForceGc) => Leverage::Measured(Resource::Memory),
@@ -300,8 +329,18 @@ impl fmt::Display for Metric {
                 let line = if *full { "full" } else { "some" };
                 write!(f, "{kind}_pressure_{line}_{}", PRESSURE_WINDOWS[*window])
             }
-            Self::Window(Resource::Cpu, window) => write!(f, "cpu_{window}"),
-            Self::Window(Resource::Memory, window) => write!(f, "mem_{window}"),
+            Self::Window(resource, windowed) => {
+                let resource = match resource {
+                    Resource::Cpu => "cpu",
+                    Resource::Memory => "mem",
+                };
+                let known = WINDOWS.iter().find(|(_, known)| known == windowed);
+                write!(
+                    f,
+                    "{resource}_{}",
+                    known.map_or("unnamed", |(name, _)| name)
+                )
+            }
             named => {
                 let known = NAMED.iter().find(|(_, metric)| metric == named);
                 f.write_str(known.map_or("unnamed", |(name, _)| name))

@@ -36,6 +36,7 @@ mod track;
 pub mod units;
 mod values;
 mod walk;
+pub mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +61,7 @@ use self::throttle::Raising;
 use self::time::BootTime;
 use self::track::Pods;
 use self::values::View;
+use self::window::NodeWindows;
 
 /// A metric Unknown for so long: what is in force for it is undone.
 const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
@@ -115,6 +117,7 @@ pub struct Engine {
     /// The last evaluation.
     now: BootTime,
     unknown_limit: Duration,
+    windows: NodeWindows,
     real: Buffers,
     shadow: Buffers,
 }
@@ -133,6 +136,7 @@ impl Default for Engine {
             dirty: false,
             now: BootTime::default(),
             unknown_limit: UNKNOWN_LIMIT,
+            windows: NodeWindows::default(),
             real: Buffers::default(),
             shadow: Buffers::default(),
         }
@@ -353,11 +357,22 @@ impl Engine {
         }
     }
 
-    /// Evaluates the rules that are due at `now`.
+    /// The use of the node over longer times, from the samples of all steps.
+    pub const fn windows(&self) -> &NodeWindows {
+        &self.windows
+    }
+
+    /// Goes on from the windows of an earlier process of this boot.
+    pub fn adopt_windows(&mut self, windows: NodeWindows) {
+        self.windows = windows.resumed().unwrap_or_default();
+    }
+
+    /// Evaluates the rules that are due at `now`. Every sample goes into the windows, whether an evaluation is due or not.
     pub fn step(&mut self, now: BootTime, sample: &Sample, plan: &mut Plan) {
         plan.reclaims.clear();
         plan.evictions.clear();
         plan.transitions.clear();
+        self.windows.take(sample);
         plan.evaluated = self.next_due().is_some_and(|due| due <= now);
         if !plan.evaluated {
             return;
@@ -389,6 +404,7 @@ impl Engine {
                 base: &group.base,
                 period: group.period,
                 pods: self.pods.all(),
+                windows: &self.windows,
             };
             let judgement = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),

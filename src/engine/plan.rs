@@ -119,6 +119,8 @@ pub enum Unknown {
     Impossible,
     /// The first look, or the first after a gap of more than three periods: nothing to compare with.
     Rebased,
+    /// Less than half of the metric's window has samples, as after a start.
+    Sparse,
 }
 
 /// Something that changed. `would` marks what a Preview rule would have done.

@@ -146,7 +146,7 @@ impl Run {
     fn tell_unknown(&mut self, now: BootTime, judgement: Judgement, out: &mut Vec<Transition>) {
         let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
         match judgement {
-            Judgement::Unknown(Unknown::Rebased) if first => {}
+            Judgement::Unknown(Unknown::Rebased | Unknown::Sparse) if first => {}
             Judgement::Unknown(reason) if self.told != Some(reason) => {
                 self.told = Some(reason);
                 out.push(self.transition(now, Change::Unknown { reason }));

@@ -15,6 +15,7 @@ use super::sample::{
 use super::selector::{Labels, Selector};
 use super::time::BootTime;
 use super::track::Tracked;
+use super::window::NodeWindows;
 
 /// More than this part of what the machine can do is not believed.
 const BELIEVED: f64 = 1.05;
@@ -54,6 +55,7 @@ pub(super) struct View<'a> {
     pub(super) base: &'a Base,
     pub(super) period: Duration,
     pub(super) pods: &'a [Tracked],
+    pub(super) windows: &'a NodeWindows,
 }
 
 /// Judges the metric of `rule`.
@@ -156,6 +158,7 @@ impl Judge<'_> {
                 line.and_then(|averages| averages.get(*window).copied())
                     .map_or(Err(Unknown::Missing), percent)
             }
+            Metric::Window(resource, windowed) => self.view.windows.value(*resource, *windowed),
             _ => Err(Unknown::Missing),
         }
     }
@@ -165,13 +168,7 @@ impl Judge<'_> {
         let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
         let interval = self.interval(self.view.base.at, self.view.sample.at)?;
         let before = self.view.base.cpu.ok_or(Unknown::Rebased)?;
-        if now.online == 0 {
-            return Err(Unknown::Impossible);
-        }
-        let busy = grown(before.busy, now.busy)?;
-        let capacity = f64::from(now.online.max(before.online));
-        believed(busy, interval, capacity)?;
-        Ok((busy * 1000.0 / interval, f64::from(now.online)))
+        Ok((busy(before, now, interval)?, f64::from(now.online)))
     }
 
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {
@@ -326,6 +323,16 @@ pub(super) fn believed(nanos: f64, interval: f64, capacity: f64) -> Result<(), U
     Ok(())
 }
 
+/// Millicores that were busy over `interval` nanoseconds.
+pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
+    if now.online == 0 || interval <= 0.0 {
+        return Err(Unknown::Impossible);
+    }
+    let busy = grown(before.busy, now.busy)?;
+    believed(busy, interval, f64::from(now.online.max(before.online)))?;
+    Ok(busy * 1000.0 / interval)
+}
+
 fn selects<L: Labels + ?Sized>(selector: Option<&Selector>, labels: &L) -> bool {
     selector.is_none_or(|selector| selector.matches(labels))
 }
@@ -369,7 +376,7 @@ fn throttled_ratio(before: &ContainerSample, container: &ContainerSample) -> Val
 }
 
 /// Bytes used, and bytes there are.
-fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
+pub(super) fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
     let memory = node.memory.ok_or(Unknown::Missing)?;
     let used = memory.total.0.checked_sub(memory.available.0);
     match used {

@@ -155,7 +155,8 @@ const fn untold(metric: &Metric, twice: bool) -> Option<&'static str> {
         }
         Metric::Interface(_) => Some("the kubelet counts no packets, only the node's agent does"),
         Metric::Probe(_) => Some("only the node's agent asks the probe"),
-        Metric::Window(..) | Metric::ElasticCpuRequested => Some("nobody keeps it yet"),
+        Metric::Window(..) => Some("only the node's agent keeps it over so long a time"),
+        Metric::ElasticCpuRequested => Some("nobody keeps it yet"),
         _ => Some("the kubelet does not tell, only the node's agent"),
     }
 }

@@ -115,7 +115,7 @@ pub fn pairs() -> Vec<Case> {
         ),
         (
             "metric that is not kept",
-            lone("cpu_usage_avg_5m", "80", ""),
+            lone("ext_cpu_total_distribute", "80", ""),
             "spec.rules[0].metricRule.name",
             "is not kept yet",
         ),

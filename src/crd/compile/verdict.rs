@@ -60,10 +60,10 @@ impl Judge<'_, '_> {
 
     fn metric(&mut self) {
         let metric = &self.rule.metric;
-        if let Metric::Window(..) = metric {
+        if let Metric::ElasticCpuRequested = metric {
             let message = format!(
                 "\"{metric}\" is not kept yet, so that the rule is never judged; write for example \
-                 cpu_total_utilization or memory_total_utilization"
+                 cpu_total_utilization"
             );
             self.error(Reason::MetricNotKept, "metricRule.name", message);
         }
@@ -97,8 +97,13 @@ impl Judge<'_, '_> {
         };
         let what = describe(unable);
         if able.is_empty() && self.rule.action.scheduling.is_none() {
-            let message =
-                format!("{what} does not lower \"{metric}\"; name an action with eviction");
+            let cure = match metric {
+                Metric::Window(..) if metric.leverage(ActionKind::Eviction) == Leverage::None => {
+                    "nothing lowers a peak that has been; name an action with disableScheduling"
+                }
+                _ => "name an action with eviction",
+            };
+            let message = format!("{what} does not lower \"{metric}\"; {cure}");
             self.error(Reason::NoLeverage, "actionName", message);
             return Verdict::Off;
         }

@@ -7,12 +7,19 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::kept::{Kept, Worth};
 use super::state_dir::{self, StateError, Writer};
 use crate::engine::EngineState;
 use crate::engine::time::BootTime;
+use crate::engine::window::NodeWindows;
 
 /// Rule states and counters, in the state directory.
 pub(super) const ENGINE_FILE: &str = "engine.json";
+/// The use of the node over the last hours, in the state directory.
+const WINDOWS_FILE: &str = "windows.json";
+const WINDOWS_FORMAT: u32 = 1;
+/// They are kept this often: a process that is killed leaves a gap of at most so long.
+const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
 /// While nothing changes but counters, they are kept this often.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -42,6 +49,8 @@ pub(super) struct Keeper {
     path: PathBuf,
     writer: Writer,
     kept: BootTime,
+    windows: Option<Kept<NodeWindows>>,
+    windows_kept: BootTime,
 }
 
 impl Keeper {
@@ -50,6 +59,9 @@ impl Keeper {
             path: state_dir.join(ENGINE_FILE),
             writer,
             kept: now,
+            // Without a boot id nobody could tell whose windows they are.
+            windows: Kept::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Worth::ThisBoot).ok(),
+            windows_kept: now,
         }
     }
 
@@ -76,6 +88,29 @@ impl Keeper {
             evictions,
         };
         state_dir::replace(&self.path, &states)
+    }
+
+    /// The windows of the last process of this boot.
+    pub(super) fn windows(&mut self) -> NodeWindows {
+        let kept = self.windows.as_mut().and_then(Kept::read_or_tell);
+        kept.unwrap_or_default()
+    }
+
+    /// Windows that were kept last so long ago are kept anew.
+    pub(super) fn are_windows_due(&self, now: BootTime) -> bool {
+        now.since(self.windows_kept) >= WINDOWS_INTERVAL
+    }
+
+    pub(super) fn keep_windows(
+        &mut self,
+        now: BootTime,
+        windows: &NodeWindows,
+    ) -> Result<(), StateError> {
+        self.windows_kept = now;
+        match &mut self.windows {
+            Some(kept) => kept.keep(windows).map(|_| ()),
+            None => Ok(()),
+        }
     }
 
     /// What the last process of this boot kept.

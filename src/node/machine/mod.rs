@@ -150,6 +150,7 @@ impl<O: Outside> Machine<O> {
         machine.set_policy(policy);
         machine.set_pods(workloads);
         let kept = machine.keeper.states();
+        machine.engine.adopt_windows(machine.keeper.windows());
         machine.engine.adopt(&kept.state, &recovered.throttles);
         if machine.policy.rules.iter().any(is_enforced) {
             machine.outside.resume(kept.evictions);
@@ -266,6 +267,9 @@ impl<O: Outside> Machine<O> {
         if self.plan.evaluated {
             self.act(now);
         }
+        if self.keeper.are_windows_due(now) {
+            self.keep_windows(now);
+        }
         &self.events
     }
 
@@ -333,6 +337,11 @@ impl<O: Outside> Machine<O> {
         }
     }
 
+    fn keep_windows(&mut self, now: BootTime) {
+        let kept = self.keeper.keep_windows(now, self.engine.windows());
+        self.tell_unwritten(now, kept);
+    }
+
     fn tell_unwritten(&mut self, now: BootTime, kept: Result<(), StateError>) {
         if let Err(error) = kept {
             let reason = error.to_string();
@@ -359,6 +368,7 @@ impl<O: Outside> Machine<O> {
     pub fn leave(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         self.keep_state(now, true);
+        self.keep_windows(now);
         &self.events
     }
 

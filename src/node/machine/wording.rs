@@ -322,6 +322,7 @@ pub const fn unknown_reason(reason: Unknown) -> &'static str {
         Unknown::Stale => "its last sample is too old",
         Unknown::Impossible => "its value is impossible",
         Unknown::Rebased => "there is nothing to compare with yet",
+        Unknown::Sparse => "less than half of its window has samples yet",
     }
 }
 

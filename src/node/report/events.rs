@@ -183,7 +183,7 @@ impl Teller {
 
     /// The first look after a start has nothing to compare with, which is nobody's news.
     fn lost(&mut self, rule: &RuleId, why: Unknown, decision: &Decision, out: &mut Vec<Note>) {
-        if why == Unknown::Rebased || !self.unknown.insert(rule.clone()) {
+        if matches!(why, Unknown::Rebased | Unknown::Sparse) || !self.unknown.insert(rule.clone()) {
             return;
         }
         let metric = decision.metric.as_deref().unwrap_or("its metric");

@@ -1,0 +1,90 @@
+//! The windows of a node, from its samples.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PeakSpan, Series, Span};
+use crate::engine::metric::{Resource, Windowed};
+use crate::engine::plan::Unknown;
+use crate::engine::sample::{CpuTimes, Sample};
+use crate::engine::time::BootTime;
+use crate::engine::values::{busy, memory};
+
+/// CPU and memory over time, in percent of the node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeWindows {
+    last: Option<Look>,
+    cpu: Series,
+    memory: Series,
+}
+
+/// What the next sample is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Look {
+    at: BootTime,
+    cpu: Option<CpuTimes>,
+    /// Percent.
+    memory: Option<f64>,
+}
+
+impl NodeWindows {
+    /// Goes on from what an earlier process of this boot kept; `None` where that cannot be.
+    #[must_use]
+    pub fn resumed(mut self) -> Option<Self> {
+        (self.cpu.resume() && self.memory.resume()).then_some(self)
+    }
+
+    /// Takes a sample of the node. CPU comes from the counter of busy time, so that nothing between two samples is
+    /// missed; memory is taken to go straight from one sample to the next.
+    pub fn take(&mut self, sample: &Sample) {
+        let now = Look {
+            at: sample.at,
+            cpu: sample.node.cpu,
+            memory: memory(&sample.node)
+                .ok()
+                .map(|(used, total)| used / total * 100.0),
+        };
+        let Some(last) = self.last.replace(now) else {
+            return;
+        };
+        keep(&mut self.cpu, last, now, cpu_percent(last, now));
+        let mean = last.memory.zip(now.memory);
+        let mean = mean.map(|(before, now)| before.midpoint(now));
+        keep(&mut self.memory, last, now, mean);
+    }
+
+    /// What is kept of a resource.
+    pub const fn of(&self, resource: Resource) -> &Series {
+        match resource {
+            Resource::Cpu => &self.cpu,
+            Resource::Memory => &self.memory,
+        }
+    }
+
+    /// The value of a metric, in percent.
+    ///
+    /// # Errors
+    /// [`Unknown::Sparse`] where less than half of the window has samples.
+    pub fn value(&self, resource: Resource, windowed: Windowed) -> Result<f64, Unknown> {
+        let series = self.of(resource);
+        let window = match windowed {
+            Windowed::Average5m => series.average(Span::FiveMinutes),
+            Windowed::Peak1h => series.peak(PeakSpan::Hour),
+            Windowed::Peak1d => series.peak(PeakSpan::Day),
+        };
+        window.figures.ok_or(Unknown::Sparse)
+    }
+}
+
+fn keep(series: &mut Series, last: Look, now: Look, mean: Option<f64>) {
+    match mean {
+        Some(mean) if last.at <= now.at => series.add(last.at, now.at, mean),
+        _ => series.pass(now.at),
+    }
+}
+
+fn cpu_percent(last: Look, now: Look) -> Option<f64> {
+    let interval = now.at.as_nanos().checked_sub(last.at.as_nanos())?;
+    let (before, after) = (last.cpu?, now.cpu?);
+    let millicores = busy(before, after, interval as f64).ok()?;
+    Some((millicores / f64::from(after.online) / 10.0).min(100.0))
+}

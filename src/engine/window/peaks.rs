@@ -1,0 +1,88 @@
+//! The highest values of many short times side by side: what is kept of a day.
+
+use serde::{Deserialize, Serialize};
+
+use super::MISSING;
+
+/// Maxima by bucket of so many slots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Peaks {
+    slots: u8,
+    /// The one that slots fall into now.
+    bucket: u64,
+    /// Bucket `n` stands at `n % length`; one more than the window has, so that the whole window is always there.
+    highest: Box<[u16]>,
+    /// How many slots of each bucket were no gaps.
+    known: Box<[u8]>,
+}
+
+impl Peaks {
+    /// A window of so many buckets.
+    pub(super) fn new(buckets: usize, slots: u8) -> Self {
+        Self {
+            slots,
+            bucket: 0,
+            highest: vec![MISSING; buckets + 1].into(),
+            known: vec![0; buckets + 1].into(),
+        }
+    }
+
+    /// Whether it is one that [`Self::new`] makes, filled up to `slot`.
+    pub(super) fn is_sound(&self, buckets: usize, slots: u8, slot: u64) -> bool {
+        self.slots == slots
+            && self.bucket <= slot / u64::from(slots)
+            && self.highest.len() == buckets + 1
+            && self.known.len() == buckets + 1
+            && self.known.iter().all(|known| *known <= slots)
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.highest.fill(MISSING);
+        self.known.fill(0);
+        self.bucket = 0;
+    }
+
+    /// Makes room for the bucket that `slot` falls into.
+    pub(super) fn roll(&mut self, slot: u64) {
+        let bucket = slot / u64::from(self.slots);
+        let steps = bucket.saturating_sub(self.bucket);
+        for step in 1..=steps.min(self.highest.len() as u64) {
+            let place = self.place(self.bucket + step);
+            self.highest[place] = MISSING;
+            self.known[place] = 0;
+        }
+        self.bucket = self.bucket.max(bucket);
+    }
+
+    /// Takes the value at the end of `slot`, which may be a gap; `known`: the slot itself is none.
+    pub(super) fn put(&mut self, slot: u64, value: u16, known: bool) {
+        self.roll(slot);
+        let place = self.place(self.bucket);
+        self.known[place] += u8::from(known);
+        let highest = &mut self.highest[place];
+        if value != MISSING && (*highest == MISSING || value > *highest) {
+            *highest = value;
+        }
+    }
+
+    /// The highest value of the window; up to a bucket more is looked at.
+    pub(super) fn highest(&self) -> Option<u16> {
+        let there = self.highest.iter().filter(|value| **value != MISSING);
+        there.max().copied()
+    }
+
+    /// The share of the window's slots that are no gaps.
+    pub(super) fn coverage(&self) -> f64 {
+        let known: u32 = self.known.iter().map(|known| u32::from(*known)).sum();
+        let slots = (self.known.len() - 1) * usize::from(self.slots);
+        (f64::from(known) / slots as f64).min(1.0)
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "less than the number of buckets"
+    )]
+    fn place(&self, bucket: u64) -> usize {
+        (bucket % self.highest.len() as u64) as usize
+    }
+}
