@@ -19,11 +19,13 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
 use plimsoll::engine::metric::Metric;
+use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{
-    Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy,
+    Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::Selector;
 use plimsoll::node::actuate::evict_api::{Evictions, Evictor, Fate, Outcome, Refusal, Request};
+use plimsoll::node::actuate::taint::{self, Standing, Wanted};
 use plimsoll::node::clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -77,6 +79,8 @@ struct Scene {
     pods: Api<Pod>,
     evictions: Evictions,
     policies: watch::Sender<Arc<PolicySet>>,
+    /// What the task that keeps the taint says of the Node.
+    standing: watch::Sender<Standing>,
 }
 
 impl Scene {
@@ -86,7 +90,8 @@ impl Scene {
         let client = connect(Some(&plane.kubeconfig)).await.unwrap();
         let proxy = Proxy::start(client.clone()).await;
         let (policies, watched) = watch::channel(Arc::new(policy()));
-        let (evictor, evictions) = Evictor::new(proxy.client(), NODE, watched);
+        let (standing, stands) = watch::channel(Standing::default());
+        let (evictor, evictions) = Evictor::new(proxy.client(), NODE, watched, stands);
         tokio::spawn(evictor.run());
         Some(Self {
             plane,
@@ -94,6 +99,7 @@ impl Scene {
             pods: Api::<Pod>::namespaced(client as Client, "default"),
             evictions,
             policies,
+            standing,
         })
     }
 
@@ -238,6 +244,68 @@ async fn a_pod_is_evicted_with_the_grace_of_the_action_and_only_if_it_is_that_ve
         "{answer:?}"
     );
     assert!(!scene.is_terminating(&other).await);
+}
+
+#[tokio::test]
+async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_away() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let pod = scene.pod("web", |_| {}).await;
+    let mut closing = policy();
+    Arc::make_mut(&mut closing.rules[0].action).scheduling = Some(TaintEffect::NoSchedule);
+    scene.policies.send_replace(Arc::new(closing.clone()));
+    let client = scene.proxy.client();
+    let seen = plimsoll::cluster::taint::read(&client, NODE).await.unwrap();
+    let (_node, seen) = watch::channel(Some(seen));
+    let (wanted, wants) = watch::channel(Wanted {
+        scheduling: Scheduling::Disabled {
+            effect: TaintEffect::NoSchedule,
+            rules: vec![RuleId::from("q/r")],
+        },
+        message: "m".to_owned(),
+    });
+    let denied = "node node00 is forbidden";
+    scene.proxy.judge(move |method, path| {
+        let marks = method == "PATCH" && path.contains("/nodes/");
+        marks.then(|| Fault::Answer(403, None, denied.to_owned()))
+    });
+    tokio::spawn(taint::run(client, wants, seen, scene.standing.clone()));
+    scene.ask_by(&pod, Duration::from_secs(3));
+    let (why, pause) = scene.refusal().await;
+    assert!(matches!(why, Refusal::Open(_)), "{why:?}");
+    assert!(why.to_string().contains(denied), "{why}");
+    assert_eq!(pause, Duration::ZERO, "the next evaluation decides anew");
+    assert_eq!(scene.posts(), 0);
+    assert!(!scene.is_terminating(&pod).await);
+    // As soon as it stands, in the same evaluation.
+    scene.ask_by(&pod, SOON);
+    scene.proxy.judge(|_, _| None);
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    let seen = scene.proxy.take_seen();
+    let place = |method: &str| seen.iter().position(|(it, _)| it == method);
+    assert!(place("PATCH") < place("POST"), "{seen:?}");
+    // A softened node is waited for likewise, and no longer than until it is closed softly.
+    let soft = scene.pod("soft", |_| {}).await;
+    Arc::make_mut(&mut closing.rules[0].action).scheduling = Some(TaintEffect::PreferNoSchedule);
+    scene.policies.send_replace(Arc::new(closing));
+    wanted.send_modify(|wanted| wanted.scheduling = Scheduling::Enabled);
+    let mut standing = scene.standing.subscribe();
+    standing
+        .wait_for(|standing| standing.effect.is_none())
+        .await
+        .unwrap();
+    scene.ask_by(&soft, Duration::from_millis(200));
+    let (why, _) = scene.refusal().await;
+    assert!(matches!(why, Refusal::Open(_)), "{why:?}");
+    wanted.send_modify(|wanted| {
+        wanted.scheduling = Scheduling::Disabled {
+            effect: TaintEffect::PreferNoSchedule,
+            rules: vec![RuleId::from("q/r")],
+        };
+    });
+    scene.ask(&soft);
+    assert_eq!(scene.next().await.fate, Fate::Accepted);
 }
 
 #[tokio::test]

@@ -71,10 +71,10 @@ impl ApiServer {
     /// For the node of this name, which `seen` shows as a watch sees it. Spawns its tasks, which end with it.
     pub fn start(client: Client, node: &str, seen: watch::Receiver<Option<Marked>>) -> Self {
         let (policies, watched) = watch::channel(Arc::default());
-        let (evictor, evictions) = Evictor::new(client.clone(), node, watched);
-        tokio::spawn(evictor.run());
         let (wanted, wants) = watch::channel(Wanted::default());
         let (stands, standing) = watch::channel(Standing::default());
+        let (evictor, evictions) = Evictor::new(client.clone(), node, watched, standing.clone());
+        tokio::spawn(evictor.run());
         tokio::spawn(taint::run(client, wants, seen, stands));
         Self {
             wanted,

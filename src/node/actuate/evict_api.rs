@@ -13,12 +13,13 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 pub use self::check::Objection;
+use super::taint::Standing;
 use crate::cluster::backoff::backoff;
 use crate::cluster::client::CallError;
 use crate::cluster::eviction::{self, Answer, Target};
 use crate::engine::plan::Evict;
 use crate::engine::pod::{Pod as Facts, PodUid};
-use crate::engine::policy::{PolicySet, RuleId};
+use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
@@ -128,6 +129,9 @@ pub enum Refusal {
     /// The API server did not answer, and the pod is still there.
     #[error("the pod is still there after an attempt without an answer: {0}")]
     Unanswered(String),
+    /// New pods are not kept away from the node: this one's successor would come straight back.
+    #[error("the node has no taint of ours yet: {0}")]
+    Open(String),
     /// Its time had passed before it could be sent.
     #[error("it could not be sent before the next evaluation")]
     Late,
@@ -191,6 +195,8 @@ pub struct Evictor {
     client: Client,
     node: String,
     policies: watch::Receiver<Arc<PolicySet>>,
+    /// What stands on the Node.
+    standing: watch::Receiver<Standing>,
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
@@ -204,6 +210,7 @@ impl Evictor {
         client: Client,
         node: &str,
         policies: watch::Receiver<Arc<PolicySet>>,
+        standing: watch::Receiver<Standing>,
     ) -> (Self, Evictions) {
         let (requests, taken) = mpsc::channel(MOST_REQUESTS);
         let (told, outcomes) = mpsc::unbounded_channel();
@@ -211,6 +218,7 @@ impl Evictor {
             client,
             node: node.to_owned(),
             policies,
+            standing,
             requests: taken,
             outcomes: told,
             refusals: Refusals::default(),
@@ -258,7 +266,36 @@ impl Evictor {
         Ok(())
     }
 
+    /// Waits until new pods are kept away as the rule's action says, as long as the request holds.
+    async fn closed(&mut self, request: &Request) -> Result<(), Fate> {
+        let policies = &self.policies;
+        let closed = self
+            .standing
+            .wait_for(|standing| standing.effect >= wanted_effect(&policies.borrow(), request));
+        let left = request.expires.since(clock::boot_time());
+        if let Ok(Ok(_)) = tokio::time::timeout(left, closed).await {
+            return Ok(());
+        }
+        let why = {
+            let standing = self.standing.borrow();
+            let failing = standing.failing.clone();
+            let why = if standing.contested {
+                "somebody keeps taking it off"
+            } else {
+                "it was not seen there in time"
+            };
+            failing.unwrap_or_else(|| why.to_owned())
+        };
+        Err(Fate::Refused {
+            until: clock::boot_time(),
+            why: Refusal::Open(why),
+        })
+    }
+
     async fn evict(&mut self, request: &Request) -> Fate {
+        if let Err(fate) = self.closed(request).await {
+            return fate;
+        }
         let target = &request.target;
         let pod = match eviction::look(&self.client, target).await {
             Ok(Some(pod)) => pod,
@@ -347,6 +384,15 @@ impl Evictor {
         }
         self.refuse(request, Refusal::Unanswered(why))
     }
+}
+
+/// The taint that has to stand before: that of the rule's action, softened where the fleet's cap says so.
+fn wanted_effect(policy: &PolicySet, request: &Request) -> Option<TaintEffect> {
+    let mut rules = policy.rules.iter();
+    rules
+        .find(|rule| rule.id == request.rule)?
+        .action
+        .scheduling
 }
 
 /// How often each pod was refused.

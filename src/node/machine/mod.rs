@@ -282,9 +282,10 @@ impl<O: Outside> Machine<O> {
         self.actuators
             .apply(now, &self.plan, &self.pods, &mut self.effects);
         let (outside, effects) = (&mut self.outside, &mut self.effects);
+        // Before evictions: a pod that is evicted must not come straight back.
+        outside.keep_scheduling(&self.plan.scheduling, now, effects);
         self.actuators
             .evict(now, &self.plan, &self.pods, outside, effects);
-        outside.keep_scheduling(&self.plan.scheduling, now, effects);
         self.tell_plan();
         self.tell_effects(now);
         let changed = !self.plan.transitions.is_empty();
