@@ -28,8 +28,8 @@ pub use self::read::{Answer, Cluster, Node, Options, ReadError, Selection, Silen
 pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, Source, Standing};
 pub use self::summary::Summary;
 
-/// The annotations of a static pod's mirror that hold the UID by which its kubelet knows it.
-const STATIC: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
+/// The annotation of a static pod's mirror that holds the UID by which its kubelet knows it.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The labels of our agents' pods, as the chart has them: an agent leaves its own pod alone.
 const AGENT: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "plimsoll"),
@@ -54,8 +54,7 @@ impl Subject {
     /// Where the object can't be read.
     pub fn of(pod: &k8s::Pod) -> Result<Self, PodFactsError> {
         let mut facts = pod_facts::pod_facts(pod)?;
-        let mut keys = STATIC.iter();
-        let known_as = keys.find_map(|key| pod_facts::annotation(&pod.metadata, key));
+        let known_as = pod_facts::annotation(&pod.metadata, MIRROR);
         let kubelet_uid = known_as.unwrap_or(&facts.uid.0).to_owned();
         facts.protected |= is_agent(&facts);
         Ok(Self {

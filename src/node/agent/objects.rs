@@ -162,11 +162,11 @@ fn insert_folders(facts: &mut Pod, runtime: &str, id: &str, request: MilliCpu) {
     requests.extend(folders.map(|folder| (folder, request)));
 }
 
+/// Anybody who may create a pod may annotate it, with another pod's UID too. A pod with the annotation of a mirror runs
+/// only where the kubelet made it for a static pod of its own: it runs no other such pod, so that nobody else's is Running.
 fn cgroup_uid(meta: &ObjectMeta) -> PodUid {
-    let by_kubelet = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"]
-        .into_iter()
-        .find_map(|key| annotation(meta, key));
-    let uid = by_kubelet.or(meta.uid.as_deref());
+    let mirrored = annotation(meta, "kubernetes.io/config.mirror");
+    let uid = mirrored.or(meta.uid.as_deref());
     PodUid::from(uid.unwrap_or_default())
 }
 
@@ -287,6 +287,20 @@ mod tests {
         );
         let facts = mirror.kept.facts.expect("facts");
         assert_eq!(&*facts.uid.0, "api-uid");
+    }
+
+    #[test]
+    fn no_pod_can_name_another_pods_cgroup() {
+        let victim = "11111111-2222-3333-4444-555555555555";
+        let named = pod(json!({
+            "metadata": {
+                "name": "a", "namespace": "tenant", "uid": "own",
+                "annotations": {"kubernetes.io/config.hash": victim, "kubernetes.io/config.source": "file"},
+            },
+            "spec": {"containers": [{"name": "c"}]},
+            "status": {"phase": "Running"},
+        }));
+        assert_eq!(&*named.kept.cgroup_uid.0, "own");
     }
 
     #[test]
