@@ -388,6 +388,16 @@ fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there
     successor.until("the exact original is back", || node.quota(&batch) == -1);
 }
 
+fn assert_nothing_is_told_to_be_in_force(node: &Node) {
+    let status = node.status();
+    assert_eq!(agent_support::ready(&status), "False AgentEnded");
+    assert_eq!(status["counts"]["throttled"], 0, "{status}");
+    assert_eq!(status["counts"]["breached"], 0, "{status}");
+    assert_eq!(status["scheduling"]["state"], "Enabled");
+    let is_empty = |field: &str| status[field].as_array().is_none_or(Vec::is_empty);
+    assert!(is_empty("throttled") && is_empty("rules"), "{status}");
+}
+
 #[test]
 fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_later() {
     let Some(mut node) = Node::new() else { return };
@@ -404,7 +414,18 @@ fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_late
         "{said}"
     );
     assert_eq!(node.quota(&batch), -1);
-    // An agent that was killed leaves everything; --restore undoes it, with no API server at all.
+    assert_nothing_is_told_to_be_in_force(&node);
+    // An agent that was killed leaves everything; --restore undoes it, and says so.
+    let agent = node.agent(&[]);
+    agent.until("the status tells that the pod is throttled", || {
+        node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
+    });
+    agent.kill();
+    let mut restore = node.agent(&["--restore"]);
+    assert!(restore.process.0.wait().unwrap().success());
+    assert_eq!(node.quota(&batch), -1);
+    assert_nothing_is_told_to_be_in_force(&node);
+    // With no API server at all.
     let agent = node.agent(&[]);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     agent.kill();

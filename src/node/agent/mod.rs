@@ -170,7 +170,8 @@ pub async fn restore(options: &Options) -> Result<bool, AgentError> {
             None
         }
     };
-    undo::undo_left(options, hierarchy, client.as_ref(), clock::boot_time()).await
+    let (client, now) = (client.as_ref(), clock::boot_time());
+    undo::undo_left(options, hierarchy, client, "`--restore`", now).await
 }
 
 fn proc_is_there(

@@ -390,7 +390,7 @@ impl Agent {
         match ending {
             Ending::Restore(why) => {
                 tracing::info!(why, "undoing everything");
-                self.restore(now).await
+                self.restore(&why, now).await
             }
             Ending::Leave(why) => {
                 if let Some(machine) = &mut self.machine {
@@ -414,10 +414,11 @@ impl Agent {
         ending::ask(&self.client, &own.namespace, owner, node).await
     }
 
-    async fn restore(self, now: BootTime) -> Result<bool, AgentError> {
+    async fn restore(self, why: &str, now: BootTime) -> Result<bool, AgentError> {
+        let (client, node) = (&self.client, &*self.options.node);
         let undone = match self.machine {
-            Some(machine) => undo(machine, &self.client, &self.options.node, now).await,
-            None => undo_left(&self.options, self.hierarchy, Some(&self.client), now).await?,
+            Some(machine) => undo(machine, self.reporter, client, node, why, now).await,
+            None => undo_left(&self.options, self.hierarchy, Some(client), why, now).await?,
         };
         // Where something is left, somebody should wonder where the agent is.
         if undone {

@@ -1,9 +1,12 @@
 //! Tells what happens on the node: the status of its `NodeWatermark`, events, figures.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kube::Client;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::Machine;
 use super::metrics::{Metrics, OutcomeLabels};
@@ -23,7 +26,7 @@ use crate::node::machine::wording::format_value;
 use crate::node::report::conditions::{Health, Unready};
 use crate::node::report::events::{Facts, Note, Teller};
 use crate::node::report::publish::Publisher;
-use crate::node::report::status::{StatusBuilder, View};
+use crate::node::report::status::{StatusBuilder, View, this_agent};
 use crate::node::report::write::{self, Report, Writes};
 
 /// The `NodeWatermark` that the status goes to.
@@ -42,6 +45,8 @@ pub struct Reporter {
     teller: Teller,
     publisher: Publisher,
     reports: watch::Sender<Option<Report>>,
+    /// The task that writes them.
+    writer: JoinHandle<()>,
     /// What became of writes of the status.
     writes: watch::Receiver<Writes>,
     /// What stood on the Node, as it was last told.
@@ -58,17 +63,14 @@ impl Reporter {
     pub fn start(client: &Client, node: &str, boot_id: &str) -> Self {
         let (reports, taken) = watch::channel(None);
         let (counts, writes) = watch::channel(Writes::default());
-        tokio::spawn(write::run(client.clone(), node.to_owned(), taken, counts));
+        let run = write::run(client.clone(), node.to_owned(), taken, counts);
         Self {
-            agent: AgentStatus {
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                boot_id: boot_id.to_owned(),
-                report_time: None,
-            },
+            agent: this_agent(boot_id),
             builder: StatusBuilder::default(),
             teller: Teller::default(),
             publisher: Publisher::start(client.clone(), node),
             reports,
+            writer: tokio::spawn(run),
             writes,
             standing: Standing::default(),
             target: None,
@@ -185,6 +187,15 @@ impl Reporter {
             left_out: Vec::new(),
         });
         self.send(target, status);
+    }
+
+    /// Writes nothing any more; what is being written comes to its end first, within `most`.
+    pub async fn end(self, most: Duration) {
+        drop(self.reports);
+        let mut writer = self.writer;
+        if timeout(most, &mut writer).await.is_err() {
+            writer.abort();
+        }
     }
 
     fn send(&self, target: Target<'_>, status: NodeWatermarkStatus) {

@@ -26,6 +26,8 @@ pub enum Unready {
     Starting,
     /// The last rules that were understood are kept instead.
     Held(String),
+    /// The agent has ended and undone everything; in words why.
+    Ended(String),
 }
 
 /// The conditions, from those before: the time of transition changes with the status alone.
@@ -55,6 +57,7 @@ pub fn conditions(
             make(READY, false, "Starting", message)
         }
         Some(Unready::Held(why)) => make(READY, false, "LastRulesHeld", why.clone()),
+        Some(Unready::Ended(why)) => make(READY, false, "AgentEnded", why.clone()),
     };
     let contested = match health.contested.as_slice() {
         [] => make(CONTESTED, false, "NotContested", String::new()),

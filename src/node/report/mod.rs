@@ -2,6 +2,7 @@
 
 pub mod conditions;
 pub mod events;
+pub mod farewell;
 pub mod pace;
 pub mod publish;
 pub mod status;

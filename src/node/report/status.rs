@@ -92,7 +92,25 @@ pub struct StatusBuilder {
     boot: Option<Timestamp>,
 }
 
+/// The agent of this process. `boot_id` is the kernel's.
+pub fn this_agent(boot_id: &str) -> AgentStatus {
+    AgentStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        boot_id: boot_id.to_owned(),
+        report_time: None,
+    }
+}
+
 impl StatusBuilder {
+    /// Goes on from a status that was written: what is as it was keeps its time.
+    pub fn after(status: &NodeWatermarkStatus) -> Self {
+        Self {
+            conditions: status.conditions.clone(),
+            scheduling: status.scheduling.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Counts the pods that each policy matches, and forgets those that are gone; to be called where pods or policies
     /// have changed.
     pub fn count<'a>(&mut self, policy: &PolicySet, pods: impl Iterator<Item = &'a Arc<Pod>>) {

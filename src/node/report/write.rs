@@ -142,7 +142,11 @@ impl Writer {
     }
 }
 
-async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallError> {
+/// Writes the status once.
+///
+/// # Errors
+/// The API server refused it, or did not answer.
+pub(super) async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallError> {
     let api: Api<NodeWatermark> = Api::all(client.clone());
     let status = stamped(report.status.clone(), clock::wall_time());
     let body = json!({

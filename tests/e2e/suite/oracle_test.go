@@ -105,6 +105,24 @@ func (o *oracle) waitUndone(limit time.Duration) {
 	}
 	o.waitAccounted(5*time.Second, 0)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
+	// A status is written at most every ten seconds.
+	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.tellsNothing)
+}
+
+func (o *oracle) tellsNothing() error {
+	now, err := watermarkOf(o.scene.node)
+	if err != nil {
+		return err
+	}
+	for _, entry := range now.Status.Throttled {
+		if entry.Namespace == o.scene.name {
+			return fmt.Errorf("%+v is throttled", entry)
+		}
+	}
+	if state := now.Status.Scheduling.State; state != "Enabled" {
+		return fmt.Errorf("scheduling is %q", state)
+	}
+	return nil
 }
 
 // waitAgent waits until the agent of a node is ready, and its container is not the one before.

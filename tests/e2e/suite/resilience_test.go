@@ -96,6 +96,13 @@ func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
 			}
 			return nil
 		})
+		eventually(t, 30*time.Second, "it leaves a status that is true", func() error {
+			now, err := watermarkOf(node)
+			if err != nil || now.Status.Counts.Throttled != 0 || len(now.Status.Rules) != 0 {
+				return fmt.Errorf("it says %+v (%v)", now.Status, err)
+			}
+			return nil
+		})
 	})
 }
 
