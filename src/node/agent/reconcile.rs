@@ -307,6 +307,7 @@ impl Agent {
             adopted = machine.adopted(),
             "keeping the node"
         );
+        self.reporter.adopt(&machine);
         self.machine = Some(Box::new(machine));
         self.memory.keep_pods(&pods);
         self.give_rules();

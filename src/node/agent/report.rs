@@ -79,6 +79,11 @@ impl Reporter {
         }
     }
 
+    /// The machine goes on from where an earlier process was, which told of it.
+    pub fn adopt(&mut self, machine: &Machine) {
+        self.teller.adopt(machine.records(), machine.policy());
+    }
+
     /// Pods or rules have changed.
     pub fn recount(&mut self, machine: &Machine) {
         let pods = machine.pods().values().map(|known| &known.pod);

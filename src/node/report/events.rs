@@ -18,6 +18,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
 use crate::node::actuate::evict_api::{Fate, Outcome, Refusal};
 use crate::node::actuate::taint::Standing;
+use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
 use crate::node::machine::wording::{count, format_value, short, unknown_reason};
 
@@ -92,9 +93,19 @@ pub struct Facts<'a> {
     pub reports: &'a [RuleReport],
 }
 
+fn rule<'a>(policy: &'a PolicySet, id: &RuleId) -> Option<&'a Rule> {
+    policy.rules.iter().find(|rule| rule.id == *id)
+}
+
+/// The ratio that a rule's throttle does not go below.
+fn floor(policy: &PolicySet, id: &RuleId) -> Option<u8> {
+    let throttle = rule(policy, id)?.action.throttle?;
+    Some(throttle.min_ratio)
+}
+
 impl Facts<'_> {
     fn rule(&self, id: &RuleId) -> Option<&Rule> {
-        self.policy.rules.iter().find(|rule| rule.id == *id)
+        rule(self.policy, id)
     }
 
     /// `q/r: cpu_total_usage 7200m, mark 4000m`
@@ -123,6 +134,14 @@ pub struct Teller {
 }
 
 impl Teller {
+    /// Knows of what an earlier process throttled: it told of it.
+    pub fn adopt(&mut self, records: impl Iterator<Item = Record>, policy: &PolicySet) {
+        for record in records {
+            let floor = floor(policy, &record.rule);
+            self.throttles.adopt(record, floor);
+        }
+    }
+
     /// Takes in what happened in a tick.
     pub fn hear(&mut self, events: &[Event], facts: Facts, out: &mut Vec<Note>) {
         for event in events {
@@ -154,8 +173,7 @@ impl Teller {
                 out.push(note(About::Watermark, false, "RuleKnown", message));
             }
             Change::Throttle { .. } => {
-                let floor = facts.rule(rule).and_then(|rule| rule.action.throttle);
-                let floor = floor.map(|throttle| throttle.min_ratio);
+                let floor = floor(facts.policy, rule);
                 let why = facts.why(rule);
                 self.throttles.step(decision, floor, &why, out);
             }

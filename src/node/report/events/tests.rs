@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::*;
 use crate::cluster::eviction::Target;
 use crate::engine::metric::Metric;
@@ -356,4 +358,33 @@ fn the_taint_is_told_when_it_stands_and_not_again_by_a_new_process() {
             "SchedulingDisabled nwm: q/r: why; taint interference.crane.io:NoSchedule",
         ]
     );
+}
+
+fn adopted(pod: &str, ratio: u8) -> Teller {
+    let record = json!({
+        "uid": pod, "cgroup": "kubepods/pod1", "lever": "", "inode": 7, "file": "cpu.max",
+        "original": "max 100000", "previous": "max 100000", "ours": "60000 100000", "base": 1000, "ratio": ratio,
+        "idle": false, "rule": "q/r", "deadline": 0,
+    });
+    let record = serde_json::from_value(record).expect("a record");
+    let mut teller = Teller::default();
+    teller.adopt(std::iter::once(record), &policy());
+    teller
+}
+
+#[test]
+fn what_an_earlier_process_throttled_and_told_is_not_told_anew() {
+    let steps = vec![throttle("a", 60, 70), throttle("a", 70, 40)];
+    assert_eq!(told(&mut adopted("a", 60), false, steps), [""; 0]);
+    let back = vec![throttle("a", 60, 100)];
+    let lines = told(&mut adopted("a", 60), false, back);
+    assert!(lines[0].starts_with("PodRestored batch/a"), "{lines:?}");
+    // The floor is told once: by whoever reached it.
+    let to_floor = vec![throttle("a", 40, 10)];
+    let lines = told(&mut adopted("a", 40), false, to_floor.clone());
+    assert!(lines[0].starts_with("PodAtThrottleFloor"), "{lines:?}");
+    assert_eq!(told(&mut adopted("a", 10), false, to_floor), [""; 0]);
+    // Of others it says what it always does.
+    let lines = told(&mut adopted("a", 60), false, vec![throttle("b", 100, 70)]);
+    assert!(lines[0].starts_with("PodThrottled batch/b"), "{lines:?}");
 }

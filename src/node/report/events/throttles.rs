@@ -7,6 +7,7 @@ use crate::engine::plan::Change;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::units::Quota;
+use crate::node::journal::Record;
 use crate::node::machine::event::Decision;
 
 /// A pod that is throttled, or would be.
@@ -25,6 +26,13 @@ pub(super) struct Throttles {
 }
 
 impl Throttles {
+    /// What an earlier process throttled, and told. `floor` is the ratio that the rule's action does not go below.
+    pub(super) fn adopt(&mut self, record: Record, floor: Option<u8>) {
+        let held = self.held.entry((false, record.uid)).or_default();
+        held.rules.insert(record.rule);
+        held.floor |= floor.is_some_and(|floor| record.ratio <= floor);
+    }
+
     /// A step, up or down. `floor` is the ratio that the action does not go below.
     pub(super) fn step(
         &mut self,
