@@ -14,6 +14,9 @@ mod run_support;
 use std::time::Duration;
 
 use agent_support::{HIGH, LOW, NODE, Node, closing, evicting, pod, rule, throttling};
+use plimsoll::engine::EngineState;
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::machine::state_dir::Writer;
 use run_support::eventually;
 use serde_json::json;
 
@@ -178,6 +181,35 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
             && status["evictions"][1]["pod"] == first[0].as_str()
             && status["evictions"][1]["outcome"] == "Gone"
     });
+}
+
+#[test]
+fn an_eviction_is_told_for_an_hour_also_where_nothing_happens_on_the_node_any_more() {
+    let Some(node) = Node::new() else { return };
+    node.keep(&evicting());
+    // One that an earlier agent did, an hour ago but for 25 s.
+    let hour = Duration::from_hours(1) - Duration::from_secs(25);
+    let now = json!(boot_time()).as_u64().unwrap();
+    let Some(at) = now.checked_sub(u64::try_from(hour.as_nanos()).unwrap()) else {
+        println!("NOT TESTED: this machine has been up for less than an hour");
+        return;
+    };
+    let kept = json!({
+        "bootId": Writer::this_process().unwrap().boot_id,
+        "state": EngineState::default(),
+        "evictions": [{
+            "uid": "u", "namespace": "default", "name": "gone", "rule": "q/cpu", "at": at,
+            "time": "2026-01-01T00:00:00Z",
+        }],
+    });
+    let state = node.machine.path("state");
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(state.join("engine.json"), kept.to_string()).unwrap();
+    let agent = node.agent(&[]);
+    let told = || node.status()["counts"]["evictedLastHour"].clone();
+    agent.until("it is told", || told() == 1);
+    assert_eq!(node.status()["evictions"][0]["outcome"], "Gone");
+    agent.until("it is told no more", || told() == 0);
 }
 
 #[test]

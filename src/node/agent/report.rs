@@ -55,6 +55,8 @@ pub struct Reporter {
     target: Option<(String, i64)>,
     /// The status may be another.
     changed: bool,
+    /// When it will be, by the passing of time alone.
+    changes_at: Option<BootTime>,
     notes: Vec<Note>,
 }
 
@@ -75,6 +77,7 @@ impl Reporter {
             standing: Standing::default(),
             target: None,
             changed: true,
+            changes_at: None,
             notes: Vec::new(),
         }
     }
@@ -225,10 +228,13 @@ impl Reporter {
             generation: *generation,
         });
         let acting = machine.plan().evaluated && machine.is_acting();
-        if known == target && !self.changed && !acting {
+        let aged = self.changes_at.is_some_and(|at| now >= at);
+        if known == target && !self.changed && !acting && !aged {
             return;
         }
         self.changed = false;
+        let evicted: Vec<_> = machine.outside().evicted(now).cloned().collect();
+        self.changes_at = self.builder.changes_at(now, &evicted);
         self.target = target.map(|target| (target.uid.to_owned(), target.generation));
         let Some(target) = target else {
             self.reports.send_replace(None);
@@ -250,7 +256,7 @@ impl Reporter {
             records: machine.records().collect(),
             previews: machine.previews(),
             standing: machine.outside().standing(),
-            evicted: machine.outside().evicted(now).cloned().collect(),
+            evicted,
             health: health(machine, rules),
             left_out: left_out(rules),
         });

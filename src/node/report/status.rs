@@ -18,7 +18,7 @@ use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Spared};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::actuate::api::Evicted;
+use crate::node::actuate::api::{Evicted, REMEMBERED};
 use crate::node::actuate::evict_api::Outcome;
 use crate::node::actuate::taint::Standing;
 use crate::node::cgroup::knob::Role;
@@ -211,6 +211,17 @@ impl StatusBuilder {
             Some(why) => drop(self.refused.insert(subject, why.to_string())),
             None => drop(self.refused.remove(&subject)),
         }
+    }
+
+    /// When the status changes by the passing of time alone; `None`: it does not.
+    pub fn changes_at(&self, now: BootTime, evicted: &[Evicted]) -> Option<BootTime> {
+        let evictions = evicted
+            .iter()
+            .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
+            .flatten();
+        let unwritten = self.unwritten.as_ref().map(|(at, _)| *at + UNWRITTEN_FOR);
+        let times = evictions.chain(unwritten);
+        times.filter(|at| *at > now).min()
     }
 
     /// The status as it is now.

@@ -268,3 +268,37 @@ fn each_policy_counts_the_pods_that_it_matches() {
         .collect();
     assert_eq!(counted, [("all", 2), ("none", 0)]);
 }
+
+#[test]
+fn the_status_changes_by_itself_when_an_eviction_or_a_trouble_is_long_ago() {
+    let at = |seconds| BootTime::default() + Duration::from_secs(seconds);
+    let evicted = |at, until| Evicted {
+        uid: PodUid::from("u"),
+        namespace: "batch".to_owned(),
+        name: "a".to_owned(),
+        rule: RuleId::from("q/r"),
+        time: Timestamp::UNIX_EPOCH,
+        at,
+        until,
+    };
+    let mut builder = StatusBuilder::default();
+    assert_eq!(builder.changes_at(at(100), &[]), None);
+    let evictions = [evicted(at(90), Some(at(180))), evicted(at(50), None)];
+    assert_eq!(builder.changes_at(at(100), &evictions), Some(at(180)));
+    assert_eq!(builder.changes_at(at(180), &evictions), Some(at(3650)));
+    assert_eq!(builder.changes_at(at(3650), &evictions), Some(at(3690)));
+    assert_eq!(builder.changes_at(at(3690), &evictions), None);
+    let reason = "disk full".to_owned();
+    builder.hear(&[Event::notice(at(100), News::StateNotWritten { reason })]);
+    assert_eq!(builder.changes_at(at(100), &evictions), Some(at(160)));
+    let scene = Scene::new();
+    let degraded = |builder: &mut StatusBuilder, now| {
+        let view = View {
+            now,
+            ..scene.view()
+        };
+        builder.build(&view).conditions[2].status.clone()
+    };
+    assert_eq!(degraded(&mut builder, at(159)), "True");
+    assert_eq!(degraded(&mut builder, at(160)), "False");
+}
