@@ -8,6 +8,7 @@
 
 mod api_support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use api_support::faults::{Fault, Proxy};
@@ -116,6 +117,52 @@ async fn describe_tells_the_story_on_node_watermark_and_pod() {
     let described = plane.kubectl(&["describe", "pod", "a"]);
     assert!(described.contains("q/cpu is on the pod"), "{described}");
     assert_eq!(events.len(), 4);
+}
+
+#[tokio::test]
+async fn what_happens_while_no_api_server_answers_is_told_afterwards() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&[NODE.to_owned()]);
+    let proxy = Proxy::start(connect(Some(&plane.kubeconfig)).await.unwrap()).await;
+    let mut publisher = Publisher::start(proxy.client(), NODE);
+    // Whom it does not take from is not asked again.
+    let denied = |_: &str, _: &str| Some(Fault::Answer(403, None, "forbidden".to_owned()));
+    proxy.judge(denied);
+    publisher.publish(note(About::Node, "forbidden"), None);
+    let begun = now();
+    while publisher.counts().0.failed == 0 {
+        assert!(begun.elapsed() < SOON, "it is given up");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(proxy.take_seen().len(), 1);
+    // The first is carried out, and its answer lost; then there is no server, and then a busy one.
+    let tries = AtomicUsize::new(0);
+    proxy.judge(move |_, _| match tries.fetch_add(1, Ordering::Relaxed) {
+        0 => Some(Fault::CutAfter),
+        1 => Some(Fault::CutBefore),
+        2 => Some(Fault::Answer(503, None, "busy".to_owned())),
+        _ => None,
+    });
+    for message in ["one", "two", "three"] {
+        publisher.publish(note(About::Node, message), None);
+    }
+    let told = plimsoll::node::clock::wall_time();
+    while publisher.counts().0.done < 3 {
+        assert!(begun.elapsed() < 2 * SOON, "{:?}", publisher.counts());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(proxy.take_seen().len(), 6, "each once more, and no storm");
+    let events = plane.list("events.events.k8s.io");
+    let mut messages: Vec<&str> = Vec::new();
+    for event in &events {
+        messages.push(event["note"].as_str().unwrap());
+        let time: jiff::Timestamp = event["eventTime"].as_str().unwrap().parse().unwrap();
+        assert!(time <= told, "it bears the time when it happened: {event}");
+    }
+    messages.sort_unstable();
+    assert_eq!(messages, ["one", "three", "two"], "each once");
 }
 
 fn status(state: &str, value: f64) -> NodeWatermarkStatus {

@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -78,11 +79,19 @@ impl Events {
         }
     }
 
-    /// Writes one.
+    /// Writes one that happened just now.
     ///
     /// # Errors
-    /// The API server refused it, or did not answer. Nothing rests on an event: it is not tried again.
+    /// As [`Self::publish_of`].
     pub async fn publish(&self, happening: Happening) -> Result<(), CallError> {
+        self.publish_of(happening, clock::wall()).await
+    }
+
+    /// Writes one that happened at this time. Written again with the same time it is the same event.
+    ///
+    /// # Errors
+    /// The API server refused it, or did not answer.
+    pub async fn publish_of(&self, happening: Happening, at: Timestamp) -> Result<(), CallError> {
         let namespace = happening.about.namespace.clone();
         let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
@@ -92,7 +101,7 @@ impl Events {
             happening.message.clone(),
         );
         if let Some(known) = self.known(&key) {
-            match count(&api, &known).await {
+            match count(&api, &known, at).await {
                 // It has expired, or somebody deleted it.
                 Err(error) if error.code() == Some(404) => {}
                 counted => {
@@ -100,9 +109,13 @@ impl Events {
                 }
             }
         }
-        let event = self.event(happening, &namespace);
+        let event = self.event(happening, at, &namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
-        call(api.create(&PostParams::default(), &event)).await?;
+        match call(api.create(&PostParams::default(), &event)).await {
+            // An earlier try, whose answer was lost, was carried out.
+            Err(error) if error.code() == Some(409) => {}
+            created => drop(created?),
+        }
         self.remember(key, name, 1);
         Ok(())
     }
@@ -123,13 +136,12 @@ impl Events {
         written.push((key, Written { name, count, last }));
     }
 
-    fn event(&self, happening: Happening, namespace: &str) -> Event {
-        let now = clock::wall();
+    fn event(&self, happening: Happening, at: Timestamp, namespace: &str) -> Event {
         let about = happening.about.name.as_deref().unwrap_or(&self.component);
         Event {
             metadata: ObjectMeta {
                 namespace: Some(namespace.to_owned()),
-                name: Some(format!("{about}.{:x}", now.as_nanosecond())),
+                name: Some(format!("{about}.{:x}", at.as_nanosecond())),
                 ..ObjectMeta::default()
             },
             type_: Some(
@@ -140,7 +152,7 @@ impl Events {
                 }
                 .to_owned(),
             ),
-            event_time: Some(MicroTime(now)),
+            event_time: Some(MicroTime(at)),
             reporting_controller: Some(self.component.clone()),
             reporting_instance: Some(self.instance.clone()),
             action: Some(happening.action),
@@ -152,10 +164,10 @@ impl Events {
     }
 }
 
-async fn count(api: &Api<Event>, known: &Written) -> Result<(), CallError> {
+async fn count(api: &Api<Event>, known: &Written, at: Timestamp) -> Result<(), CallError> {
     let series = EventSeries {
         count: known.count + 1,
-        last_observed_time: MicroTime(clock::wall()),
+        last_observed_time: MicroTime(at),
     };
     let patch = Patch::Merge(json!({"series": series}));
     let params = PatchParams::default();

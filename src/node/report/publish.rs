@@ -1,14 +1,17 @@
 //! Publishes events: a task with a bounded queue and a bounded rate, so that nothing waits for it and no API server
-//! is stormed by it.
+//! is stormed by it. What happens while no API server answers is told afterwards, with the time when it happened.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 use super::conditions::cut;
 use super::events::{About, Note};
+use crate::cluster::backoff::backoff;
+use crate::cluster::client::CallError;
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::engine::time::BootTime;
 use crate::node::clock;
@@ -18,6 +21,12 @@ const MOST_WAITING: usize = 256;
 /// So many may go at once, and then one every so often.
 const BURST: u32 = 50;
 const EVERY: Duration = Duration::from_secs(1);
+/// Pauses before what no API server took is tried again.
+const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// API servers keep events for an hour: what happened before that is told nobody any more.
+const WORTH: Duration = Duration::from_hours(1);
+/// A server that answers, but takes it so often not, will not take this one.
+const MOST_REFUSALS: u32 = 8;
 /// An API server takes no longer message.
 const LONGEST: usize = 1000;
 
@@ -26,14 +35,23 @@ const LONGEST: usize = 1000;
 pub struct Published {
     /// Taken by the API server.
     pub done: u64,
-    /// Not taken: nothing rests on an event, it is not tried again.
+    /// Not taken, and given up: nothing rests on an event.
     pub failed: u64,
+}
+
+/// A note, and when what it tells happened.
+#[derive(Debug)]
+struct Told {
+    note: Note,
+    watermark_uid: Option<String>,
+    time: Timestamp,
+    at: BootTime,
 }
 
 /// The way to the task.
 #[derive(Debug)]
 pub struct Publisher {
-    notes: mpsc::Sender<(Note, Option<String>)>,
+    notes: mpsc::Sender<Told>,
     published: watch::Receiver<Published>,
     dropped: u64,
 }
@@ -55,11 +73,16 @@ impl Publisher {
     /// Publishes a note; `watermark_uid` is that of the `NodeWatermark`, without which nothing can be said of it.
     pub fn publish(&mut self, note: Note, watermark_uid: Option<&str>) {
         tracing::debug!(reason = note.reason, "{}", note.message);
-        let uid = watermark_uid.map(str::to_owned);
-        if note.about == About::Watermark && uid.is_none() {
+        if note.about == About::Watermark && watermark_uid.is_none() {
             return;
         }
-        if self.notes.try_send((note, uid)).is_err() {
+        let told = Told {
+            note,
+            watermark_uid: watermark_uid.map(str::to_owned),
+            time: clock::wall_time(),
+            at: clock::boot_time(),
+        };
+        if self.notes.try_send(told).is_err() {
             self.dropped += 1;
         }
     }
@@ -73,24 +96,45 @@ impl Publisher {
 async fn run(
     events: Events,
     node: String,
-    mut notes: mpsc::Receiver<(Note, Option<String>)>,
+    mut notes: mpsc::Receiver<Told>,
     counts: watch::Sender<Published>,
 ) {
     let mut bucket = Bucket::full(clock::boot_time());
-    while let Some((note, uid)) = notes.recv().await {
-        let pause = bucket.take(clock::boot_time());
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        let published = events.publish(happening(note, &node, uid)).await;
-        if let Err(error) = &published {
-            tracing::debug!(why = error.words(), "failed to publish an event");
-        }
-        counts.send_modify(|counts| match published {
-            Ok(()) => counts.done += 1,
-            Err(_) => counts.failed += 1,
+    while let Some(told) = notes.recv().await {
+        let is_taken = publish(&events, &node, told, &mut bucket).await;
+        counts.send_modify(|counts| {
+            counts.done += u64::from(is_taken);
+            counts.failed += u64::from(!is_taken);
         });
     }
+}
+
+/// Tries until it is taken or there is no use in it; whether it was taken.
+async fn publish(events: &Events, node: &str, told: Told, bucket: &mut Bucket) -> bool {
+    let (time, at) = (told.time, told.at);
+    let happening = happening(told.note, node, told.watermark_uid);
+    let mut refusals = 0;
+    for pause in backoff(FAILED.0, FAILED.1) {
+        tokio::time::sleep(bucket.take(clock::boot_time())).await;
+        let Err(error) = events.publish_of(happening.clone(), time).await else {
+            return true;
+        };
+        tracing::debug!(why = error.words(), "failed to publish an event");
+        refusals += u32::from(error.code().is_some());
+        let is_old = clock::boot_time().since(at) >= WORTH;
+        if !may_pass(&error) || refusals >= MOST_REFUSALS || is_old {
+            return false;
+        }
+        tokio::time::sleep(pause.max(error.retry_after().unwrap_or_default())).await;
+        // Every node that lost the server comes back with all it has: none of them at once.
+        bucket.slow_down(clock::boot_time());
+    }
+    false
+}
+
+/// Whether it is the server or the way to it, and not the event, that is the trouble.
+fn may_pass(error: &CallError) -> bool {
+    error.code().is_none_or(|code| code == 429 || code >= 500)
 }
 
 fn happening(told: Note, node: &str, watermark_uid: Option<String>) -> Happening {
@@ -140,6 +184,12 @@ impl Bucket {
         }
     }
 
+    /// Leaves one token.
+    fn slow_down(&mut self, now: BootTime) {
+        self.tokens = 1;
+        self.filled = now;
+    }
+
     /// Takes a token; for how long to wait until it is there.
     fn take(&mut self, now: BootTime) -> Duration {
         let passed = now.since(self.filled).as_secs() / EVERY.as_secs();
@@ -172,5 +222,9 @@ mod tests {
         assert_eq!(bucket.take(at(4500)), Duration::ZERO);
         assert_eq!(bucket.take(at(4500)), Duration::ZERO);
         assert_eq!(bucket.take(at(4500)), Duration::from_millis(500));
+        // However long it took: after an outage it begins slowly.
+        bucket.slow_down(at(900_000));
+        assert_eq!(bucket.take(at(900_000)), Duration::ZERO);
+        assert_eq!(bucket.take(at(900_000)), Duration::from_secs(1));
     }
 }
