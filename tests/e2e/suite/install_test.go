@@ -67,6 +67,9 @@ func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
 		t.Errorf("%s is in a namespace of the node", pod.Name)
 	}
+	if pod.Annotations["plimsoll.dev/protected"] != "true" {
+		t.Errorf("%s may be throttled by a PodQOS that matches everything", pod.Name)
+	}
 	status := onNode(t, pod.Spec.NodeName, "cat /proc/"+processOfPod(t, &pod, command)+"/status")
 	for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, want) {
