@@ -166,7 +166,8 @@ fn throttled_pods_of_a_silent_agent_are_told_of_once_with_the_command_that_resto
     let told = fleet.notes("ThrottledBySilentAgent");
     assert_eq!(told.len(), 1);
     assert!(told[0].warning && told[0].message.contains("3 pods"));
-    assert!(told[0].message.contains("plimsoll agent --restore"));
+    let command = "plimsoll agent --restore --node-name node00";
+    assert!(told[0].message.contains(command), "{}", told[0].message);
     assert_eq!(fleet.world.silent_counts(fleet.now), [1, 1]);
     fleet.pass(MINUTE);
     assert_eq!(fleet.notes("ThrottledBySilentAgent"), []);

@@ -64,7 +64,8 @@ impl World {
         for (node, pods) in throttled {
             let message = format!(
                 "its agent has said nothing for {after}, and {pods} pods were throttled when it last did: they stay so \
-                 until an agent runs there again. To undo it by hand run on the node: plimsoll agent --restore"
+                 until an agent runs there again. To undo it by hand have plimsoll agent --restore --node-name {node} run \
+                 there, as docs/kubernetes.md says of a node without an agent"
             );
             self.warn_node(&node, "ThrottledBySilentAgent", message);
         }

@@ -106,6 +106,52 @@ func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
 	})
 }
 
+func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, _ := pressed(t, s)
+		// An upgrade to an image that is nowhere.
+		set := "daemonset/plimsoll-agent-" + node
+		kubectl(t, "set", "image", "-n", namespace, set, "agent=plimsoll.dev/e2e/nowhere:latest")
+		t.Cleanup(func() {
+			kubectl(t, "rollout", "undo", "-n", namespace, set)
+			waitAgent(s, "")
+		})
+		eventually(t, 60*time.Second, "the next agent does not come", func() error {
+			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if states := pod.Status.ContainerStatuses; len(states) == 0 || states[0].State.Waiting == nil || states[0].ContainerID != "" {
+				return fmt.Errorf("its state is %+v", states)
+			}
+			return nil
+		})
+		// As docs/kubernetes.md says.
+		values, err := helm("", "get", "values", "plimsoll", "--namespace", namespace, "--output", "yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod, err := helm(values, "template", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--values", "-",
+			"--set", "restoreNode="+node, "--show-only", "templates/restore.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, pod)
+		name := "plimsoll-agent-restore-" + node
+		t.Cleanup(func() { kubectl(t, "delete", "pod", "-n", namespace, name) })
+		eventually(t, 60*time.Second, "it has undone everything", func() error {
+			pod, err := kube.CoreV1().Pods(namespace).Get(background, name, metav1.GetOptions{})
+			if err != nil || pod.Status.Phase != corev1.PodSucceeded {
+				return fmt.Errorf("%s (%v)", pod.Status.Phase, err)
+			}
+			return nil
+		})
+		o.waitUndone(10 * time.Second)
+		s.set(cold)
+	})
+}
+
 func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 	kills := 4
 	if *long {
