@@ -14,6 +14,7 @@ use kube::{Api, Client, Resource};
 use serde_json::json;
 
 use super::client::{CallError, call};
+use super::typed::Typed;
 
 /// No server is waited for longer than this, whatever it says.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
@@ -93,8 +94,8 @@ fn body(target: &Target, grace: Duration) -> Vec<u8> {
 /// # Errors
 /// It can't be read.
 pub async fn look(client: &Client, target: &Target) -> Result<Option<Pod>, CallError> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &target.namespace);
-    let pod = call(api.get_opt(&target.name)).await?;
+    let api: Api<Typed<Pod>> = Api::namespaced(client.clone(), &target.namespace);
+    let pod = call(api.get_opt(&target.name)).await?.map(|pod| pod.0);
     Ok(pod.filter(|pod| pod.metadata.uid.as_deref() == Some(&target.uid)))
 }
 

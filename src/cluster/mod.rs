@@ -8,4 +8,5 @@ pub mod events;
 pub mod eviction;
 pub mod requests;
 pub mod taint;
+pub mod typed;
 pub mod watch;

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::{Kept, Subject, Summary};
 use crate::cluster::client::{CallError, call};
+use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
 use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
@@ -150,7 +151,7 @@ impl Cluster {
     /// They can't be listed.
     pub async fn pods(&self, nodes: &[&str]) -> Result<BTreeMap<String, Vec<k8s::Pod>>, ReadError> {
         const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
-        let api: Api<k8s::Pod> = Api::all(self.0.clone());
+        let api: Api<Typed<k8s::Pod>> = Api::all(self.0.clone());
         let fields: Vec<String> = if nodes.len() > FEW {
             vec![format!("spec.nodeName!=,{LIVE}")]
         } else {
@@ -162,7 +163,7 @@ impl Cluster {
         let mut found: BTreeMap<String, Vec<k8s::Pod>> = BTreeMap::new();
         for fields in fields {
             let params = ListParams::default().fields(&fields);
-            for pod in list(&api, &params).await.map_err(failed("pods"))? {
+            for Typed(pod) in list(&api, &params).await.map_err(failed("pods"))? {
                 let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
                 found.entry(node.unwrap_or_default()).or_default().push(pod);
             }

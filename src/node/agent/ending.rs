@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::objects::Owner;
 use crate::cluster::client::{CallError, call};
+use crate::cluster::typed::Typed;
 
 /// The answer has to be there by then: the grace period of the pod runs.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -36,14 +37,14 @@ pub struct NodeView<'a> {
 
 /// Asks for the agent's own `DaemonSet`, within 3 s.
 pub async fn ask(client: &Client, namespace: &str, owner: &Owner, node: NodeView<'_>) -> Ending {
-    let api: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
+    let api: Api<Typed<DaemonSet>> = Api::namespaced(client.clone(), namespace);
     match timeout(PATIENCE, call(api.get(&owner.name))).await {
         Err(_) => Ending::Leave(format!(
             "the API server did not answer within {} s whether DaemonSet {namespace}/{} is there",
             PATIENCE.as_secs(),
             owner.name
         )),
-        Ok(answer) => judge(answer, owner, node),
+        Ok(answer) => judge(answer.map(|found| found.0), owner, node),
     }
 }
 

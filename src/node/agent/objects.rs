@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::cluster::taint::Marked;
+use crate::cluster::typed::decode;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
@@ -46,7 +47,7 @@ impl<T> Trimmed<T> {
 
 impl<'de, T: Excerpt> Deserialize<'de> for Trimmed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (meta, kept) = T::of(T::Whole::deserialize(deserializer)?);
+        let (meta, kept) = T::of(decode(deserializer)?);
         let meta = ObjectMeta {
             name: meta.name,
             namespace: meta.namespace,

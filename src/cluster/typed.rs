@@ -1,0 +1,57 @@
+//! Large kinds (`Pod`, `DaemonSet`) by way of JSON values: decoders are generic, and each further one of a pod's
+//! specification would add 0.2 MB to the binary.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// An object that is decoded so.
+#[derive(Clone, Debug)]
+pub struct Typed<K>(pub K);
+
+/// Decodes an object so.
+///
+/// # Errors
+/// It is not of the kind.
+pub fn decode<'de, K: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<K, D::Error> {
+    serde_json::from_value(Value::deserialize(from)?).map_err(D::Error::custom)
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Typed<K> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        decode(from).map(Self)
+    }
+}
+
+impl<K: Resource<DynamicType = ()>> Resource for Typed<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        K::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        K::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        K::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        K::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.meta_mut()
+    }
+}
