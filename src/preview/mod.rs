@@ -69,3 +69,28 @@ fn is_agent(pod: &Pod) -> bool {
     let has = |(key, value): &(&str, &str)| pod.labels.get(*key).is_some_and(|own| own == value);
     AGENT.iter().all(has)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn kubelet_uid(annotations: &serde_json::Value) -> String {
+        let pod = json!({
+            "metadata": {"name": "a", "namespace": "tenant", "uid": "own", "annotations": annotations},
+            "spec": {"containers": [{"name": "c"}]},
+        });
+        let pod = serde_json::from_value(pod).expect("a pod");
+        Subject::of(&pod).expect("facts").kubelet_uid
+    }
+
+    #[test]
+    fn only_the_mirror_of_a_static_pod_has_the_figures_of_another_uid() {
+        let named = json!({"kubernetes.io/config.hash": "another"});
+        assert_eq!(kubelet_uid(&named), "own");
+        let mirror =
+            json!({"kubernetes.io/config.hash": "static", "kubernetes.io/config.mirror": "static"});
+        assert_eq!(kubelet_uid(&mirror), "static");
+    }
+}
