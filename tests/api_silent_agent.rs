@@ -11,6 +11,7 @@ mod api_support;
 use std::time::Duration;
 
 use api_support::ControlPlane;
+use api_support::faults::{Fault, Proxy};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
@@ -100,4 +101,95 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
     let removed = controller.metric("plimsoll_controller_taints_removed_total");
     assert!((removed - 1.0).abs() < 0.5, "{removed} taints were removed");
     assert!(controller.metric("plimsoll_controller_silent_agents_throttling") > 0.5);
+}
+
+const LEASES: &str = "plimsoll-node-lease";
+
+fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
+}
+
+/// What an agent writes that renews its Lease, which holds for a second.
+fn renew(plane: &ControlPlane, node: &str, times: u32) {
+    plane.apply(&[json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": node, "namespace": LEASES, "annotations": {"times": times.to_string()}},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 1},
+    })]);
+}
+
+fn was_told(plane: &ControlPlane, reason: &str, node: &str) -> bool {
+    let events = plane.list("events");
+    let about = |it: &Value| it["reason"] == reason && it["involvedObject"]["name"] == node;
+    events.iter().any(about)
+}
+
+#[test]
+fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&["alive".to_owned(), "dead".to_owned()]);
+    plane.apply(&[namespace()]);
+    for node in ["alive", "dead"] {
+        marked(&plane, node);
+        renew(&plane, node, 0);
+    }
+    let controller = plane.controller("controller", &["--silent-agent-after", "20s"]);
+    let times = std::cell::Cell::new(0);
+    let beat = |plane: &ControlPlane, node: &str| {
+        times.set(times.get() + 1);
+        renew(plane, node, times.get());
+    };
+    plane.until("both are heard", SOON, |_| {
+        controller.leads() && controller.metric("plimsoll_controller_agents ") > 1.5
+    });
+    plane.until("the silent one is told of", SOON, |p| {
+        beat(p, "alive");
+        was_told(p, "AgentSilent", "dead")
+    });
+    assert_eq!(taints(&plane, "dead").len(), 2, "it is not dead yet");
+    assert!(controller.metric("plimsoll_controller_silent_agents ") > 0.5);
+    assert!(controller.metric("plimsoll_controller_heartbeat_age_max_seconds ") > 10.0);
+    plane.until("the dead one's taint goes", SOON, |p| {
+        beat(p, "alive");
+        taints(p, "dead") == ["example.com/other"]
+    });
+    plane.until("its return is told of", SOON, |p| {
+        beat(p, "alive");
+        beat(p, "dead");
+        was_told(p, "AgentBack", "dead")
+    });
+    assert_eq!(taints(&plane, "alive").len(), 2);
+    assert!(!was_told(&plane, "AgentSilent", "alive"));
+    assert!(controller.metric("plimsoll_controller_heartbeat_age_seconds_count ") > 1.5);
+}
+
+#[test]
+fn a_controller_that_may_not_see_leases_says_so_and_does_the_rest() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&["node".to_owned()]);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    proxy.judge(|_, path| {
+        let text = "leases is forbidden";
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": text});
+        path.contains(LEASES)
+            .then(|| Fault::Answer(403, None, body.to_string()))
+    });
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let controller = plane.controller_by(&kubeconfig, "controller", &[]);
+    plane.until("the node has a watermark", SOON, |p| {
+        p.list("nwm").len() == 1
+    });
+    let (code, body) = controller.http("/readyz").unwrap();
+    assert_eq!((code, body.contains("Lease: ")), (503, true), "{body}");
+    assert!(body.contains("leases is forbidden"), "{body}");
+    proxy.judge(|_, _| None);
+    plane.until("all is well then", SOON, |_| {
+        controller
+            .http("/readyz")
+            .is_some_and(|(code, _)| code == 200)
+    });
 }

@@ -115,9 +115,10 @@ impl Cluster {
 
     fn carry_out(&mut self, write: Write, failed: bool) {
         let node = match &write {
-            Write::Apply { node, .. } | Write::Delete { node, .. } | Write::Open { node, .. } => {
-                node.clone()
-            }
+            Write::Apply { node, .. }
+            | Write::Delete { node, .. }
+            | Write::Open { node, .. }
+            | Write::Ask { node } => node.clone(),
         };
         if failed {
             return self.world.written(&node, self.now, Err(Failed::default()));
@@ -140,6 +141,10 @@ impl Cluster {
             Write::Delete { node, .. } => {
                 self.watermarks.remove(&node);
                 None
+            }
+            Write::Ask { .. } => {
+                self.world.answered(&node, self.now, Ok(None));
+                return;
             }
             Write::Open { .. } => {
                 self.opened.push(node.clone());

@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{duration, logging, runtime};
+use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::{client, clock};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
@@ -56,6 +56,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-controller")]
     lease_name: String,
 
+    /// Namespace of the Leases that agents renew as their heartbeat
+    #[arg(long = "lease-namespace", value_name = "NAME", default_value = LEASE_NAMESPACE)]
+    agents: String,
+
     /// Where /livez, /readyz and /metrics are served
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
@@ -69,8 +73,8 @@ pub struct Args {
     #[arg(long, value_name = "NODES", default_value = "100", value_parser = rate)]
     rollout_nodes_per_second: f64,
 
-    /// An agent that wrote nothing for so long, while our taint is on its node and the node is Ready, is dead: its taint
-    /// is taken away. Not below 10m: agents write as seldom as every 5 minutes
+    /// An agent that was not heard for so long, while our taint is on its node and the node is Ready, is dead: its taint
+    /// is taken away. Not below 10m: an agent that has no Lease may write as seldom as every 5 minutes
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
     silent_agent_after: Duration,
 }
@@ -110,6 +114,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         },
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),
+        agents: args.agents.clone(),
         identity: identity(),
         listen: args.listen,
     };

@@ -62,7 +62,14 @@ pub fn all_as<K>(client: Client, resource: &ApiResource, page: u32) -> BoxStream
 where
     K: Resource<DynamicType = ApiResource> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let api: Api<K> = Api::all_with(client, resource);
+    objects(Api::all_with(client, resource), page)
+}
+
+/// The same, of the objects that `api` is about.
+pub fn objects<K>(api: Api<K>, page: u32) -> BoxStream<'static, Change<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
     watcher(api, watcher::Config::default().page_size(page))
         .default_backoff()
         .map(|event| match event {

@@ -1,6 +1,7 @@
 //! What the controller tells Prometheus, and its probes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ use crate::serve::Source;
 
 /// The loop turns at least every second: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
+/// Upper bounds of the time between two heartbeats, in seconds: they come every 10 or 60.
+const AGES: [f64; 10] = [5.0, 9.0, 11.0, 15.0, 20.0, 40.0, 58.0, 65.0, 120.0, 600.0];
 
 /// Labels of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,8 +64,7 @@ pub struct Metrics {
     /// Writes to the API server.
     pub writes: Family<WriteLabels, Counter>,
     running: Gauge,
-    /// Failures of watches.
-    pub watch_errors: Family<WatchLabels, Counter>,
+    watch_errors: Family<WatchLabels, Counter>,
     /// Events that were dropped, because too many were under way.
     pub events_dropped: Counter,
     /// Taints of silent agents that were taken away.
@@ -73,6 +75,9 @@ pub struct Metrics {
     silent: Gauge,
     silent_throttled: Gauge,
     held: Gauge,
+    agents: Gauge,
+    oldest: Gauge<f64, AtomicU64>,
+    ages: Histogram,
     undefined: Gauge,
     rollouts: Family<RolloutLabels, Gauge>,
     /// 1 while this replica leads.
@@ -107,6 +112,9 @@ impl Default for Metrics {
             silent: Gauge::default(),
             silent_throttled: Gauge::default(),
             held: Gauge::default(),
+            agents: Gauge::default(),
+            oldest: Gauge::default(),
+            ages: Histogram::new(AGES),
             undefined: Gauge::default(),
             rollouts: Family::default(),
             leader: Gauge::default(),
@@ -114,6 +122,7 @@ impl Default for Metrics {
         };
         metrics.register_work();
         metrics.register_state();
+        metrics.register_agents();
         metrics
     }
 }
@@ -143,17 +152,6 @@ impl Metrics {
         registry.register("pending_nodes", help, self.pending.clone());
         let help = "Nodes that get PreferNoSchedule, because too many are over their marks";
         registry.register("softened_nodes", help, self.softened.clone());
-        let help =
-            "Agents that said nothing for too long while something is in force on their node";
-        registry.register("silent_agents", help, self.silent.clone());
-        let help = "Those of them whose node had throttled pods: see `plimsoll agent --restore`";
-        registry.register(
-            "silent_agents_throttling",
-            help,
-            self.silent_throttled.clone(),
-        );
-        let help = "1 while so many agents are silent that nothing of theirs is undone";
-        registry.register("silence_held", help, self.held.clone());
         let help = "Edits on their way to all nodes, by how far they are";
         registry.register("rollouts", help, self.rollouts.clone());
         let help = "Definitions that are missing, or lack fields that this version writes";
@@ -162,8 +160,38 @@ impl Metrics {
         registry.register("leader", help, self.leader.clone());
     }
 
+    fn register_agents(&mut self) {
+        let registry = &mut self.registry;
+        let help = "Agents that hold the Lease of their node";
+        registry.register("agents", help, self.agents.clone());
+        let help = "Agents that are silent: their Lease is not renewed, or they write nothing while something is in force";
+        registry.register("silent_agents", help, self.silent.clone());
+        let help = "Those of them whose node had throttled pods: see `plimsoll agent --restore`";
+        let throttled = self.silent_throttled.clone();
+        registry.register("silent_agents_throttling", help, throttled);
+        let help = "Zones in which so many agents are silent that nothing of theirs is undone";
+        registry.register("silence_held", help, self.held.clone());
+        let help = "Age of the oldest heartbeat of all agents";
+        let oldest = self.oldest.clone();
+        registry.register_with_unit("heartbeat_age_max", help, Unit::Seconds, oldest);
+        let help = "How old heartbeats were when the next was seen";
+        registry.register_with_unit("heartbeat_age", help, Unit::Seconds, self.ages.clone());
+    }
+
+    /// Heartbeats of this age were followed by another.
+    pub fn heard(&self, ages: Vec<Duration>) {
+        for age in ages {
+            self.ages.observe(age.as_secs_f64());
+        }
+    }
+
+    /// A watch failed, or did not show what it should have shown.
+    pub fn missed(&self, kind: &'static str) {
+        self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
+    }
+
     /// Figures of the state that the controller is in.
-    pub fn count(&self, world: &World, running: usize, now: BootTime) {
+    pub fn count(&self, world: &World, running: usize) {
         let set = |gauge: &Gauge, count: usize| {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         };
@@ -172,10 +200,12 @@ impl Metrics {
         set(&self.pending, pending);
         set(&self.softened, softened);
         set(&self.running, running);
-        let [silent, throttling] = world.silent_counts(now);
-        set(&self.silent, silent);
-        set(&self.silent_throttled, throttling);
-        set(&self.held, usize::from(world.is_held()));
+        let silence = world.silence_figures();
+        set(&self.agents, silence.agents);
+        set(&self.silent, silence.silent);
+        set(&self.silent_throttled, silence.throttling);
+        set(&self.held, silence.held);
+        self.oldest.set(silence.oldest.as_secs_f64());
         for (phase, rollouts) in world.rollout_counts() {
             set(
                 &self.rollouts.get_or_create(&RolloutLabels { phase }),

@@ -7,6 +7,7 @@ pub mod cap;
 pub mod catalog;
 pub mod conditions;
 pub mod content;
+pub mod lease;
 pub mod metrics;
 pub mod restrain;
 pub mod rollout;

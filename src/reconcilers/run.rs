@@ -11,10 +11,11 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::lease::{LeaseObject, Renewal};
 use super::metrics::Metrics;
 use super::world::{Failed, Note, Settings, Subject, World, Write};
 use crate::cluster::client::CallError;
@@ -42,6 +43,8 @@ pub struct Options {
     pub namespace: String,
     /// Its name.
     pub lease: String,
+    /// Where the Leases of agents are.
+    pub agents: String,
     /// This replica, and this life of it.
     pub identity: String,
     /// Where probes and metrics are served.
@@ -121,16 +124,19 @@ struct Controller {
     events: FuturesUnordered<BoxFuture<'static, Result<(), CallError>>>,
     recorder: Events,
     lease: LeaseName,
+    /// Those of agents.
+    leases: Api<LeaseObject>,
     metrics: Arc<Metrics>,
 }
 
 impl Controller {
     fn new(client: Client, options: &Options, metrics: Arc<Metrics>) -> Self {
         let stores: Vec<Store> = Source::ALL.into_iter().map(Store::new).collect();
+        let leases = Api::namespaced(client.clone(), &options.agents);
         let mut changes = SelectAll::new();
         for (index, store) in stores.iter().enumerate() {
             metrics.waits(store.source.kind(), "not listed yet".to_owned());
-            let stream = store.source.watch(client.clone());
+            let stream = store.source.watch(client.clone(), &leases);
             changes.push(stream.map(move |change| (index, change)).boxed());
         }
         Self {
@@ -139,6 +145,7 @@ impl Controller {
                 namespace: options.namespace.clone(),
                 name: options.lease.clone(),
             },
+            leases,
             world: World::new(options.settings),
             writes: FuturesUnordered::new(),
             events: FuturesUnordered::new(),
@@ -168,7 +175,8 @@ impl Controller {
                 changed = elected.changed() => if changed.is_err() { return },
                 _ = tick.tick() => {}
             }
-            let lead = *elected.borrow() && self.stores.iter().all(|store| store.complete);
+            let known = |store: &Store| store.complete || !store.source.is_needed();
+            let lead = *elected.borrow() && self.stores.iter().all(known);
             if lead != leading {
                 leading = lead;
                 self.lead(lead);
@@ -195,18 +203,15 @@ impl Controller {
         };
         let kind = store.source.kind();
         if let Change::Failed(why) = &change {
-            let labels = super::metrics::WatchLabels { kind };
-            self.metrics.watch_errors.get_or_create(&labels).inc();
+            self.metrics.missed(kind);
             if !store.complete {
                 self.metrics.waits(kind, why.clone());
             }
             tracing::warn!(kind, %why, "failed to watch");
-            if store.source.shows_agents() {
-                self.world.missed();
-            }
+            store.source.is_blind(&mut self.world);
         }
         let begun = clock::now();
-        if store.take(change, &mut self.world) {
+        if store.take(change, &mut self.world, begun) {
             self.metrics.complete(kind);
         }
         if store.source.is_compiled() {
@@ -222,8 +227,9 @@ impl Controller {
         if room > 0 {
             for write in self.world.plan(now, room) {
                 log(&write);
+                let (client, leases) = (self.client.clone(), self.leases.clone());
                 self.writes
-                    .push(write::carry_out(self.client.clone(), write).boxed());
+                    .push(write::carry_out(client, leases, write).boxed());
             }
             let timestamp = format!("{:.0}", clock::wall());
             for status in self.world.statuses(now, &timestamp) {
@@ -234,7 +240,8 @@ impl Controller {
         for note in self.world.take_notes() {
             self.tell(note);
         }
-        self.metrics.count(&self.world, self.writes.len(), now);
+        self.metrics.heard(self.world.take_ages());
+        self.metrics.count(&self.world, self.writes.len());
     }
 
     fn tell(&mut self, note: Note) {
@@ -257,6 +264,17 @@ impl Controller {
             .push(async move { recorder.publish(happening).await }.boxed());
     }
 
+    fn asked(&mut self, node: &str, outcome: Result<Option<Renewal>, CallError>) {
+        let outcome = outcome.map_err(|error| {
+            let why = error.words();
+            tracing::warn!(node, why, "failed to read the Lease of a silent agent");
+        });
+        if self.world.answered(node, clock::now(), outcome) {
+            tracing::warn!(node, "the watch of Leases did not show a renewal");
+            self.metrics.missed(store::Source::Leases.kind());
+        }
+    }
+
     fn written(&mut self, done: Done) {
         match done {
             Done::Watermark { node, outcome } => {
@@ -273,6 +291,7 @@ impl Controller {
                     outcome.map(|seen| seen.map(|seen| *seen)),
                 );
             }
+            Done::Asked { node, outcome } => self.asked(&node, outcome),
             Done::Opened { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
@@ -306,6 +325,7 @@ fn log(write: &Write) {
             tracing::debug!(node, hash = %spec.hash(), "writing the NodeWatermark");
         }
         Write::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
+        Write::Ask { node } => tracing::debug!(node, "reading the Lease of a silent agent"),
         Write::Open { node, .. } => tracing::info!(node, "taking the taint of a silent agent away"),
     }
 }

@@ -1,31 +1,26 @@
-//! Agents that fell silent while something is in force on their node, by this process's own clock. Pure.
+//! Agents that fell silent, by this process's own clock. Pure.
 //!
-//! An agent writes its status at least every five minutes while something is in force. Only *that* it changed counts,
-//! and when it was seen: no clock of a node is ever read.
+//! An agent renews its Lease every few seconds, and writes its status at least every five minutes while something is in
+//! force. Only *that* one of them changed counts, and when it was seen: no clock of a node is ever read.
 
-use std::collections::BTreeMap;
+mod watched;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
+use super::lease::Renewal;
 use crate::engine::time::BootTime;
+use watched::Watched;
 
-/// So many silent agents of a hundred at once, and at least so many in all, are our fault rather than theirs.
+/// So many silent agents of a hundred in a zone at once, and at least so many, are our fault rather than theirs.
 const MOST_PERCENT: usize = 55;
 const LEAST_SILENT: usize = 3;
-
-/// One node on which something is in force.
-#[derive(Clone, Debug, Default)]
-struct Watched {
-    /// When its agent was heard last; `None`: since the last look.
-    heard: Option<BootTime>,
-    /// What is in force there.
-    state: InForce,
-    /// Its silence was told of.
-    told: bool,
-    /// Its taint was taken away in this silence.
-    opened: bool,
-    attempt: Attempt,
-}
+/// It is not looked more often who is silent.
+const LOOK: Duration = Duration::from_secs(1);
+/// At one look no more Leases are asked for.
+const MOST_ASKED: usize = 16;
 
 /// What is in force on a node, as far as it is known without its agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,115 +42,245 @@ impl InForce {
 /// Who is silent, and since when.
 #[derive(Debug)]
 pub struct Silence {
-    /// An agent that was not heard for so long is silent.
+    /// An agent that was not heard for so long is dead.
     after: Duration,
     nodes: BTreeMap<String, Watched>,
-    held: bool,
+    /// Zones in which nothing is undone, because so many are silent there.
+    held: BTreeSet<Arc<str>>,
+    /// Agents that are heard again, and were told of as silent.
+    back: BTreeSet<String>,
+    /// Nodes that were heard since the last call, which will say when that was.
+    just_heard: BTreeSet<String>,
+    looked: Option<BootTime>,
+    figures: Figures,
+}
+
+/// How many agents are how silent, as of the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Agents that hold a Lease.
+    pub agents: usize,
+    /// Agents that are silent: by their Lease, or where they have none by what they write while something is in force.
+    pub silent: usize,
+    /// Those of them that left throttled pods.
+    pub throttling: usize,
+    /// Zones in which nothing is undone.
+    pub held: usize,
+    /// Since when the Lease was not renewed that was not renewed for longest.
+    pub oldest: Duration,
 }
 
 /// What is to be done about silence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
+    /// Nodes whose Lease is to be read: it seems that it was not renewed.
+    pub ask: Vec<String>,
+    /// Nodes whose agent is newly silent, and for how long it may be before it counts as that.
+    pub silent: Vec<(String, Duration)>,
+    /// Nodes whose agent is heard again.
+    pub back: Vec<String>,
     /// Nodes whose taint is to be taken away.
     pub open: Vec<String>,
     /// Nodes that are newly silent while this many pods are throttled there.
     pub throttled: Vec<(String, usize)>,
-    /// So many are silent that nothing is undone, of how many: where that began with this look.
-    pub held: Option<(usize, usize)>,
-    /// That ended with this look.
-    pub resumed: bool,
+    /// Zones in which so many are silent that nothing is undone, of how many: where that began with this look.
+    pub held: Vec<(Arc<str>, usize, usize)>,
+    /// Zones in which that ended with this look.
+    pub resumed: Vec<Arc<str>>,
 }
 
 impl Silence {
     /// Knows of no node yet.
-    pub const fn new(after: Duration) -> Self {
+    pub fn new(after: Duration) -> Self {
         Self {
             after,
             nodes: BTreeMap::new(),
-            held: false,
+            held: BTreeSet::new(),
+            back: BTreeSet::new(),
+            just_heard: BTreeSet::new(),
+            looked: None,
+            figures: Figures::default(),
         }
     }
 
-    /// An agent that was not heard for so long is silent.
+    /// An agent that was not heard for so long is dead.
     pub const fn after(&self) -> Duration {
         self.after
     }
 
+    /// Begins to tell: every agent counts as just heard, and nothing as told.
+    pub fn begin(&mut self) {
+        for node in self.nodes.values_mut() {
+            node.is_heard(None);
+        }
+        self.back.clear();
+        self.held.clear();
+        self.looked = None;
+    }
+
     /// Every agent counts as just heard: what was missed is not known.
     pub fn restart(&mut self) {
-        self.held = false;
-        for node in self.nodes.values_mut() {
-            *node = Watched {
-                state: node.state,
-                ..Watched::default()
-            };
+        self.restart_where(|_| true);
+    }
+
+    /// The same for the agents that hold Leases, which could not be seen.
+    pub fn restart_leases(&mut self) {
+        self.restart_where(Watched::has_lease);
+    }
+
+    fn restart_where(&mut self, counts: impl Fn(&Watched) -> bool) {
+        for node in self.nodes.values_mut().filter(|node| counts(node)) {
+            node.restart();
+        }
+        self.looked = None;
+    }
+
+    /// A node of this zone is there, and this is in force on it; `None`: it is gone.
+    pub fn stands(&mut self, node: &str, place: Option<(&Arc<str>, InForce)>) {
+        let place = place.map(|(zone, state)| (Arc::clone(zone), state));
+        if let Some(known) = self.nodes.get_mut(node) {
+            known.place = place;
+            self.drop_if_idle(node);
+        } else if place.as_ref().is_some_and(|(_, state)| state.is_anything()) {
+            let watched = Watched::at(place);
+            self.nodes.insert(node.to_owned(), watched);
+            self.just_heard.insert(node.to_owned());
         }
     }
 
-    /// What is in force on a node now.
-    pub fn is_in_force(&mut self, node: &str, state: InForce) {
-        if !state.is_anything() {
+    /// Nobody can be silent where nothing is expected.
+    fn drop_if_idle(&mut self, node: &str) {
+        if self.nodes.get(node).is_some_and(Watched::is_idle) {
             self.nodes.remove(node);
-        } else if let Some(known) = self.nodes.get_mut(node) {
-            known.state = state;
-        } else {
-            let watched = Watched {
-                state,
-                ..Watched::default()
-            };
-            self.nodes.insert(node.to_owned(), watched);
+            self.back.remove(node);
         }
     }
 
     /// Its agent wrote.
     pub fn heard(&mut self, node: &str) {
-        if let Some(known) = self.nodes.get_mut(node) {
-            *known = Watched {
-                state: known.state,
-                ..Watched::default()
-            };
+        self.hear(node, None);
+    }
+
+    fn hear(&mut self, node: &str, at: Option<BootTime>) {
+        let Some(known) = self.nodes.get_mut(node) else {
+            return;
+        };
+        if known.is_heard(at) {
+            self.back.insert(node.to_owned());
         }
+        if at.is_none() {
+            self.just_heard.insert(node.to_owned());
+        }
+    }
+
+    /// A Lease as it is now. Where it was renewed since it was last seen: how long after its agent was last heard.
+    pub fn renewed(&mut self, node: &str, lease: Renewal, now: BootTime) -> Option<Duration> {
+        if !lease.held {
+            self.released(node);
+            return None;
+        }
+        let known = self.nodes.entry(node.to_owned()).or_default();
+        let before = known.lease.replace(lease);
+        if before == known.lease {
+            return None;
+        }
+        let age = known.heard.map(|heard| now.since(heard));
+        self.hear(node, Some(now));
+        age.filter(|_| before.is_some())
+    }
+
+    /// Its agent gave the Lease back, or the Lease is gone: none is expected any more.
+    pub fn released(&mut self, node: &str) {
+        if let Some(known) = self.nodes.get_mut(node) {
+            known.lease = None;
+            known.told = false;
+            self.drop_if_idle(node);
+        }
+    }
+
+    /// The Lease of an agent that seemed silent was read: as it is now, `None` where there is none. Whether the agent was
+    /// heard by that.
+    pub fn answered(
+        &mut self,
+        node: &str,
+        now: BootTime,
+        outcome: Result<Option<Renewal>, ()>,
+    ) -> bool {
+        let Some(known) = self.nodes.get_mut(node) else {
+            return false;
+        };
+        let Ok(seen) = outcome else {
+            known.asking.failed(now);
+            return false;
+        };
+        known.asking = Attempt::default();
+        match seen {
+            Some(seen) if known.lease.as_ref() == Some(&seen) => known.confirmed = Some(now),
+            Some(seen) => return self.renewed(node, seen, now).is_some(),
+            None => self.released(node),
+        }
+        false
     }
 
     /// Looks who is silent now.
     pub fn look(&mut self, now: BootTime) -> Look {
-        let mut look = Look::default();
-        let [overdue, all] = self.overdue(now);
-        let held = overdue >= LEAST_SILENT && overdue * 100 >= all * MOST_PERCENT;
-        look.held = (held && !self.held).then_some((overdue, all));
-        look.resumed = self.held && !held;
-        self.held = held;
-        if held {
-            return look;
+        for name in std::mem::take(&mut self.just_heard) {
+            if let Some(node) = self.nodes.get_mut(&name) {
+                node.heard.get_or_insert(now);
+            }
         }
+        if self.looked.is_some_and(|looked| now.since(looked) < LOOK) {
+            return Look::default();
+        }
+        self.looked = Some(now);
+        let mut look = Look {
+            back: std::mem::take(&mut self.back).into_iter().collect(),
+            ..Look::default()
+        };
+        self.hold(now, &mut look);
         for (name, node) in &mut self.nodes {
-            if node.silent_for(now) < self.after || !node.state.ready {
-                continue;
-            }
-            if node.state.throttled > 0 && !std::mem::replace(&mut node.told, true) {
-                look.throttled.push((name.clone(), node.state.throttled));
-            }
-            if node.state.tainted && !node.opened && node.attempt.is_due(now) {
-                node.attempt.begin();
-                look.open.push(name.clone());
+            if node.zone().is_some_and(|zone| !self.held.contains(zone)) {
+                node.look(name, now, self.after, &mut look);
             }
         }
         look
     }
 
-    /// Those that should have written by now: they may write as seldom as twice in the time after which they count as
-    /// silent, and a write takes its way. And how many there are. Whose taint was taken away is not counted again.
-    fn overdue(&mut self, now: BootTime) -> [usize; 2] {
-        let [mut overdue, mut all] = [0, 0];
-        let allowed = self.after / 2 + self.after / 10;
+    /// Finds the zones in which nothing is undone, and counts.
+    fn hold(&mut self, now: BootTime, look: &mut Look) {
+        let mut zones = BTreeMap::<Arc<str>, [usize; 2]>::new();
+        let mut figures = Figures::default();
         for node in self.nodes.values_mut() {
-            node.heard.get_or_insert(now);
+            let heard = *node.heard.get_or_insert(now);
+            let Some(zone) = node.zone().map(Arc::clone) else {
+                continue;
+            };
             if !node.opened {
-                all += 1;
-                overdue += usize::from(node.silent_for(now) > allowed);
+                let [overdue, all] = zones.entry(zone).or_default();
+                *all += 1;
+                *overdue += usize::from(node.is_overdue(now, self.after));
+            }
+            let silent = node.is_silent(now, self.after);
+            figures.silent += usize::from(silent);
+            figures.throttling += usize::from(silent && node.throttled() > 0);
+            if node.has_lease() {
+                figures.agents += 1;
+                figures.oldest = figures.oldest.max(now.since(heard));
             }
         }
-        [overdue, all]
+        let too_many = |[overdue, all]: [usize; 2]| {
+            overdue >= LEAST_SILENT && overdue * 100 >= all * MOST_PERCENT
+        };
+        zones.retain(|_, counts| too_many(*counts));
+        let begun = zones.iter().filter(|(zone, _)| !self.held.contains(*zone));
+        look.held = begun
+            .map(|(zone, [overdue, all])| (Arc::clone(zone), *overdue, *all))
+            .collect();
+        let held: BTreeSet<Arc<str>> = zones.into_keys().collect();
+        look.resumed = self.held.difference(&held).cloned().collect();
+        figures.held = held.len();
+        self.held = held;
+        self.figures = figures;
     }
 
     /// Taking a taint away came to its end.
@@ -165,33 +290,14 @@ impl Silence {
         };
         if done {
             node.opened = true;
-            node.attempt = Attempt::default();
+            node.opening = Attempt::default();
         } else {
-            node.attempt.failed(now);
+            node.opening.failed(now);
         }
     }
 
-    /// Whether nothing is undone, because so many are silent.
-    pub const fn is_held(&self) -> bool {
-        self.held
-    }
-
-    /// How many agents are silent, and how many of these left throttled pods.
-    pub fn counts(&self, now: BootTime) -> [usize; 2] {
-        let silent = || {
-            self.nodes
-                .values()
-                .filter(|node| node.silent_for(now) >= self.after)
-        };
-        [
-            silent().count(),
-            silent().filter(|node| node.state.throttled > 0).count(),
-        ]
-    }
-}
-
-impl Watched {
-    fn silent_for(&self, now: BootTime) -> Duration {
-        self.heard.map_or(Duration::ZERO, |heard| now.since(heard))
+    /// How many agents are how silent, as of the last look.
+    pub const fn figures(&self) -> Figures {
+        self.figures
     }
 }

@@ -69,6 +69,11 @@ pub enum Write {
         /// The object's UID: another of that name is left alone.
         uid: String,
     },
+    /// Read the Lease of an agent that seems to be silent.
+    Ask {
+        /// The node.
+        node: String,
+    },
     /// Take our taint away from a node whose agent is silent.
     Open {
         /// The node.
@@ -83,6 +88,7 @@ struct Node {
     uid: String,
     facts: NodeFacts,
     class: Arc<Class>,
+    zone: Arc<str>,
     ready: bool,
     tainted: bool,
 }
@@ -97,6 +103,8 @@ pub struct World {
     /// Nodes whose taint was taken away because their agent is silent.
     silent: BTreeSet<String>,
     silence: Silence,
+    /// How old heartbeats were when the next was seen.
+    ages: Vec<Duration>,
     rollouts: BTreeMap<Key, Rollout>,
     targets: Targets,
     /// Nodes whose `NodeWatermark` may have to be written.
@@ -124,6 +132,7 @@ impl World {
             softened: BTreeSet::new(),
             silent: BTreeSet::new(),
             silence: Silence::new(settings.silent_agent_after),
+            ages: Vec::new(),
             rollouts: BTreeMap::new(),
             targets: Targets::default(),
             dirty: BTreeSet::new(),
@@ -159,6 +168,7 @@ impl World {
         let class = self.catalog.class(&facts);
         let node = Node {
             uid,
+            zone: silent::zone(&facts.labels),
             facts,
             class,
             ready,
@@ -268,7 +278,7 @@ impl World {
         self.rollouts.clear();
         self.attempts.clear();
         self.silent.clear();
-        self.silence.restart();
+        self.silence.begin();
         let soft = self.live.iter().filter(|(_, live)| live.softened);
         self.softened = soft.map(|(name, _)| name.clone()).collect();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
@@ -286,7 +296,7 @@ impl World {
     }
 
     /// What has to be written now, at most `room` writes of `NodeWatermarks`. Each is under way until
-    /// [`Self::written`] or [`Self::opened`] is told.
+    /// [`Self::written`], [`Self::opened`] or [`Self::answered`] is told.
     pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Write> {
         if !self.leading {
             return Vec::new();

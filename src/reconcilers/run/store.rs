@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 
 use futures::stream::{BoxStream, StreamExt};
-use kube::Client;
 use kube::core::ApiResource;
+use kube::{Api, Client};
 use serde_json::Value;
 
+use super::super::lease::LeaseObject;
 use super::super::wire::{NodeObject, NodeSeen, Watermark, WatermarkObject};
 use super::super::world::World;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
+use crate::engine::time::BootTime;
 
 /// Objects in one page of a list: a `NodeWatermark` may have 40 kB.
 const NODES: u32 = 500;
@@ -22,6 +24,7 @@ pub(super) enum Source {
     Policy(Kind),
     Nodes,
     Watermarks,
+    Leases,
 }
 
 /// An object of one of them.
@@ -29,15 +32,17 @@ pub(super) enum Item {
     Policy(Kind, Value),
     Node(Box<NodeObject>),
     Watermark(Box<WatermarkObject>),
+    Lease(Box<LeaseObject>),
 }
 
 impl Source {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Policy(Kind::AvoidanceAction),
         Self::Policy(Kind::NodeQos),
         Self::Policy(Kind::PodQos),
         Self::Nodes,
         Self::Watermarks,
+        Self::Leases,
     ];
 
     pub(super) const fn kind(self) -> &'static str {
@@ -45,21 +50,35 @@ impl Source {
             Self::Policy(kind) => kind.name(),
             Self::Nodes => "Node",
             Self::Watermarks => "NodeWatermark",
+            Self::Leases => "Lease",
         }
+    }
+
+    /// Whether nothing can be done before its objects are known. Without Leases agents are heard by what they write.
+    pub(super) const fn is_needed(self) -> bool {
+        !matches!(self, Self::Leases)
     }
 
     /// Whether its changes change what is compiled.
     pub(super) const fn is_compiled(self) -> bool {
-        !matches!(self, Self::Watermarks)
+        !matches!(self, Self::Watermarks | Self::Leases)
     }
 
-    /// Whether agents are heard, or their nodes seen, through it.
-    pub(super) const fn shows_agents(self) -> bool {
-        matches!(self, Self::Nodes | Self::Watermarks)
+    /// It can't be seen: what agents do meanwhile is not known.
+    pub(super) fn is_blind(self, world: &mut World) {
+        match self {
+            Self::Nodes | Self::Watermarks => world.missed(),
+            Self::Leases => world.missed_leases(),
+            Self::Policy(_) => {}
+        }
     }
 
-    /// All changes.
-    pub(super) fn watch(self, client: Client) -> BoxStream<'static, Change<Item>> {
+    /// All changes; `leases` are those of agents.
+    pub(super) fn watch(
+        self,
+        client: Client,
+        leases: &Api<LeaseObject>,
+    ) -> BoxStream<'static, Change<Item>> {
         match self {
             Self::Policy(kind) => watch::all(client, &policy_resource(kind))
                 .map(move |change| change.map(|object| Item::Policy(kind, object)))
@@ -69,6 +88,9 @@ impl Source {
                 .boxed(),
             Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARKS)
                 .map(|change| change.map(|object| Item::Watermark(Box::new(object))))
+                .boxed(),
+            Self::Leases => watch::objects(leases.clone(), NODES)
+                .map(|change| change.map(|object| Item::Lease(Box::new(object))))
                 .boxed(),
         }
     }
@@ -103,14 +125,14 @@ impl Store {
     }
 
     /// Tells the world of a change. True when all objects are there now.
-    pub(super) fn take(&mut self, change: Change<Item>, world: &mut World) -> bool {
+    pub(super) fn take(&mut self, change: Change<Item>, world: &mut World, now: BootTime) -> bool {
         match change {
             Change::Restarted => self.listed = Some(BTreeSet::new()),
             Change::Apply(name, object) => {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(name.clone());
                 }
-                apply(&name, object, world);
+                apply(&name, object, world, now);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
@@ -137,11 +159,12 @@ impl Store {
             Source::Policy(kind) => world.delete_policy(kind, name),
             Source::Nodes => world.delete_node(name),
             Source::Watermarks => world.delete_live(name),
+            Source::Leases => world.delete_lease(name),
         }
     }
 }
 
-fn apply(name: &str, object: Item, world: &mut World) {
+fn apply(name: &str, object: Item, world: &mut World, now: BootTime) {
     match object {
         Item::Policy(kind, mut object) => {
             // Items of a list come without them.
@@ -151,5 +174,6 @@ fn apply(name: &str, object: Item, world: &mut World) {
         }
         Item::Node(node) => world.apply_node(name, NodeSeen::of(*node)),
         Item::Watermark(object) => world.apply_live(name, &Watermark::of(*object)),
+        Item::Lease(object) => world.apply_lease(name, object.renewal(), now),
     }
 }

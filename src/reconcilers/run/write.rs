@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::catalog::Key;
 use super::super::content::Wanted;
+use super::super::lease::{LeaseObject, Renewal};
 use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
 use super::super::world::{StatusWrite, Write};
 use super::store::{policy_resource, watermark_resource};
@@ -25,6 +26,11 @@ pub(super) enum Done {
         key: Key,
         outcome: Result<(), CallError>,
     },
+    /// The Lease of an agent that seemed silent.
+    Asked {
+        node: String,
+        outcome: Result<Option<Renewal>, CallError>,
+    },
     /// The taint of a silent agent: whether there was one.
     Opened {
         node: String,
@@ -40,8 +46,8 @@ fn params() -> PatchParams {
     }
 }
 
-/// Carries out one write.
-pub(super) async fn carry_out(client: Client, write: Write) -> Done {
+/// Carries out one write; `leases` are those of agents.
+pub(super) async fn carry_out(client: Client, leases: Api<LeaseObject>, write: Write) -> Done {
     match write {
         Write::Apply { node, spec } => Done::Watermark {
             outcome: apply(client, &node, &spec).await.map(Some),
@@ -51,6 +57,13 @@ pub(super) async fn carry_out(client: Client, write: Write) -> Done {
             outcome: delete(client, &node, uid).await.map(|()| None),
             node,
         },
+        Write::Ask { node } => {
+            let lease = call(leases.get_opt(&node)).await;
+            Done::Asked {
+                outcome: lease.map(|lease| lease.map(LeaseObject::renewal)),
+                node,
+            }
+        }
         Write::Open { node, uid } => Done::Opened {
             outcome: open(&client, &node, &uid).await,
             node,

@@ -34,9 +34,19 @@ impl World {
     }
 
     pub(super) fn warn_node(&mut self, node: &str, reason: &'static str, message: String) {
+        self.note_node(node, true, reason, message);
+    }
+
+    pub(super) fn note_node(
+        &mut self,
+        node: &str,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    ) {
         self.notes.push(Note {
             about: Subject::Node(node.to_owned()),
-            warning: true,
+            warning,
             reason,
             message,
         });

@@ -1,0 +1,150 @@
+//! The Lease of an agent, read only as far as it is used: five hundred may arrive in a second.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::Deserialize;
+
+/// What a Lease holds for that does not say so sensibly...
+const USUAL: Duration = Duration::from_secs(40);
+/// ...and at most.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// One state of a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// `metadata.uid`
+    pub uid: String,
+    /// `metadata.resourceVersion`
+    pub version: String,
+    /// How long it holds without a renewal, as its holder says.
+    pub holds: Duration,
+    /// Somebody holds it.
+    pub held: bool,
+}
+
+/// A Lease.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Whole")]
+pub struct LeaseObject {
+    meta: ObjectMeta,
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Whole {
+    metadata: Meta,
+    spec: Option<Spec>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    holder_identity: Option<String>,
+    lease_duration_seconds: Option<i32>,
+}
+
+impl From<Whole> for LeaseObject {
+    fn from(whole: Whole) -> Self {
+        let meta = ObjectMeta {
+            name: whole.metadata.name,
+            uid: whole.metadata.uid,
+            resource_version: whole.metadata.resource_version,
+            ..ObjectMeta::default()
+        };
+        Self {
+            meta,
+            spec: whole.spec.unwrap_or_default(),
+        }
+    }
+}
+
+impl LeaseObject {
+    /// What it says.
+    pub fn renewal(self) -> Renewal {
+        let seconds = self.spec.lease_duration_seconds.unwrap_or(0);
+        let holds = u64::try_from(seconds).map_or(Duration::ZERO, Duration::from_secs);
+        let holder = self.spec.holder_identity;
+        Renewal {
+            uid: self.meta.uid.unwrap_or_default(),
+            version: self.meta.resource_version.unwrap_or_default(),
+            holds: if holds.is_zero() {
+                USUAL
+            } else {
+                holds.min(LONGEST)
+            },
+            held: holder.is_some_and(|holder| !holder.is_empty()),
+        }
+    }
+}
+
+impl Resource for LeaseObject {
+    type DynamicType = ();
+    type Scope = <Lease as Resource>::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Lease::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Lease::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Lease::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Lease::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn renewal(spec: &Value) -> Renewal {
+        let metadata = json!({"name": "n", "uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "m"}]});
+        let object: LeaseObject =
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Lease");
+        object.renewal()
+    }
+
+    #[test]
+    fn a_lease_holds_for_what_it_says_within_reason() {
+        let read = renewal(&json!({"holderIdentity": "n", "leaseDurationSeconds": 240}));
+        assert_eq!((read.uid.as_str(), read.version.as_str()), ("u", "7"));
+        assert_eq!((read.holds, read.held), (Duration::from_mins(4), true));
+        for (said, holds) in [(-5, USUAL), (0, USUAL), (i32::MAX, LONGEST)] {
+            assert_eq!(renewal(&json!({"leaseDurationSeconds": said})).holds, holds);
+        }
+    }
+
+    #[test]
+    fn a_lease_that_was_given_back_is_held_by_nobody() {
+        for spec in [json!(null), json!({}), json!({"holderIdentity": ""})] {
+            assert!(!renewal(&spec).held, "{spec}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! One agent that is listened for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::attempt::Attempt;
+use super::super::lease::Renewal;
+use super::{InForce, Look, MOST_ASKED};
+use crate::engine::time::BootTime;
+
+/// A renewal takes its way: an agent is silent so long after its Lease has run out.
+const GRACE: Duration = Duration::from_secs(10);
+/// What a watch shows may be old. Nothing is told or undone unless the Lease itself was read so short a while ago.
+const CONFIRMED: Duration = Duration::from_mins(1);
+
+/// One agent, and what is known of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watched {
+    /// Zone of its node, and what is in force there; `None`: there is no such node.
+    pub(super) place: Option<(Arc<str>, InForce)>,
+    /// Its Lease as last seen, where it holds one.
+    pub(super) lease: Option<Renewal>,
+    /// When it was heard last; `None`: since the last look.
+    pub(super) heard: Option<BootTime>,
+    /// When its Lease was last read and was as old as it seemed.
+    pub(super) confirmed: Option<BootTime>,
+    pub(super) asking: Attempt,
+    /// Its silence was told of.
+    pub(super) told: bool,
+    /// That it left throttled pods was told of.
+    told_throttled: bool,
+    /// Its taint was taken away in this silence.
+    pub(super) opened: bool,
+    pub(super) opening: Attempt,
+}
+
+impl Watched {
+    pub(super) fn at(place: Option<(Arc<str>, InForce)>) -> Self {
+        Self {
+            place,
+            ..Self::default()
+        }
+    }
+
+    /// It is heard; whether its silence was told of. A Lease is being read for as long as it takes.
+    pub(super) fn is_heard(&mut self, at: Option<BootTime>) -> bool {
+        let before = std::mem::take(self);
+        *self = Self {
+            place: before.place,
+            lease: before.lease,
+            heard: at,
+            asking: before.asking,
+            ..Self::default()
+        };
+        before.told
+    }
+
+    /// It counts as just heard, but what was told was told.
+    pub(super) fn restart(&mut self) {
+        let told = self.is_heard(None);
+        self.told = told;
+    }
+
+    pub(super) const fn has_lease(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    pub(super) fn zone(&self) -> Option<&Arc<str>> {
+        self.place.as_ref().map(|(zone, _)| zone)
+    }
+
+    fn state(&self) -> InForce {
+        self.place.as_ref().map_or_else(InForce::default, |it| it.1)
+    }
+
+    pub(super) fn throttled(&self) -> usize {
+        self.state().throttled
+    }
+
+    /// It holds no Lease, and nothing is in force there that it would have to tell of.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_lease() && !self.state().is_anything()
+    }
+
+    fn silent_for(&self, now: BootTime) -> Duration {
+        self.heard.map_or(Duration::ZERO, |heard| now.since(heard))
+    }
+
+    /// How long it may be silent by its Lease.
+    fn grace(&self) -> Option<Duration> {
+        self.lease.as_ref().map(|lease| lease.holds + GRACE)
+    }
+
+    /// It is silent.
+    pub(super) fn is_silent(&self, now: BootTime, after: Duration) -> bool {
+        let silent = self.silent_for(now);
+        self.grace().map_or(silent >= after, |grace| silent > grace)
+    }
+
+    /// It should have been heard by now. One without a Lease may write as seldom as twice in the time after which it
+    /// counts as silent, and a write takes its way.
+    pub(super) fn is_overdue(&self, now: BootTime, after: Duration) -> bool {
+        let allowed = self.grace().unwrap_or(after / 2 + after / 10);
+        self.silent_for(now) > allowed
+    }
+
+    /// Notes what is to be done about it.
+    pub(super) fn look(&mut self, name: &str, now: BootTime, after: Duration, look: &mut Look) {
+        if !self.is_silent(now, after) {
+            return;
+        }
+        let state = self.state();
+        let dead_after = self.grace().map_or(after, |grace| grace.max(after));
+        let dead = state.ready && self.silent_for(now) >= dead_after;
+        let leaves = dead && state.throttled > 0 && !self.told_throttled;
+        let opens = dead && state.tainted && !self.opened && self.opening.is_due(now);
+        let tells = self.has_lease() && !self.told;
+        if !(tells || leaves || opens) || !self.is_sure(name, now, look) {
+            return;
+        }
+        if let (true, Some(grace)) = (tells, self.grace()) {
+            self.told = true;
+            look.silent.push((name.to_owned(), grace));
+        }
+        if leaves {
+            self.told_throttled = true;
+            look.throttled.push((name.to_owned(), state.throttled));
+        }
+        if opens {
+            self.opening.begin();
+            look.open.push(name.to_owned());
+        }
+    }
+
+    /// Whether its silence is certain; where it is not, its Lease is asked for.
+    fn is_sure(&mut self, name: &str, now: BootTime, look: &mut Look) -> bool {
+        let fresh = |confirmed| now.since(confirmed) <= CONFIRMED;
+        if !self.has_lease() || self.confirmed.is_some_and(fresh) {
+            return true;
+        }
+        if self.asking.is_due(now) && look.ask.len() < MOST_ASKED {
+            self.asking.begin();
+            look.ask.push(name.to_owned());
+        }
+        false
+    }
+}
