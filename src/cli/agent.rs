@@ -29,7 +29,7 @@ Examples:
   What it makes of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
   Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
-    kubectl get lease worker-1 -n plimsoll-node-lease -o yaml
+    plimsoll top
 
 SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this
 node any more, everything is undone; otherwise what is in force stays, for the next agent to take over. Ctrl-C undoes

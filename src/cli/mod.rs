@@ -13,6 +13,7 @@ pub mod run;
 mod runtime;
 pub mod shell;
 pub mod state;
+pub mod top;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,8 @@ enum Command {
     Controller(controller::Args),
     /// Show what policies would do on a live Kubernetes cluster right now, before applying them.
     Preview(preview::Args),
+    /// Show how loaded the nodes of a Kubernetes cluster are, against their marks, and which agents are silent.
+    Top(top::Args),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
@@ -82,6 +85,7 @@ impl Cli {
             Command::Agent(args) => agent::run(&args),
             Command::Controller(args) => controller::run(&args),
             Command::Preview(args) => preview::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Completions(args) => Ok(shell::completions(&args)),

@@ -27,6 +27,7 @@ pub use self::overlay::overlay;
 pub use self::read::{Answer, Cluster, Node, Options, ReadError, Selection, Silence, subjects};
 pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, Source, Standing};
 pub use self::summary::Summary;
+pub use self::table::Table;
 
 /// The annotation of a static pod's mirror that holds the UID by which its kubelet knows it.
 const MIRROR: &str = "kubernetes.io/config.mirror";

@@ -3,14 +3,15 @@
 use std::fmt;
 
 /// Rows of equal length; the first is the header.
-pub(super) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
     /// Columns that are numbers stand to the right.
     right: &'static [usize],
 }
 
 impl Table {
-    pub(super) fn new(header: &[&str], right: &'static [usize]) -> Self {
+    /// With its header; the columns in `right` stand to the right.
+    pub fn new(header: &[&str], right: &'static [usize]) -> Self {
         let header = header.iter().map(|&title| title.to_owned());
         Self {
             rows: vec![header.collect()],
@@ -18,7 +19,8 @@ impl Table {
         }
     }
 
-    pub(super) fn push(&mut self, row: Vec<String>) {
+    /// A row as long as the header.
+    pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 

@@ -1,0 +1,298 @@
+//! What `plimsoll top` shows. Pure.
+
+use std::cmp::{Ordering, Reverse};
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt as _;
+use serde::{Serialize, Serializer};
+
+use crate::crd::Summary;
+use crate::crd::summary::{ANNOTATION, Percent, Scheduling};
+use crate::preview::Table;
+
+/// An agent is silent so long after its Lease ran out, as the controller counts.
+const GRACE: Duration = Duration::from_secs(10);
+/// What a Lease holds that does not say.
+const USUAL: Duration = Duration::from_secs(40);
+/// Cells of a bar.
+const WIDTH: usize = 20;
+
+/// By what rows are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Sort {
+    /// Name of the node.
+    Name,
+    /// CPU in percent.
+    Cpu,
+    /// Memory in percent.
+    Memory,
+    /// The largest of the three pressures.
+    Pressure,
+    /// Rules over their mark.
+    Breached,
+    /// Age of the heartbeat.
+    Age,
+}
+
+/// What is known of a node's agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Agent {
+    /// It is heard.
+    Alive,
+    /// It gave its Lease back: it left for good.
+    Left,
+    /// Its Lease has run out.
+    Silent,
+    /// There never was one.
+    None,
+}
+
+/// One node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Row {
+    /// Its name.
+    pub(super) node: String,
+    agent: Agent,
+    #[serde(rename = "ageSeconds", serialize_with = "seconds")]
+    age: Option<Duration>,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+#[expect(clippy::ref_option, reason = "the signature that serde asks for")]
+fn seconds<S: Serializer>(age: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    age.map(|age| age.as_secs()).serialize(serializer)
+}
+
+impl Row {
+    /// By a Lease.
+    pub(super) fn of(lease: &Lease, now: Timestamp) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.unwrap_or(0);
+        let holds = u64::try_from(seconds).map_or(USUAL, Duration::from_secs);
+        let renewed = spec.renew_time.map(|time| now.duration_since(time.0));
+        // A clock of a node may be ahead.
+        let age = renewed.map(|age| Duration::try_from(age).unwrap_or_default());
+        let held = spec
+            .holder_identity
+            .is_some_and(|holder| !holder.is_empty());
+        let agent = match age {
+            _ if !held => Agent::Left,
+            Some(age) if age <= holds + GRACE => Agent::Alive,
+            _ => Agent::Silent,
+        };
+        let summary = lease.annotations().get(ANNOTATION);
+        Self {
+            node: lease.name_any(),
+            agent,
+            age,
+            summary: summary.map(|text| Summary::parse(text)).unwrap_or_default(),
+        }
+    }
+
+    /// Of a node that never had an agent.
+    pub(super) fn without_agent(node: String) -> Self {
+        Self {
+            node,
+            agent: Agent::None,
+            age: None,
+            summary: Summary::default(),
+        }
+    }
+
+    fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+        let (a, b) = (&self.summary, &other.summary);
+        let largest_first = match sort {
+            Sort::Name => Ordering::Equal,
+            Sort::Cpu => b.cpu.cmp(&a.cpu),
+            Sort::Memory => b.memory.cmp(&a.memory),
+            Sort::Pressure => b.pressure.iter().max().cmp(&a.pressure.iter().max()),
+            Sort::Breached => b.breached.cmp(&a.breached),
+            Sort::Age => Reverse(self.age).cmp(&Reverse(other.age)),
+        };
+        self.agent
+            .cmp(&other.agent)
+            .then(largest_first)
+            .then_with(|| self.node.cmp(&other.node))
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let Summary {
+            cpu,
+            memory,
+            cpu_mark,
+            pressure,
+            ..
+        } = &self.summary;
+        let heard = self.agent == Agent::Alive;
+        // What a silent agent said of the load is not so any more; what it put in force still is.
+        let current = |percent: Option<Percent>| or_unknown(percent.filter(|_| heard));
+        vec![
+            self.node.clone(),
+            if heard {
+                bar(*cpu, *cpu_mark)
+            } else {
+                String::new()
+            },
+            current(*cpu),
+            current(*memory),
+            pressure.map(current).join("/"),
+            if heard {
+                self.breached()
+            } else {
+                "?".to_owned()
+            },
+            self.in_force(),
+            self.heartbeat(),
+        ]
+    }
+
+    fn breached(&self) -> String {
+        let named = &self.summary.breached_rules;
+        let words: Vec<String> = named.iter().map(ToString::to_string).collect();
+        let (words, named) = (words.join(","), named.len());
+        match self.summary.breached.map(|all| all as usize) {
+            None => "?".to_owned(),
+            Some(0) => "-".to_owned(),
+            Some(all) if named == 0 => all.to_string(),
+            Some(all) if all > named => format!("{words} +{}", all - named),
+            Some(_) => words,
+        }
+    }
+
+    fn in_force(&self) -> String {
+        let Summary {
+            scheduling,
+            throttled,
+            ..
+        } = self.summary;
+        if self.agent == Agent::Left {
+            return "-".to_owned();
+        }
+        let closed = match scheduling {
+            None => Some("?".to_owned()),
+            Some(Scheduling::Enabled) => None,
+            Some(closed) => Some(closed.name().to_owned()),
+        };
+        let throttled = match throttled {
+            None => Some("?".to_owned()),
+            Some(0) => None,
+            Some(pods) => Some(format!("{pods} throttled")),
+        };
+        let parts: Vec<String> = closed.into_iter().chain(throttled).collect();
+        match parts.join(", ").as_str() {
+            "" => "-".to_owned(),
+            "?, ?" => "?".to_owned(),
+            parts => parts.to_owned(),
+        }
+    }
+
+    fn heartbeat(&self) -> String {
+        let age = self.age.map_or_else(|| "?".to_owned(), age);
+        match self.agent {
+            Agent::Alive => age,
+            Agent::Left => format!("left {age} ago"),
+            Agent::Silent => format!("SILENT for {age}"),
+            Agent::None => "no agent".to_owned(),
+        }
+    }
+}
+
+fn or_unknown(percent: Option<Percent>) -> String {
+    percent.map_or_else(|| "?".to_owned(), |percent| percent.to_string())
+}
+
+/// `███████████████|····`: filled as far as the node is, with its mark.
+fn bar(percent: Option<Percent>, mark: Option<Percent>) -> String {
+    let Some(percent) = percent else {
+        return String::new();
+    };
+    let cell = |percent: Percent| cells(percent.value());
+    let mark = mark.map(|mark| cell(mark).min(WIDTH - 1));
+    let letter = |at| match at {
+        at if Some(at) == mark => '|',
+        at if at < cell(percent) => '█',
+        _ => '·',
+    };
+    (0..WIDTH).map(letter).collect()
+}
+
+/// Whole cells of a bar, to the nearest.
+fn cells(percent: f64) -> usize {
+    let cell = 100.0 / WIDTH as f64;
+    (1..=WIDTH)
+        .take_while(|at| *at as f64 * cell - cell / 2.0 <= percent)
+        .count()
+}
+
+/// `7s`, `3m12s`, `2h5m`, `4d`.
+fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
+        (0, ..) => format!("{hours}h{}m", minutes % 60),
+        _ => format!("{days}d"),
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Screen {
+    nodes: Vec<Row>,
+    /// What could not be told.
+    notes: Vec<String>,
+}
+
+impl Screen {
+    /// In order; silent agents last.
+    pub(super) fn new(mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
+        rows.sort_by(|a, b| a.compare(b, sort));
+        Self { nodes: rows, notes }
+    }
+
+    fn of(&self, agent: Agent) -> Vec<&str> {
+        let rows = self.nodes.iter().filter(|row| row.agent == agent);
+        rows.map(|row| row.node.as_str()).collect()
+    }
+}
+
+impl fmt::Display for Screen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = [
+            "NODE",
+            "CPU (| MARK)",
+            "CPU%",
+            "MEM%",
+            "PSI CPU/MEM/IO",
+            "BREACHED",
+            "IN FORCE",
+            "HEARTBEAT",
+        ];
+        let mut table = Table::new(&header, &[2, 3]);
+        for row in &self.nodes {
+            table.push(row.cells());
+        }
+        write!(f, "{table}")?;
+        let silent = self.of(Agent::Silent);
+        if !silent.is_empty() {
+            let of = self.nodes.len();
+            let names = silent.join(", ");
+            writeln!(f, "\n{} of {of} agents are silent: {names}", silent.len())?;
+        }
+        self.notes
+            .iter()
+            .try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

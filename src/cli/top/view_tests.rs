@@ -1,0 +1,163 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn lease(node: &str, age: i64, summary: &str) -> Lease {
+    let renewed = now() - jiff::SignedDuration::from_secs(age);
+    serde_json::from_value(json!({
+        "metadata": {"name": node, "annotations": {ANNOTATION: summary}},
+        "spec": {
+            "holderIdentity": node, "leaseDurationSeconds": 40,
+            "renewTime": format!("{renewed:.6}"),
+        },
+    }))
+    .unwrap()
+}
+
+fn row(node: &str, age: i64, summary: &str) -> Row {
+    Row::of(&lease(node, age, summary), now())
+}
+
+fn fleet() -> Vec<Row> {
+    let hot = "seq=7 cpu=91.0 mem=40.0 cpumark=75.0 psi=12.5/0.0/- rules=3 throttled=2 scheduling=NoSchedule breached=3:q/cpu,q/io";
+    vec![
+        row(
+            "calm",
+            4,
+            "cpu=10.0 mem=62.5 psi=0.0/0.0/0.0 rules=1 throttled=0 scheduling=Enabled breached=0",
+        ),
+        row("dead", 192, hot),
+        row("hot", 9, hot),
+        row("new", 1, ""),
+        Row::without_agent("bare".to_owned()),
+    ]
+}
+
+#[test]
+fn a_screen_shows_load_against_the_mark_and_silent_agents_last_and_named() {
+    let screen = Screen::new(fleet(), Sort::Cpu, vec!["something".to_owned()]);
+    let expected = "\
+NODE  CPU (| MARK)          CPU%  MEM%  PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
+hot   ███████████████|██··  91.0  40.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
+calm  ██··················  10.0  62.5  0.0/0.0/0.0     -               -                        4s
+new                            ?     ?  ?/?/?           ?               ?                        1s
+dead                           ?     ?  ?/?/?           ?               NoSchedule, 2 throttled  SILENT for 3m12s
+bare                           ?     ?  ?/?/?           ?               ?                        no agent
+
+1 of 5 agents are silent: dead
+note: something
+";
+    let squeeze = |text: &str| -> Vec<Vec<String>> {
+        let cells = |line: &str| {
+            line.split("  ")
+                .map(|cell| cell.trim().to_owned())
+                .filter(|cell| !cell.is_empty())
+                .collect()
+        };
+        text.lines().map(cells).collect()
+    };
+    assert_eq!(
+        squeeze(&screen.to_string()),
+        squeeze(expected),
+        "\n{screen}"
+    );
+}
+
+#[test]
+fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
+    let order = |sort| -> Vec<String> {
+        let screen = Screen::new(fleet(), sort, Vec::new());
+        screen.nodes.into_iter().map(|row| row.node).collect()
+    };
+    assert_eq!(order(Sort::Name), ["calm", "hot", "new", "dead", "bare"]);
+    assert_eq!(order(Sort::Cpu), ["hot", "calm", "new", "dead", "bare"]);
+    assert_eq!(order(Sort::Memory), ["calm", "hot", "new", "dead", "bare"]);
+    assert_eq!(
+        order(Sort::Pressure),
+        ["hot", "calm", "new", "dead", "bare"]
+    );
+    assert_eq!(
+        order(Sort::Breached),
+        ["hot", "calm", "new", "dead", "bare"]
+    );
+    assert_eq!(order(Sort::Age), ["hot", "calm", "new", "dead", "bare"]);
+}
+
+#[test]
+fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_not() {
+    assert_eq!(row("a", 50, "").agent, Agent::Alive);
+    assert_eq!(row("a", 51, "").agent, Agent::Silent);
+    let mut left = lease("a", 600, "cpu=1 throttled=1");
+    left.spec.as_mut().unwrap().holder_identity = None;
+    let left = Row::of(&left, now());
+    assert_eq!(left.agent, Agent::Left);
+    assert_eq!(left.heartbeat(), "left 10m0s ago");
+    assert_eq!(left.in_force(), "-");
+}
+
+#[test]
+fn a_node_whose_clock_is_ahead_has_just_been_heard() {
+    let ahead = row("a", -3600, "");
+    assert_eq!(
+        (ahead.agent, ahead.heartbeat().as_str()),
+        (Agent::Alive, "0s")
+    );
+}
+
+#[test]
+fn a_lease_that_says_nothing_sensible_is_shown_as_silent() {
+    let lease: Lease = serde_json::from_value(json!({
+        "metadata": {"name": "odd"}, "spec": {"holderIdentity": "odd", "leaseDurationSeconds": -1},
+    }))
+    .unwrap();
+    let row = Row::of(&lease, now());
+    assert_eq!(
+        (row.agent, row.heartbeat().as_str()),
+        (Agent::Silent, "SILENT for ?")
+    );
+}
+
+#[test]
+fn bars_are_filled_to_the_nearest_cell_and_a_mark_is_always_seen() {
+    let bar = |percent, mark| bar(Percent::of(percent), Percent::of(mark));
+    assert_eq!(bar(0.0, 100.0), "···················|");
+    assert_eq!(bar(100.0, 0.0), "|███████████████████");
+    assert_eq!(bar(52.4, f64::NAN), "██████████··········");
+    assert_eq!(bar(52.5, f64::NAN), "███████████·········");
+    assert_eq!(super::bar(None, Percent::of(50.0)), "");
+}
+
+#[test]
+fn ages_are_short_to_read() {
+    let ages = [
+        (0, "0s"),
+        (59, "59s"),
+        (192, "3m12s"),
+        (7500, "2h5m"),
+        (400_000, "4d"),
+    ];
+    for (seconds, text) in ages {
+        assert_eq!(age(Duration::from_secs(seconds)), text);
+    }
+}
+
+#[test]
+fn json_has_every_figure_and_null_for_what_is_not_known() {
+    let screen = Screen::new(fleet(), Sort::Name, Vec::new());
+    let json: Value = serde_json::to_value(&screen).unwrap();
+    let hot = &json["nodes"][1];
+    assert_eq!(
+        (&hot["node"], &hot["agent"]),
+        (&json!("hot"), &json!("alive"))
+    );
+    assert_eq!((&hot["cpu"], &hot["ageSeconds"]), (&json!(91.0), &json!(9)));
+    assert_eq!(hot["breachedRules"], json!(["q/cpu", "q/io"]));
+    assert_eq!(hot["scheduling"], "NoSchedule");
+    assert_eq!(json["nodes"][3]["agent"], "silent");
+    assert_eq!(json["nodes"][4]["cpu"], Value::Null);
+    assert_eq!(json["nodes"][4]["agent"], "none");
+}

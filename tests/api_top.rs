@@ -1,0 +1,140 @@
+//! `plimsoll top` against a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use api_support::ControlPlane;
+use api_support::faults::{Fault, Proxy};
+use plimsoll::cluster::clock::wall;
+use serde_json::{Value, json};
+
+const LEASES: &str = "plimsoll-node-lease";
+
+fn top(kubeconfig: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.arg("top").arg("--kubeconfig").arg(kubeconfig);
+    command.args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn lease(node: &str, age: Duration, summary: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": node, "namespace": LEASES, "annotations": {"plimsoll.dev/summary": summary}},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": format!("{:.6}", wall() - age)},
+    })
+}
+
+/// Nodes of which one is hot, one silent and one without an agent; the Lease of a node that is gone.
+fn cluster() -> Option<ControlPlane> {
+    let plane = ControlPlane::start()?;
+    plane.nodes(&["hot".to_owned(), "quiet".to_owned(), "bare".to_owned()]);
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}});
+    let hot = "cpu=91.0 mem=40.0 cpumark=75.0 psi=1.0/2.0/3.0 rules=1 throttled=2 scheduling=NoSchedule breached=1:q/cpu";
+    plane.apply(&[
+        namespace,
+        lease("hot", Duration::from_secs(1), hot),
+        lease("quiet", Duration::from_mins(5), "cpu=1.0"),
+        lease("gone", Duration::from_mins(5), "cpu=1.0"),
+    ]);
+    Some(plane)
+}
+
+#[test]
+fn every_node_is_shown_once_and_who_is_silent_is_named() {
+    let Some(plane) = cluster() else { return };
+    let shown = top(&plane.kubeconfig, &["nodes", "--sort", "cpu"]);
+    let screen = text(&shown.stdout);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let lines: Vec<&str> = screen.lines().collect();
+    for word in ["hot", "|██", "91.0", "q/cpu", "NoSchedule, 2 throttled"] {
+        assert!(lines[1].contains(word), "{word} is missing in\n{screen}");
+    }
+    assert!(
+        lines[2].starts_with("quiet") && lines[2].contains("SILENT for 5m"),
+        "{screen}"
+    );
+    assert!(
+        lines[3].starts_with("bare") && lines[3].ends_with("no agent"),
+        "{screen}"
+    );
+    assert!(
+        screen.ends_with("\n1 of 3 agents are silent: quiet\n"),
+        "{screen}"
+    );
+    let json = top(&plane.kubeconfig, &["-o", "json"]);
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let agents = json["nodes"].as_array().unwrap().iter();
+    let agents: Vec<&Value> = agents.map(|row| &row["agent"]).collect();
+    assert_eq!(agents, ["alive", "silent", "none"]);
+    assert_eq!(json["nodes"][0]["cpuMark"], 75.0);
+}
+
+#[test]
+fn what_can_not_be_read_is_said_with_the_cure() {
+    let Some(plane) = cluster() else { return };
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let forbid = |resource: &'static str| {
+        let message = format!("{resource} is forbidden: User \"ann\" cannot list");
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": message});
+        proxy.judge(move |_, path| {
+            let meant = path.split('?').next().unwrap().ends_with(resource);
+            meant.then(|| Fault::Answer(403, None, body.to_string()))
+        });
+    };
+    forbid("nodes");
+    let shown = top(&kubeconfig, &[]);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let screen = text(&shown.stdout);
+    assert!(
+        screen.contains("note: nodes that never had an agent are not shown"),
+        "{screen}"
+    );
+    assert!(
+        screen.contains("nodes is forbidden") && screen.contains("hot"),
+        "{screen}"
+    );
+    forbid("leases");
+    let refused = top(&kubeconfig, &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    let why = text(&refused.stderr);
+    let words = "failed to list the Leases of the agents in namespace plimsoll-node-lease: leases is forbidden";
+    assert!(why.contains(words), "{why}");
+    proxy.judge(|_, _| None);
+    let elsewhere = top(&kubeconfig, &["--lease-namespace", "default"]);
+    let screen = text(&elsewhere.stdout);
+    assert!(
+        screen.contains("no agent has sent a heartbeat to namespace default"),
+        "{screen}"
+    );
+    assert!(elsewhere.status.success());
+}
+
+#[test]
+fn it_shows_more_than_a_page_of_nodes() {
+    let Some(plane) = cluster() else { return };
+    let leases: Vec<Value> = (0..520)
+        .map(|node| lease(&format!("n{node:03}"), Duration::from_secs(1), "cpu=5.0"))
+        .collect();
+    plane.create(&leases);
+    let nodes: Vec<Value> = (0..520)
+        .map(|node| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": format!("n{node:03}")}}))
+        .collect();
+    plane.create(&nodes);
+    let json = top(&plane.kubeconfig, &["-o", "json"]);
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["nodes"].as_array().unwrap().len(), 523);
+}
