@@ -450,6 +450,70 @@ fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
     assert_eq!(cluster.with_rules(), 0);
 }
 
+/// What a node says whose rule is over its mark and only reports.
+fn would(value: f64) -> Value {
+    json!({
+        "rules": [{"id": "q/cpu", "strategy": "Preview", "state": "Breached", "value": value, "mark": 4000.0}],
+        "scheduling": {"state": "Enabled"},
+    })
+}
+
+#[test]
+fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_at_the_canary() {
+    let mut cluster = ready(20);
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Preview"),
+    );
+    cluster.rest();
+    let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
+    for node in &nodes {
+        cluster.report(node, would(4100.0));
+    }
+    cluster.world.take_notes();
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    cluster.settle(0);
+    let acting = |cluster: &Cluster| -> Vec<String> {
+        let acting = cluster.watermarks.iter();
+        let acting = acting.filter(|(_, w)| w["spec"]["rules"][0]["strategy"] == "None");
+        acting.map(|(name, _)| name.clone()).collect()
+    };
+    let canary = acting(&cluster);
+    assert_eq!(canary.len(), 1);
+    // The others only report: none of them is told that it gets a softer taint.
+    assert_eq!(cluster.world.take_notes(), []);
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.settle(0);
+    cluster.pass(Duration::from_hours(1));
+    cluster.settle(0);
+    assert_eq!(acting(&cluster), canary);
+    let stopped = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
+    assert_eq!(stopped, ("False".into(), "CanariesAct".into()));
+}
+
+#[test]
+fn a_preview_rule_that_breaches_while_canaries_are_watched_stops_no_edit() {
+    let mut cluster = ready(20);
+    let mut spec = node_qos(None, "close", 4000, "Preview");
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    cluster.rest();
+    let mut second = spec["rules"][0].clone();
+    second["name"] = json!("other");
+    second["strategy"] = json!("None");
+    spec["rules"].as_array_mut().unwrap().push(second);
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    cluster.settle(0);
+    cluster.settle(0);
+    let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
+    for node in &nodes {
+        cluster.report(node, would(4100.0));
+    }
+    cluster.rest();
+    assert!(nodes.iter().all(|node| cluster.rules(node) == 2));
+}
+
 #[test]
 fn a_loosening_passes_a_stopped_edit_of_another_policy() {
     let mut cluster = ready(20);

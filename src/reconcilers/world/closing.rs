@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::cap::{self, Closing};
 use super::{Node, World, live};
+use crate::crd::Kind;
 
 impl World {
     /// Looks anew which nodes may be closed.
@@ -36,10 +37,14 @@ impl World {
             if live.status.active.is_empty() || self.silent.contains(name) {
                 return None;
             }
+            let released = |node_qos: &str| {
+                let rollout = self.rollouts.get(&(Kind::NodeQos, node_qos.to_owned()));
+                rollout.is_none_or(|rollout| rollout.releases(name))
+            };
             Some(Closing {
                 node: name.clone(),
                 closed: live.status.closed && !self.softened.contains(name),
-                over: live.over(&node.class.content.policy)?,
+                over: live.over(&node.class.content.policy, released)?,
             })
         };
         self.nodes.iter().filter_map(closing).collect()

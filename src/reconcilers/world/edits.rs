@@ -97,6 +97,7 @@ impl World {
             let rate = self.settings.rollout_nodes_per_second;
             let has_it = |name: &str| self.keeps_all(name);
             let released = rollout.advance(now, rate, has_it, |node| self.acts(node, key));
+            self.cap_dirty |= !released.is_empty();
             self.dirty.extend(released);
             if std::mem::discriminant(&before) != std::mem::discriminant(&rollout.phase()) {
                 self.statuses_dirty = true;

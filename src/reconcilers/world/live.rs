@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::catalog::Key;
 use super::super::content::{Content, Contents};
 use super::super::wire::Watermark;
-use crate::crd::node_watermark::{Hash, scheduling};
+use crate::crd::node_watermark::{Hash, RuleStatus, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 
@@ -37,10 +37,19 @@ pub(super) struct Status {
     pub(super) acts_on_pods: bool,
     /// The `NodeQOS` of which some Preview rule would act.
     pub(super) would: BTreeSet<String>,
-    /// Each rule that is Breached or Cooling, with its value over its mark.
-    pub(super) active: BTreeMap<String, f64>,
+    /// Each rule that is Breached or Cooling.
+    pub(super) active: BTreeMap<String, Active>,
     /// How many pods each `PodQOS` matches; one that is not there is not known.
     pub(super) matched: BTreeMap<String, i64>,
+}
+
+/// A rule that is Breached or Cooling.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Active {
+    /// Its value over its mark: 1.2 is 20 % over.
+    over: f64,
+    /// It acts: its strategy, as its agent keeps it, is not `Preview`.
+    acts: bool,
 }
 
 impl Live {
@@ -87,12 +96,13 @@ impl Live {
         self.uid == now.uid && self.hash.is_some() && now.hash.is_none()
     }
 
-    /// Whether the node acts for an object.
+    /// Whether the node acts for an object. A rule that only reports does not.
     pub(super) fn acts(&self, key: &Key) -> bool {
         if key.0 == Kind::PodQos {
             return self.status.acts_on_pods;
         }
-        self.status.active.keys().any(|rule| source(rule) == key.1)
+        let mut active = self.status.active.iter();
+        active.any(|(rule, active)| active.acts && source(rule) == key.1)
     }
 
     /// The `NodeQOS` of which a rule is Breached or Cooling.
@@ -100,12 +110,17 @@ impl Live {
         self.status.active.keys().map(|rule| source(rule)).collect()
     }
 
-    /// The largest value over mark of the rules that want the node closed; `None` where none does.
-    pub(super) fn over(&self, policy: &PolicySet) -> Option<f64> {
-        let over = |(id, over): (&String, &f64)| {
+    /// The largest value over mark of the rules of `policy` that want the node closed; `None` where none does. One that
+    /// only reports so far is about to want it, where `released` says that the node may have the edit of its `NodeQOS`.
+    pub(super) fn over(
+        &self,
+        policy: &PolicySet,
+        released: impl Fn(&str) -> bool,
+    ) -> Option<f64> {
+        let over = |(id, active): (&String, &Active)| {
             let rule = policy.rules.binary_search_by(|rule| (*rule.id.0).cmp(id));
             let rule = policy.rules.get(rule.ok()?)?;
-            closes(rule).then_some(*over)
+            (closes(rule) && (active.acts || released(source(id)))).then_some(active.over)
         };
         let active = self.status.active.iter();
         active.filter_map(over).max_by(f64::total_cmp)
@@ -122,6 +137,15 @@ pub(super) fn closes(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce && rule.action.scheduling == Some(TaintEffect::NoSchedule)
 }
 
+impl Active {
+    fn of(rule: &RuleStatus) -> Self {
+        Self {
+            over: rule.value.unwrap_or(0.0) / rule.mark,
+            acts: rule.strategy != "Preview",
+        }
+    }
+}
+
 impl Status {
     fn of(status: &NodeWatermarkStatus) -> Self {
         let active = status.rules.iter().filter(|rule| rule.state != "Normal");
@@ -135,7 +159,7 @@ impl Status {
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
             active: active
-                .map(|rule| (rule.id.clone(), rule.value.unwrap_or(0.0) / rule.mark))
+                .map(|rule| (rule.id.clone(), Active::of(rule)))
                 .collect(),
             matched: status
                 .pod_policies
