@@ -641,3 +641,30 @@ fn numbers_alone_are_not_written_more_often_than_every_ten_seconds() {
     }
     assert!((5..=7).contains(&writes), "{writes} writes in a minute");
 }
+
+#[test]
+fn more_rules_than_a_node_can_keep_are_left_out_and_told_and_block_no_other_edit() {
+    let mut cluster = ready(2);
+    let mut spec = node_qos(None, "close", 4000, "Preview");
+    let rule = spec["rules"][0].clone();
+    let rules = (0..60).map(|index| {
+        let mut rule = rule.clone();
+        rule["name"] = json!(format!("rule{index:02}"));
+        rule
+    });
+    spec["rules"] = rules.collect();
+    for index in 0..5 {
+        cluster.apply(Kind::NodeQos, &format!("q{index}"), &spec);
+    }
+    cluster.rest();
+    assert_eq!(cluster.rules("node000"), 256);
+    let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
+    assert_eq!(ready, ("False".into(), "TooMany".into()));
+    let ready = cluster.condition(Kind::NodeQos, "q3", "Ready").unwrap();
+    assert_eq!(ready.0, "True");
+    cluster.delete(Kind::NodeQos, "q0");
+    cluster.rest();
+    assert_eq!(cluster.rules("node000"), 240);
+    let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
+    assert_eq!(ready.0, "True");
+}

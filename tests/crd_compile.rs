@@ -307,3 +307,58 @@ fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
         ("https://[::1]:9100/metrics", Duration::from_secs(10))
     );
 }
+
+/// So many `NodeQOS` of 60 rules each.
+fn many(objects: usize) -> Vec<Value> {
+    let rule = |index: usize| {
+        json!({
+            "name": format!("rule{index:02}"), "avoidanceThreshold": 1, "actionName": "throttle",
+            "metricRule": {"name": "cpu_total_usage", "value": 6000},
+        })
+    };
+    let rules: Vec<Value> = (0..60).map(rule).collect();
+    let mut all = guide_throttle();
+    all.remove(1);
+    let node_qos = (0..objects).map(|index| object("NodeQOS", &format!("q{index}"), &json!({"rules": rules})));
+    all.extend(node_qos);
+    all
+}
+
+#[test]
+fn a_node_keeps_256_rules_and_the_node_qos_of_the_others_say_so() {
+    assert_eq!(compiled(many(4)).findings, []);
+    let five = compiled(many(5));
+    assert_eq!(five.policy.rules.len(), 256);
+    let [finding] = &five.findings[..] else {
+        panic!("{:?}", five.findings)
+    };
+    assert_eq!((&*finding.object.name, finding.reason), ("q4", Reason::TooMany));
+    let message = &finding.message;
+    assert!(
+        message.contains("300 are meant for one") && message.contains("rule16") && message.contains("34 more"),
+        "{message}"
+    );
+    // What is told of objects whatever the node does not know how many of them select one.
+    let every = Objects::from_values(many(5)).for_every_node();
+    assert_eq!(compile(&every, &NodeFacts::default()).findings, []);
+}
+
+#[test]
+fn a_node_keeps_1024_pod_qos_and_the_others_say_so() {
+    let mut objects = guide_throttle();
+    let pods = objects.pop().unwrap();
+    objects.extend((0..1025).map(|index| {
+        let mut pods = pods.clone();
+        pods["metadata"]["name"] = json!(format!("pods{index:04}"));
+        pods
+    }));
+    let compiled = compiled(objects);
+    assert_eq!(compiled.policy.pods.len(), 1024);
+    let [finding] = &compiled.findings[..] else {
+        panic!("{:?}", compiled.findings)
+    };
+    assert_eq!(
+        (&*finding.object.name, finding.reason),
+        ("pods1024", Reason::TooMany)
+    );
+}

@@ -1,6 +1,7 @@
 //! From policy objects to what one node has to keep. Pure: equal sets of objects compile to equal policies.
 
 mod action;
+mod limit;
 mod pods;
 mod rule;
 mod verdict;
@@ -26,7 +27,8 @@ pub struct Compiled {
 pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     let mut findings = Findings(objects.findings().to_vec());
     let actions = action::compile_all(objects, &mut findings);
-    let pods = pods::compile_all(objects, &actions, &mut findings);
+    let mut pods = pods::compile_all(objects, &actions, &mut findings);
+    limit::pods(&mut pods, &mut findings);
     let scope = Scope {
         actions: &actions,
         pods: &pods,
@@ -41,6 +43,9 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
         }
     }
     rules.sort_by(|a, b| a.id.cmp(&b.id));
+    if !objects.is_of_every_node() {
+        limit::rules(&mut rules, &mut findings);
+    }
     findings.0.sort();
     findings.0.dedup();
     Compiled {

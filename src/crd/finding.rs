@@ -94,6 +94,8 @@ pub enum Reason {
     AllowsUnknownAction,
     /// An entry of `allowedActions` is the word of a kind of action, and the action of that name does more.
     KindWord,
+    /// It is more than one node can keep: what comes last is off there.
+    TooMany,
     /// A `PodQOS` names `kube-system`.
     SystemPods,
 }

@@ -29,6 +29,10 @@ pub use status::{
 pub const GROUP: &str = "plimsoll.dev";
 /// The most rules that one node keeps.
 pub const MOST_RULES: usize = 256;
+/// The most pod policies that one node keeps.
+pub const MOST_POD_POLICIES: usize = 1024;
+/// The most objects that are named as those that it was compiled from.
+pub const MOST_SOURCES: usize = 2048;
 
 /// What one node has to keep.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]

@@ -66,6 +66,7 @@ pub struct Objects {
     /// By name.
     pub(super) pods: BTreeMap<String, PodQosSpec>,
     findings: Vec<Finding>,
+    every_node: bool,
 }
 
 /// A `NodeQOS` whose bad rules are gone.
@@ -110,6 +111,7 @@ impl Objects {
                 nodes,
                 pods,
                 findings,
+                ..
             } = part.clone();
             all.actions.extend(actions);
             all.nodes.extend(nodes);
@@ -146,13 +148,20 @@ impl Objects {
             .map(|(_, rule)| rule.strategy.as_deref().unwrap_or("None"))
     }
 
-    /// The set as a node sees it that every `NodeQOS` selects.
+    /// The set as a node sees it that every `NodeQOS` selects. There is no such node, perhaps: how much one can keep does
+    /// not count.
     #[must_use]
     pub fn for_every_node(mut self) -> Self {
+        self.every_node = true;
         for node in self.nodes.values_mut() {
             node.spec.selector = None;
         }
         self
+    }
+
+    /// Whether it is [`Self::for_every_node`].
+    pub(super) const fn is_of_every_node(&self) -> bool {
+        self.every_node
     }
 
     /// Whether the object is in force, of a `NodeQOS` at least one rule.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::content::{Content, Contents};
 use crate::crd::Kind;
+use crate::crd::node_watermark::MOST_SOURCES;
 use crate::crd::{Finding, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::selector::Selector;
@@ -234,7 +235,7 @@ impl Catalog {
             let generation = self.generation(&key);
             format!("{}/{}@{generation}", key.0.name(), key.1)
         };
-        keys.into_iter().map(print).collect()
+        keys.into_iter().take(MOST_SOURCES).map(print).collect()
     }
 
     /// What is found about the objects whatever the node.
