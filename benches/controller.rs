@@ -97,7 +97,10 @@ fn settle(world: &mut World) -> usize {
                 panic!("no node is gone");
             };
             let body = serde_json::to_string(&spec).unwrap();
-            let answer = format!(r#"{{"metadata":{{"uid":"nwm","generation":1}},"spec":{body}}}"#);
+            let answer = format!(
+                r#"{{"metadata":{{"uid":"nwm","generation":1}},"spec":{body},"status":{{"observedHash":"{}"}}}}"#,
+                spec.hash()
+            );
             let answer: WatermarkObject = serde_json::from_str(&answer).unwrap();
             let now = BootTime::from_nanos(1);
             world.written(&node, now, Ok(Some(Watermark::of(answer))));

@@ -218,20 +218,22 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
         p.list("nwm").len() == 20
     });
     plane.apply(&[node_qos("q", 4000)]);
-    plane.until("the canary has it", SOON, |p| with_rules(p) == 1);
-    let watermarks = plane.list("nwm");
-    let canary = watermarks
-        .iter()
-        .find(|w| !w["spec"]["rules"].is_null())
-        .unwrap();
-    let canary = canary["metadata"]["name"].as_str().unwrap();
+    plane.until("nobody can try the edit", SOON, |p| {
+        condition(&p.get("nodeqos", "q"), "RolledOut") == "False NoCanary"
+    });
+    assert_eq!(with_rules(&plane), 0);
+    let canary = "node07";
+    plane.keeps(canary, json!({}));
+    plane.until("the only node with an agent has it", SOON, |p| {
+        with_rules(p) == 1 && !p.get("nwm", canary)["spec"]["rules"].is_null()
+    });
     let breached = |value: u32| {
         json!({
             "rules": [{"id": "q/cpu", "strategy": "None", "state": "Breached", "value": value, "mark": 4000}],
             "scheduling": {"state": "Enabled"},
         })
     };
-    plane.report(canary, &breached(5000));
+    plane.keeps(canary, breached(5000));
     plane.until("the edit stops", SOON, |p| {
         condition(&p.get("nodeqos", "q"), "RolledOut") == "False CanariesAct"
     });

@@ -319,7 +319,8 @@ fn many(objects: usize) -> Vec<Value> {
     let rules: Vec<Value> = (0..60).map(rule).collect();
     let mut all = guide_throttle();
     all.remove(1);
-    let node_qos = (0..objects).map(|index| object("NodeQOS", &format!("q{index}"), &json!({"rules": rules})));
+    let node_qos =
+        (0..objects).map(|index| object("NodeQOS", &format!("q{index}"), &json!({"rules": rules})));
     all.extend(node_qos);
     all
 }
@@ -332,10 +333,15 @@ fn a_node_keeps_256_rules_and_the_node_qos_of_the_others_say_so() {
     let [finding] = &five.findings[..] else {
         panic!("{:?}", five.findings)
     };
-    assert_eq!((&*finding.object.name, finding.reason), ("q4", Reason::TooMany));
+    assert_eq!(
+        (&*finding.object.name, finding.reason),
+        ("q4", Reason::TooMany)
+    );
     let message = &finding.message;
     assert!(
-        message.contains("300 are meant for one") && message.contains("rule16") && message.contains("34 more"),
+        message.contains("300 are meant for one")
+            && message.contains("rule16")
+            && message.contains("34 more"),
         "{message}"
     );
     // What is told of objects whatever the node does not know how many of them select one.

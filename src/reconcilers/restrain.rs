@@ -53,7 +53,7 @@ pub fn restrain(
 }
 
 /// The `NodeQOS` of a rule.
-fn source(rule: &Rule) -> Key {
+pub fn source(rule: &Rule) -> Key {
     let id = &*rule.id.0;
     let name = id.split_once('/').map_or(id, |(name, _)| name);
     (Kind::NodeQos, name.to_owned())

@@ -3,25 +3,40 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::catalog::Key;
 use crate::crd::node_watermark::Hash;
+use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 
 /// The canaries are watched at least for so long.
 const LEAST_WATCH: Duration = Duration::from_mins(1);
 /// More of them than this newly acting stops the edit.
 const MOST_ACTING_PERCENT: usize = 20;
+/// A canary whose agent has not said for so long that it keeps the edit is joined by another. Agents tell within 10 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Where there are too few nodes that could try the edit, it is looked for some so often.
+const LOOK: Duration = Duration::from_secs(5);
+/// Canaries that are silent are replaced by as many again, and at least by so many: more would spread an edit that
+/// nobody has seen at work.
+const LEAST_SPARE: usize = 3;
 
 /// How far an edit of one object has come.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
-    /// The nodes that it concerns, in an order that only the object and their names decide.
+    /// The nodes that it concerns, in an order that only their names decide: objects that are edited together have
+    /// their canaries in common.
     members: Vec<String>,
     /// Where each stands in it.
     places: HashMap<String, usize>,
-    canaries: usize,
+    /// So many canaries are asked for.
+    wanted: usize,
+    /// Those that have the edit first.
+    canaries: BTreeSet<String>,
     /// Canaries that acted for the object before the edit.
     acting_before: BTreeSet<String>,
+    /// Nodes that had the edit when this began, and acted: whether they did before they had it is not known.
+    unclear: BTreeSet<String>,
+    /// What the object amounted to before the edit.
+    before: PolicySet,
     watch: Duration,
     phase: Phase,
 }
@@ -29,66 +44,121 @@ pub struct Rollout {
 /// What the edit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// For the canaries to have it.
-    Canaries,
+    /// For agents of canaries to say that they keep it.
+    Canaries {
+        /// When it was last looked for canaries.
+        looked: Option<BootTime>,
+        /// No node is left that could try it.
+        stuck: bool,
+    },
     /// For the time to pass in which the canaries are watched.
     Watching {
-        /// When the last canary had it.
+        /// When the last canary kept it.
         since: BootTime,
+        /// How many these are.
+        canaries: usize,
     },
     /// It goes to the others, so many a second.
     Others {
-        /// When that began.
-        since: BootTime,
-        /// Nodes that may have it, canaries included.
+        /// When that began; `None`: with the next look.
+        since: Option<BootTime>,
+        /// Nodes that had been released then.
+        base: usize,
+        /// Those that come first of all nodes, so many, may have it; canaries too.
         released: usize,
     },
     /// Too many canaries act: it goes no further.
     Stopped {
-        /// Canaries that newly act.
+        /// Canaries that newly act; 0: an earlier leader has counted them.
         acting: usize,
     },
     /// Every node may have it.
     Done,
 }
 
+/// What is seen of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// It is Ready, and its agent tells what it does.
+    pub speaks: bool,
+    /// Its agent keeps all that the node may have.
+    pub keeps: bool,
+    /// It acts for the object.
+    pub acts: bool,
+}
+
+impl Phase {
+    const fn canaries(looked: Option<BootTime>, stuck: bool) -> Self {
+        Self::Canaries { looked, stuck }
+    }
+}
+
 impl Rollout {
-    /// Begins to roll an edit out to nodes. `slowest` is the longest threshold x period of the object's rules.
-    pub fn new(key: &Key, nodes: BTreeSet<String>, slowest: Duration) -> Self {
+    /// Begins to roll an edit out to nodes. `slowest` is the longest threshold x period of the object's rules; `before` is
+    /// what the object amounted to until now.
+    pub fn new(nodes: BTreeSet<String>, slowest: Duration, before: PolicySet) -> Self {
         let mut members: Vec<String> = nodes.into_iter().collect();
-        members.sort_by_cached_key(|node| Hash::of(&(key.0.name(), &key.1, node)));
-        let canaries = members.len().div_ceil(100).max(1);
+        members.sort_by_cached_key(Hash::of);
         // With nobody left to protect there is nothing to wait for.
         let phase = if members.len() <= 1 {
             Phase::Done
         } else {
-            Phase::Canaries
+            Phase::canaries(None, false)
         };
         let places = members.iter().cloned().zip(0..).collect();
         Self {
+            wanted: members.len().div_ceil(100).max(1),
             members,
             places,
-            canaries,
+            canaries: BTreeSet::new(),
             acting_before: BTreeSet::new(),
+            unclear: BTreeSet::new(),
+            before,
             watch: LEAST_WATCH.max(slowest.saturating_mul(2)),
             phase,
         }
     }
 
-    /// It was stopped before this process began, and the object was not edited since.
-    #[must_use]
-    pub fn stopped(mut self, acting: usize) -> Self {
-        self.phase = Phase::Stopped { acting };
-        self
+    /// Chooses the first canaries, where there is anything to wait for. Those that have the edit already, for whatever reason, and act, prove nothing.
+    pub fn begin(&mut self, has_it: impl Fn(&str) -> bool, look: impl Fn(&str) -> Sight) {
+        let unclear = self
+            .members
+            .iter()
+            .filter(|node| look(node).acts && has_it(node));
+        self.unclear = unclear.cloned().collect();
+        self.choose(self.wanted, &look);
+        self.phase = Phase::canaries(None, self.canaries.is_empty());
+    }
+
+    /// It was stopped before this process led, and the object was not edited since: it stays with those that have it.
+    pub fn stop(&mut self, has_it: impl Fn(&str) -> bool) {
+        let canaries = self.members.iter().filter(|node| has_it(node));
+        self.canaries = canaries.cloned().collect();
+        self.phase = Phase::Stopped { acting: 0 };
+    }
+
+    /// It goes on after a time in which nothing was seen: what that would have shown is watched for anew.
+    pub const fn resume(&mut self) {
+        match self.phase {
+            Phase::Watching { .. } => self.phase = Phase::canaries(None, false),
+            Phase::Others { released, .. } => {
+                self.phase = Phase::Others {
+                    since: None,
+                    base: released,
+                    released,
+                };
+            }
+            _ => {}
+        }
     }
 
     /// Those that have the edit first.
-    pub fn canaries(&self) -> &[String] {
-        &self.members[..self.canaries.min(self.members.len())]
+    pub const fn canaries(&self) -> &BTreeSet<String> {
+        &self.canaries
     }
 
     /// How many nodes it concerns.
-    pub fn size(&self) -> usize {
+    pub const fn size(&self) -> usize {
         self.members.len()
     }
 
@@ -97,67 +167,158 @@ impl Rollout {
         self.phase
     }
 
-    /// Remembers which canaries act already.
-    pub fn remember_acting(&mut self, acts: impl Fn(&str) -> bool) {
-        let acting = self.canaries().iter().filter(|node| acts(node));
-        self.acting_before = acting.cloned().collect();
+    /// What the object amounted to before the edit.
+    pub const fn before(&self) -> &PolicySet {
+        &self.before
     }
 
     /// Whether a node may have the edit. One that came later waits for the canaries too.
     pub fn releases(&self, node: &str) -> bool {
-        let place = self.places.get(node).copied();
         match self.phase {
             Phase::Done => true,
-            Phase::Others { released, .. } => place.is_none_or(|place| place < released),
-            _ => place.is_some_and(|place| place < self.canaries),
+            Phase::Others { released, .. } => {
+                let place = self.places.get(node);
+                place.is_none_or(|place| *place < released) || self.canaries.contains(node)
+            }
+            _ => self.canaries.contains(node),
         }
     }
 
-    /// Goes on, given which nodes have what they may have, and which act for the object. Gives the nodes that may have
-    /// the edit from now on.
+    /// Goes on, given what is seen of nodes. Gives those that may have the edit from now on.
     pub fn advance(
         &mut self,
         now: BootTime,
         rate: f64,
-        has_it: impl Fn(&str) -> bool,
-        acts: impl Fn(&str) -> bool,
+        look: impl Fn(&str) -> Sight,
     ) -> Vec<String> {
         match self.phase {
-            Phase::Canaries if self.canaries().iter().all(|node| has_it(node)) => {
-                self.phase = Phase::Watching { since: now };
+            Phase::Canaries { looked, .. } => self.try_out(now, looked, look),
+            Phase::Watching { since, canaries } => self.watch(now, since, canaries, look),
+            Phase::Others {
+                since,
+                base,
+                released,
+            } => self.release(now, since.unwrap_or(now), [base, released], rate),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Waits until enough canaries keep the edit; others join where agents don't say so.
+    fn try_out(
+        &mut self,
+        now: BootTime,
+        looked: Option<BootTime>,
+        look: impl Fn(&str) -> Sight,
+    ) -> Vec<String> {
+        let keeps = |node: &&String| look(node).speaks && look(node).keeps;
+        let canaries = self.canaries.iter().filter(keeps).count();
+        let watching = Phase::Watching {
+            since: now,
+            canaries,
+        };
+        if canaries >= self.wanted {
+            self.phase = watching;
+            return Vec::new();
+        }
+        let Some(looked) = looked else {
+            self.phase = Phase::canaries(Some(now), self.canaries.is_empty());
+            return Vec::new();
+        };
+        let pause = if self.canaries.is_empty() {
+            LOOK
+        } else {
+            PATIENCE
+        };
+        if now.since(looked) < pause {
+            return Vec::new();
+        }
+        let most = self.wanted + self.wanted.max(LEAST_SPARE);
+        let room = most.saturating_sub(self.canaries.len());
+        let more = self.choose(room.min(self.wanted - canaries), &look);
+        // Fewer than were asked for are better than none.
+        self.phase = if more.is_empty() && canaries > 0 {
+            watching
+        } else {
+            Phase::canaries(Some(now), more.is_empty())
+        };
+        more
+    }
+
+    /// Lets more nodes try the edit: in their order those that speak, and before all others those that do not act, since
+    /// the edit can't make the others act.
+    fn choose(&mut self, more: usize, look: &impl Fn(&str) -> Sight) -> Vec<String> {
+        let [mut quiet, mut acting] = [Vec::new(), Vec::new()];
+        for node in &self.members {
+            if quiet.len() >= more {
+                break;
             }
-            Phase::Watching { since } => self.watch(now, since, acts),
-            Phase::Others { since, released } => return self.release(now, since, released, rate),
-            _ => {}
+            let sight = look(node);
+            if !sight.speaks || self.canaries.contains(node) || self.unclear.contains(node) {
+                continue;
+            }
+            let list = if sight.acts { &mut acting } else { &mut quiet };
+            list.push(node.clone());
+        }
+        let room = more - quiet.len().min(more);
+        acting.truncate(room);
+        self.acting_before.extend(acting.iter().cloned());
+        quiet.extend(acting);
+        self.canaries.extend(quiet.iter().cloned());
+        quiet
+    }
+
+    fn watch(
+        &mut self,
+        now: BootTime,
+        since: BootTime,
+        canaries: usize,
+        look: impl Fn(&str) -> Sight,
+    ) -> Vec<String> {
+        let [mut speaking, mut acting] = [0, 0];
+        for node in &self.canaries {
+            let sight = look(node);
+            speaking += usize::from(sight.speaks);
+            acting += usize::from(sight.speaks && sight.acts && !self.acting_before.contains(node));
+        }
+        if acting * 100 > speaking * MOST_ACTING_PERCENT {
+            self.phase = Phase::Stopped { acting };
+        } else if speaking * 2 < canaries {
+            // What is left of them proves little.
+            self.phase = Phase::canaries(Some(now), false);
+        } else if now.since(since) >= self.watch {
+            let released = self.canaries.len();
+            self.phase = Phase::Others {
+                since: Some(now),
+                base: released,
+                released,
+            };
+            return self.members[..released].to_vec();
         }
         Vec::new()
     }
 
-    fn watch(&mut self, now: BootTime, since: BootTime, acts: impl Fn(&str) -> bool) {
-        let newly = |node: &&String| acts(node) && !self.acting_before.contains(*node);
-        let acting = self.canaries().iter().filter(newly).count();
-        if acting * 100 > self.canaries * MOST_ACTING_PERCENT {
-            self.phase = Phase::Stopped { acting };
-        } else if now.since(since) >= self.watch {
-            self.phase = Phase::Others {
-                since: now,
-                released: self.canaries,
-            };
-        }
-    }
-
-    fn release(&mut self, now: BootTime, since: BootTime, had: usize, rate: f64) -> Vec<String> {
+    fn release(
+        &mut self,
+        now: BootTime,
+        since: BootTime,
+        [base, had]: [usize; 2],
+        rate: f64,
+    ) -> Vec<String> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a number of nodes; `as` saturates"
         )]
         let more = (now.since(since).as_secs_f64() * rate) as usize;
-        let released = self.canaries.saturating_add(more).min(self.members.len());
+        let released = base.saturating_add(more).min(self.members.len());
         self.phase = if released == self.members.len() {
             Phase::Done
         } else {
-            Phase::Others { since, released }
+            Phase::Others {
+                since: Some(since),
+                base,
+                released,
+            }
         };
         self.members[had.min(released)..released].to_vec()
     }

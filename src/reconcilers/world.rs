@@ -231,7 +231,7 @@ impl World {
             touched.push(name.clone());
         }
         if self.leading {
-            self.begin_rollouts(&touched, true);
+            self.begin_rollouts(&touched);
         }
         self.dirty.extend(touched);
     }
@@ -275,14 +275,13 @@ impl World {
     /// Begins to lead: whatever is not as it should be is put right, tightenings by way of their canaries.
     pub fn lead(&mut self) {
         self.leading = true;
-        self.rollouts.clear();
         self.attempts.clear();
         self.silent.clear();
         self.silence.begin();
         let soft = self.live.iter().filter(|(_, live)| live.softened);
         self.softened = soft.map(|(name, _)| name.clone()).collect();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
-        self.begin_rollouts(&names, false);
+        self.take_rollouts_up();
         self.dirty.extend(names);
         self.dirty.extend(self.live.keys().cloned());
         self.statuses_dirty = true;

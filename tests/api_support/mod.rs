@@ -203,12 +203,13 @@ impl ControlPlane {
         list["items"].as_array().unwrap().clone()
     }
 
-    /// Nodes of 8 CPUs and 16 GiB.
+    /// Ready nodes of 8 CPUs and 16 GiB.
     pub fn nodes(&self, names: &[String]) {
         let node = |name: &String| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": "a"}}});
         self.apply(&names.iter().map(node).collect::<Vec<_>>());
         for name in names {
-            let patch = r#"{"status":{"capacity":{"cpu":"8","memory":"16Gi"}}}"#;
+            let patch = r#"{"status":{"capacity":{"cpu":"8","memory":"16Gi"},
+                "conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}"#;
             self.kubectl(&[
                 "patch",
                 "node",
@@ -233,6 +234,12 @@ impl ControlPlane {
             "-p",
             &patch,
         ]);
+    }
+
+    /// What an agent would report that keeps what it is to keep.
+    pub fn keeps(&self, node: &str, mut status: Value) {
+        status["observedHash"] = self.get("nwm", node)["spec"]["hash"].clone();
+        self.report(node, &status);
     }
 
     /// Waits for something to hold.

@@ -1,51 +1,138 @@
 //! Rolls edits out.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::catalog::Key;
 use super::super::content::Content;
-use super::super::restrain::restrain;
-use super::super::rollout::{Phase, Rollout};
+use super::super::restrain::{restrain, source};
+use super::super::rollout::{Phase, Rollout, Sight};
 use super::notes::{Note, Subject};
 use super::{Node, World, policies};
 use crate::crd::Kind;
+use crate::engine::policy::{PodPolicy, PolicySet};
 use crate::engine::time::BootTime;
 
-impl World {
-    /// Each object that is tighter than what nodes keep goes to its canaries first. With `acting_is_old` those that act for
-    /// it already don't count as acting because of the edit; who has just begun to lead can't tell, and holds.
-    pub(super) fn begin_rollouts(&mut self, nodes: &[String], acting_is_old: bool) {
-        // Most nodes keep, and are to keep, the same.
-        let mut pairs = HashSet::new();
-        let mut keys = BTreeSet::new();
-        for name in nodes {
-            if let Some((kept, wanted)) = self.kept_and_wanted(name)
-                && pairs.insert((Arc::as_ptr(kept), Arc::as_ptr(wanted)))
-            {
-                keys.extend(restrain(&kept.policy, &wanted.policy, |_| false).held);
+/// What a node keeps and what it is to keep, each by its address: most nodes have both in common.
+type Pair = (*const Content, *const Content);
+
+/// What is tighter than what nodes keep, of one object.
+#[derive(Default)]
+pub(super) struct Edit {
+    /// Where it is.
+    pairs: HashSet<Pair>,
+    /// What the object amounts to where it is.
+    before: PolicySet,
+}
+
+impl Edit {
+    fn add(&mut self, key: &Key, pair: Pair, kept: &PolicySet) {
+        self.pairs.insert(pair);
+        let PolicySet { rules, pods } = &mut self.before;
+        for rule in kept.rules.iter().filter(|rule| source(rule) == *key) {
+            if !rules.iter().any(|known| known.id == rule.id) {
+                rules.push(rule.clone());
             }
         }
-        for key in keys {
-            if self.catalog.is_immediate(&key) {
+        let pod = |pod: &&PodPolicy| key.0 == Kind::PodQos && pod.name == key.1;
+        if pods.is_empty() {
+            pods.extend(kept.pods.iter().filter(pod).cloned());
+        }
+    }
+}
+
+impl World {
+    /// Each object that is now tighter than what these nodes keep goes to its canaries first.
+    pub(super) fn begin_rollouts(&mut self, nodes: &[String]) {
+        for (key, edit) in self.edits(nodes) {
+            self.begin_rollout(key, &edit, false);
+        }
+    }
+
+    /// Goes on with the edits that were on their way when this process led last, and begins with those that others
+    /// left. What the last leader stopped stays so until the object is edited.
+    pub(super) fn take_rollouts_up(&mut self) {
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        let edits = self.edits(&names);
+        let mut rollouts = std::mem::take(&mut self.rollouts);
+        rollouts.retain(|key, _| edits.contains_key(key));
+        for (key, rollout) in &mut rollouts {
+            rollout.resume();
+            let stopped = matches!(rollout.phase(), Phase::Stopped { .. });
+            if !stopped && self.is_stopped(key) {
+                rollout.stop(|node| self.has_it(node, &edits[key]));
+            }
+        }
+        self.rollouts = rollouts;
+        for (key, edit) in edits {
+            let stopped = self.is_stopped(&key);
+            self.begin_rollout(key, &edit, stopped);
+        }
+    }
+
+    /// What of each object is tighter than what these nodes keep.
+    fn edits(&self, nodes: &[String]) -> BTreeMap<Key, Edit> {
+        let mut seen = HashSet::new();
+        let mut edits: BTreeMap<Key, Edit> = BTreeMap::new();
+        for name in nodes {
+            let Some((kept, wanted)) = self.kept_and_wanted(name) else {
+                continue;
+            };
+            let pair = (Arc::as_ptr(kept), Arc::as_ptr(wanted));
+            if !seen.insert(pair) {
                 continue;
             }
-            let nodes = self.nodes_of(&key);
-            let slowest = self.slowest(&key, &nodes);
-            let mut rollout = Rollout::new(&key, nodes, slowest);
-            if acting_is_old {
-                rollout.remember_acting(|node| self.acts(node, &key));
+            for key in restrain(&kept.policy, &wanted.policy, |_| false).held {
+                let edit = edits.entry(key.clone()).or_default();
+                edit.add(&key, pair, &kept.policy);
             }
-            let generation = self.catalog.generation(&key);
-            let status = self.catalog.status(&key);
-            // Only who has just begun to lead goes by what the last leader said: an edit since begins anew.
-            if !acting_is_old && policies::stopped_before(status, generation) {
-                rollout = rollout.stopped(0);
-            }
-            if rollout.phase() != Phase::Done {
-                self.rollouts.insert(key, rollout);
-            }
+        }
+        edits
+    }
+
+    /// One that is on its way already goes on: only an edit of the object itself begins anew.
+    fn begin_rollout(&mut self, key: Key, edit: &Edit, stopped: bool) {
+        if self.rollouts.contains_key(&key) || self.catalog.is_immediate(&key) {
+            return;
+        }
+        let nodes = self.nodes_of(&key);
+        let slowest = self.slowest(&key, &nodes);
+        let has_it = |node: &str| self.has_it(node, edit);
+        let mut rollout = Rollout::new(nodes, slowest, edit.before.clone());
+        if rollout.phase() == Phase::Done {
+            return;
+        }
+        if stopped {
+            rollout.stop(has_it);
+        } else {
+            rollout.begin(has_it, |node| self.sight(node, &key));
+        }
+        self.rollouts.insert(key, rollout);
+    }
+
+    /// Whether the last leader stopped the roll-out of this object, which was not edited since.
+    fn is_stopped(&self, key: &Key) -> bool {
+        policies::stopped_before(self.catalog.status(key), self.catalog.generation(key))
+    }
+
+    fn has_it(&self, name: &str, edit: &Edit) -> bool {
+        let kept = self.nodes.get(name).and_then(|node| {
+            let kept = self.live.get(name)?.content_for(&node.uid)?;
+            Some((Arc::as_ptr(kept), Arc::as_ptr(&node.class.content)))
+        });
+        kept.is_some_and(|pair| !edit.pairs.contains(&pair))
+    }
+
+    /// What is seen of a node while an object is rolled out.
+    fn sight(&self, name: &str, key: &Key) -> Sight {
+        let (Some(node), Some(live)) = (self.nodes.get(name), self.live.get(name)) else {
+            return Sight::default();
+        };
+        Sight {
+            speaks: node.ready && live.speaks(),
+            keeps: live.keeps && !self.dirty.contains(name),
+            acts: live.acts(key),
         }
     }
 
@@ -86,34 +173,25 @@ impl World {
             .unwrap_or_default()
     }
 
-    fn acts(&self, node: &str, key: &Key) -> bool {
-        self.live.get(node).is_some_and(|live| live.acts(key))
-    }
-
     pub(super) fn advance_rollouts(&mut self, now: BootTime) {
         let mut rollouts = std::mem::take(&mut self.rollouts);
         for (key, rollout) in &mut rollouts {
             let before = rollout.phase();
             let rate = self.settings.rollout_nodes_per_second;
-            let has_it = |name: &str| self.keeps_all(name);
-            let released = rollout.advance(now, rate, has_it, |node| self.acts(node, key));
-            self.cap_dirty |= !released.is_empty();
+            let released = rollout.advance(now, rate, |node| self.sight(node, key));
+            let reached = !released.is_empty();
             self.dirty.extend(released);
+            self.cap_dirty |= reached;
             if std::mem::discriminant(&before) != std::mem::discriminant(&rollout.phase()) {
-                self.statuses_dirty = true;
                 self.note_rollout(key, rollout);
                 if rollout.phase() == Phase::Done {
                     self.dirty.extend(self.nodes.keys().cloned());
                 }
             }
+            self.statuses_dirty |= reached || before != rollout.phase();
         }
         rollouts.retain(|_, rollout| rollout.phase() != Phase::Done);
         self.rollouts = rollouts;
-    }
-
-    /// Whether a canary keeps what it may have; one that is gone is not waited for.
-    fn keeps_all(&self, name: &str) -> bool {
-        !self.dirty.contains(name) || !self.nodes.contains_key(name)
     }
 
     fn note_rollout(&mut self, key: &Key, rollout: &Rollout) {
@@ -135,7 +213,7 @@ impl World {
         let mut counts = [("canaries", 0), ("progressing", 0), ("stopped", 0)];
         for rollout in self.rollouts.values() {
             match rollout.phase() {
-                Phase::Canaries | Phase::Watching { .. } => counts[0].1 += 1,
+                Phase::Canaries { .. } | Phase::Watching { .. } => counts[0].1 += 1,
                 Phase::Others { .. } => counts[1].1 += 1,
                 Phase::Stopped { .. } => counts[2].1 += 1,
                 Phase::Done => {}

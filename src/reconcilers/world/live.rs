@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
 use super::super::catalog::Key;
 use super::super::content::{Content, Contents};
 use super::super::wire::Watermark;
-use crate::crd::node_watermark::{Hash, RuleStatus, scheduling};
+use crate::crd::node_watermark::{Hash, RuleStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 
@@ -22,6 +24,8 @@ pub struct Live {
     pub softened: bool,
     node_uid: String,
     content: Option<Arc<Content>>,
+    /// Its agent says that it keeps this spec.
+    pub(super) keeps: bool,
     status_print: u64,
     pub(super) status: Arc<Status>,
 }
@@ -29,6 +33,8 @@ pub struct Live {
 /// What is used of the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Status {
+    /// The hash of the spec that the agent keeps; `None` where there is none, or it says that it is not Ready.
+    observed: Option<Box<str>>,
     /// Our taint with effect `NoSchedule` is on the node.
     pub(super) closed: bool,
     /// Pods that are throttled.
@@ -67,6 +73,7 @@ impl Live {
             uid: seen.uid.clone(),
             generation: seen.generation,
             hash: ours.then_some(hash),
+            keeps: ours && status.observed.as_deref() == Some(&*seen.hash),
             softened: seen.softened,
             node_uid: seen.node_uid.clone(),
             content: known.content.filter(|_| ours),
@@ -96,6 +103,11 @@ impl Live {
         self.uid == now.uid && self.hash.is_some() && now.hash.is_none()
     }
 
+    /// Whether an agent tells what it does on the node.
+    pub(super) fn speaks(&self) -> bool {
+        self.status.observed.is_some()
+    }
+
     /// Whether the node acts for an object. A rule that only reports does not.
     pub(super) fn acts(&self, key: &Key) -> bool {
         if key.0 == Kind::PodQos {
@@ -112,11 +124,7 @@ impl Live {
 
     /// The largest value over mark of the rules of `policy` that want the node closed; `None` where none does. One that
     /// only reports so far is about to want it, where `released` says that the node may have the edit of its `NodeQOS`.
-    pub(super) fn over(
-        &self,
-        policy: &PolicySet,
-        released: impl Fn(&str) -> bool,
-    ) -> Option<f64> {
+    pub(super) fn over(&self, policy: &PolicySet, released: impl Fn(&str) -> bool) -> Option<f64> {
         let over = |(id, active): (&String, &Active)| {
             let rule = policy.rules.binary_search_by(|rule| (*rule.id.0).cmp(id));
             let rule = policy.rules.get(rule.ok()?)?;
@@ -153,7 +161,12 @@ impl Status {
         let state = status.scheduling.as_ref().map(|s| s.state.as_str());
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
+        let ended = |it: &Condition| it.type_ == condition::READY && it.status == "False";
+        let observed = status.observed_hash.as_deref();
         Self {
+            observed: observed
+                .filter(|_| !status.conditions.iter().any(ended))
+                .map(Box::from),
             closed: state == Some(scheduling::NO_SCHEDULE),
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,

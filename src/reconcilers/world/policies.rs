@@ -20,6 +20,8 @@ const STATUS_RETRY: Duration = Duration::from_secs(3);
 /// The condition about a roll-out, and its reason where that was stopped.
 const ROLLED_OUT: &str = "RolledOut";
 const STOPPED: &str = "CanariesAct";
+/// So many canaries are named.
+const MOST_NAMED: usize = 3;
 
 /// The status of one policy object.
 #[derive(Clone, Debug, PartialEq)]
@@ -229,7 +231,8 @@ fn rollout_claim(rollout: &Rollout) -> Claim {
         Phase::Stopped { .. } => (false, STOPPED),
         Phase::Done => (true, "Done"),
         Phase::Others { .. } => (false, "Progressing"),
-        Phase::Canaries | Phase::Watching { .. } => (false, "Canaries"),
+        Phase::Canaries { stuck: true, .. } => (false, "NoCanary"),
+        Phase::Canaries { .. } | Phase::Watching { .. } => (false, "Canaries"),
     };
     Claim {
         kind: ROLLED_OUT,
@@ -241,11 +244,16 @@ fn rollout_claim(rollout: &Rollout) -> Claim {
 
 /// How far an edit is, in words.
 pub(super) fn rollout_message(rollout: &Rollout) -> String {
-    let canaries = rollout.canaries().len();
+    let canaries = canaries(rollout);
     let size = rollout.size();
     match rollout.phase() {
-        Phase::Canaries | Phase::Watching { .. } => format!(
-            "the edit is tried on {canaries} of {size} nodes first; to skip that, annotate the object with \
+        Phase::Canaries { stuck: true, .. } => format!(
+            "the edit waits: of its {size} nodes none is Ready with an agent that says it keeps its rules, so that none \
+             can try it first; see why agents do not run there, or, to send the edit to all nodes untried, annotate \
+             the object with plimsoll.dev/rollout=immediate"
+        ),
+        Phase::Canaries { .. } | Phase::Watching { .. } => format!(
+            "the edit is tried on {canaries} first; to skip that, annotate the object with \
              plimsoll.dev/rollout=immediate"
         ),
         Phase::Others { .. } => format!("the edit goes to {size} nodes"),
@@ -256,11 +264,21 @@ pub(super) fn rollout_message(rollout: &Rollout) -> String {
                 acting.to_string()
             };
             format!(
-                "the edit stops at {canaries} of {size} nodes, because {acting} of these act since they have it; edit \
+                "the edit stops at {canaries}, because {acting} of these act since they have it; edit \
                  the object again, or annotate it with plimsoll.dev/rollout=immediate to go on"
             )
         }
         Phase::Done => format!("all {size} nodes may have the edit"),
+    }
+}
+
+/// `1 of 20 nodes (node07)`.
+fn canaries(rollout: &Rollout) -> String {
+    let names: Vec<&str> = rollout.canaries().iter().map(String::as_str).collect();
+    let of = format!("{} of {} nodes", names.len(), rollout.size());
+    match &names[..] {
+        few if few.len() <= MOST_NAMED => format!("{of} ({})", few.join(", ")),
+        _ => of,
     }
 }
 

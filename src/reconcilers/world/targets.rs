@@ -41,8 +41,10 @@ impl Targets {
         let address = |content: &Arc<Content>| Arc::as_ptr(content).addr();
         let case = (kept.map_or(0, address), address(wanted), edits.collect());
         let target = self.0.entry(case).or_insert_with(|| {
+            let others = kept.is_none().then(|| before(rollouts));
             let nothing = PolicySet::default();
-            let before = kept.map_or(&nothing, |kept| &kept.policy);
+            let kept = kept.map(|kept| &kept.policy);
+            let before = kept.or(others.as_ref()).unwrap_or(&nothing);
             let released = |key: &Key| {
                 let rollout = rollouts.get(key);
                 rollout.is_none_or(|rollout| rollout.releases(name))
@@ -55,4 +57,16 @@ impl Targets {
         });
         Arc::clone(target)
     }
+}
+
+/// What others keep of the objects whose edits are on their way: a node that keeps nothing yet, or nothing any more, is
+/// to keep that too.
+fn before(rollouts: &BTreeMap<Key, Rollout>) -> PolicySet {
+    let mut policy = PolicySet::default();
+    for rollout in rollouts.values() {
+        policy.rules.extend(rollout.before().rules.iter().cloned());
+        policy.pods.extend(rollout.before().pods.iter().cloned());
+    }
+    policy.rules.sort_by(|a, b| a.id.cmp(&b.id));
+    policy
 }

@@ -65,6 +65,29 @@ func (p *plane) marks() map[float64]int {
 	return marks
 }
 
+// allKeep waits until all agents say that they keep what their nodes are to keep: only such nodes try an edit first.
+func (p *plane) allKeep(limit time.Duration, nodes int) {
+	p.t.Helper()
+	p.eventually(limit, "all agents keep what they are to keep", func() error {
+		list, err := p.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		keep := 0
+		for _, object := range list.Items {
+			hash, _, _ := unstructured.NestedString(object.Object, "spec", "hash")
+			observed, _, _ := unstructured.NestedString(object.Object, "status", "observedHash")
+			if hash != "" && hash == observed {
+				keep++
+			}
+		}
+		if keep < nodes {
+			return fmt.Errorf("%d of %d do", keep, nodes)
+		}
+		return nil
+	})
+}
+
 func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
 	p.t.Helper()
 	return p.eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
@@ -130,6 +153,7 @@ func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
 	p.apply(closes, policy("all", "", 4000, true))
 	agents.measures(func(string) float64 { return 3000 }, nodes...)
 	p.reachAll(30*time.Second, 4000, 20)
+	p.allKeep(30*time.Second, 20)
 	p.apply(policy("all", "", 2000, false))
 	p.eventually(time.Minute, "the edit stops", func() error {
 		reason := p.kubectl("get", "nodeqos", "all", "-o", `jsonpath={.status.conditions[?(@.type=="RolledOut")].reason}`)
@@ -179,12 +203,13 @@ func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
 	first := p.reachAll(3*time.Minute, 7000, count)
 	agents := p.agents()
 	agents.measures(func(string) float64 { return 1000 }, nodes...)
-	p.eventually(2*time.Minute, "all agents have told", func() error {
-		if keeps := p.kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); keeps != "1000" {
-			return fmt.Errorf("matched: %s", keeps)
+	p.eventually(2*time.Minute, "all nodes are matched", func() error {
+		if matched := p.kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); matched != "1000" {
+			return fmt.Errorf("matched: %s", matched)
 		}
 		return nil
 	})
+	p.allKeep(2*time.Minute, count)
 	p.apply(policy("all", "", 6000, false))
 	edit := p.reachAll(2*time.Minute, 6000, count)
 	// A machine that could not write all of them within ten seconds before can't now.

@@ -1,0 +1,387 @@
+//! Edits that make policies stricter go to canaries first, and to all others only when these did well.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod world_support;
+
+use std::time::Duration;
+
+use plimsoll::crd::Kind;
+use serde_json::{Value, json};
+use world_support::{Cluster, breached, node_qos, ready};
+
+#[test]
+fn a_stricter_edit_goes_to_its_canaries_and_a_minute_later_to_the_others_at_the_given_rate() {
+    let mut cluster = ready(300);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    assert_eq!(cluster.settle(0), 3);
+    cluster.settle(0);
+    let reason = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
+    assert_eq!(reason, ("False".into(), "Canaries".into()));
+    cluster.pass(Duration::from_secs(30));
+    assert_eq!(cluster.settle(0), 0);
+    cluster.pass(Duration::from_secs(20));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 3);
+    cluster.pass(Duration::from_secs(1));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 103);
+    cluster.pass(Duration::from_secs(5));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 300);
+    assert_eq!(cluster.condition(Kind::NodeQos, "q", "RolledOut"), None);
+}
+
+#[test]
+fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
+    let mut cluster = ready(20);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    let canary = cluster
+        .watermarks
+        .keys()
+        .find(|node| cluster.rules(node) > 0)
+        .unwrap()
+        .clone();
+    cluster.settle(0);
+    cluster.report(&canary, breached(4100.0));
+    cluster.pass(Duration::from_secs(5));
+    cluster.settle(0);
+    cluster.pass(Duration::from_hours(1));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 1);
+    let notes = cluster.world.take_notes();
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.warning && note.reason == "RolloutStopped"),
+        "{notes:?}"
+    );
+    let stopped = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
+    assert_eq!(stopped, ("False".into(), "CanariesAct".into()));
+    // What is looser goes to all nodes at once; so does the end of it all.
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Preview"),
+    );
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 20);
+    cluster.delete(Kind::NodeQos, "q");
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 0);
+}
+
+/// What a node says whose rule is over its mark and only reports.
+fn would(value: f64) -> Value {
+    json!({
+        "rules": [{"id": "q/cpu", "strategy": "Preview", "state": "Breached", "value": value, "mark": 4000.0}],
+        "scheduling": {"state": "Enabled"},
+    })
+}
+
+#[test]
+fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_at_the_canary() {
+    let mut cluster = ready(20);
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Preview"),
+    );
+    cluster.rest();
+    let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
+    for node in &nodes {
+        cluster.report(node, would(4100.0));
+    }
+    cluster.world.take_notes();
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    cluster.settle(0);
+    let acting = |cluster: &Cluster| -> Vec<String> {
+        let acting = cluster.watermarks.iter();
+        let acting = acting.filter(|(_, w)| w["spec"]["rules"][0]["strategy"] == "None");
+        acting.map(|(name, _)| name.clone()).collect()
+    };
+    let canary = acting(&cluster);
+    assert_eq!(canary.len(), 1);
+    // The others only report: none of them is told that it gets a softer taint.
+    assert_eq!(cluster.world.take_notes(), []);
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.settle(0);
+    cluster.pass(Duration::from_hours(1));
+    cluster.settle(0);
+    assert_eq!(acting(&cluster), canary);
+    let stopped = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
+    assert_eq!(stopped, ("False".into(), "CanariesAct".into()));
+}
+
+#[test]
+fn a_preview_rule_that_breaches_while_canaries_are_watched_stops_no_edit() {
+    let mut cluster = ready(20);
+    let mut spec = node_qos(None, "close", 4000, "Preview");
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    cluster.rest();
+    let mut second = spec["rules"][0].clone();
+    second["name"] = json!("other");
+    second["strategy"] = json!("None");
+    spec["rules"].as_array_mut().unwrap().push(second);
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    cluster.settle(0);
+    cluster.settle(0);
+    let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
+    for node in &nodes {
+        cluster.report(node, would(4100.0));
+    }
+    cluster.rest();
+    assert!(nodes.iter().all(|node| cluster.rules(node) == 2));
+}
+
+#[test]
+fn a_loosening_passes_a_stopped_edit_of_another_policy() {
+    let mut cluster = ready(20);
+    cluster.apply(
+        Kind::NodeQos,
+        "loose",
+        &node_qos(None, "close", 5000, "Preview"),
+    );
+    cluster.settle(0);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    assert_eq!(
+        cluster
+            .watermarks
+            .keys()
+            .filter(|n| cluster.rules(n) == 2)
+            .count(),
+        1
+    );
+    cluster.delete(Kind::NodeQos, "loose");
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 1);
+}
+
+fn apply(cluster: &mut Cluster, mark: u32) {
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", mark, "None"));
+    cluster.settle(0);
+    cluster.settle(0);
+}
+
+/// Twenty nodes that keep a mark of 4000, and an edit to 2000 that its canary was stopped by.
+fn stopped() -> (Cluster, String) {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    cluster.rest();
+    apply(&mut cluster, 2000);
+    let canary = cluster.with("watermark", 2000.0);
+    assert_eq!(canary.len(), 1);
+    cluster.report(&canary[0], breached(3000.0));
+    cluster.settle(0);
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    (cluster, canary[0].clone())
+}
+
+fn reason(cluster: &mut Cluster) -> String {
+    let rolled_out = cluster.condition(Kind::NodeQos, "q", "RolledOut");
+    rolled_out.map_or_else(String::new, |(_, reason)| reason)
+}
+
+#[test]
+fn canaries_are_nodes_that_speak_and_where_none_does_the_edit_waits_and_says_so() {
+    let mut cluster = ready(20);
+    let names = cluster.names();
+    cluster.fall_silent(&names);
+    for name in &names {
+        cluster.report(name, json!({}));
+    }
+    apply(&mut cluster, 4000);
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 0);
+    cluster.world.status_failed(cluster.now);
+    cluster.pass(Duration::from_secs(20));
+    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let told = serde_json::to_string(&statuses.iter().map(|s| &s.status).collect::<Vec<_>>());
+    let told = told.unwrap();
+    assert!(
+        told.contains("NoCanary") && told.contains("plimsoll.dev/rollout=immediate"),
+        "{told}"
+    );
+    // One agent comes: it is the canary, and the edit goes on.
+    cluster.speak(&names[7]);
+    cluster.pass(Duration::from_secs(5));
+    cluster.settle(0);
+    assert_eq!(cluster.with("id", "q/cpu"), names[7..8]);
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 20);
+}
+
+#[test]
+fn a_canary_whose_agent_falls_silent_is_joined_by_another_and_never_by_more_than_a_few() {
+    let mut cluster = ready(20);
+    let names = cluster.names();
+    cluster.fall_silent(&names);
+    apply(&mut cluster, 4000);
+    assert_eq!(cluster.with_rules(), 1);
+    cluster.pass(Duration::from_secs(30));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 2);
+    for _ in 0..100 {
+        cluster.pass(Duration::from_secs(30));
+        cluster.settle(0);
+    }
+    assert_eq!(cluster.with_rules(), 4);
+    assert_eq!(reason(&mut cluster), "NoCanary");
+    let canary = cluster.with("id", "q/cpu").remove(2);
+    cluster.speak(&canary);
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(59));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 4);
+    cluster.pass(Duration::from_secs(2));
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 20);
+}
+
+#[test]
+fn a_canary_that_goes_away_while_it_is_watched_proves_nothing() {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    let canary = cluster.with("id", "q/cpu").remove(0);
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(50));
+    cluster.delete_node(&canary);
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(30));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 1);
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(59));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 1);
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 19);
+}
+
+#[test]
+fn objects_that_are_applied_together_share_their_canary() {
+    let mut cluster = ready(50);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "everything", &pods);
+    cluster.settle(0);
+    let keeps = |part: &str| -> Vec<&String> {
+        let all = cluster.watermarks.iter();
+        let all = all.filter(|(_, it)| !it["spec"][part].is_null());
+        all.map(|(name, _)| name).collect()
+    };
+    assert_eq!(keeps("rules").len(), 1);
+    assert_eq!(keeps("rules"), keeps("podPolicies"));
+}
+
+#[test]
+fn a_stopped_edit_stays_stopped_when_another_policy_is_edited() {
+    let (mut cluster, canary) = stopped();
+    let other = node_qos(None, "close", 5000, "Preview");
+    cluster.apply(Kind::NodeQos, "other", &other);
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    cluster.delete(Kind::NodeQos, "other");
+    cluster.rest();
+    assert_eq!(cluster.with("watermark", 2000.0), [canary]);
+    assert_eq!(cluster.with("watermark", 4000.0).len(), 19);
+}
+
+#[test]
+fn a_canary_that_acts_since_an_edit_before_proves_nothing_for_the_next() {
+    let (mut cluster, bad) = stopped();
+    apply(&mut cluster, 2500);
+    let mut has = cluster.with("watermark", 2500.0);
+    has.retain(|node| *node != bad);
+    assert_eq!(has.len(), 1);
+    cluster.report(&has[0], breached(3000.0));
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    assert_eq!(cluster.with("watermark", 4000.0).len(), 18);
+}
+
+#[test]
+fn while_an_edit_is_stopped_a_node_without_a_watermark_keeps_what_held_before() {
+    let (mut cluster, canary) = stopped();
+    let names = cluster.names();
+    let lost = names.iter().find(|name| **name != canary).unwrap().clone();
+    cluster.delete_watermark(&lost);
+    cluster.node("node999", "a");
+    cluster.settle(0);
+    for node in [lost.as_str(), "node999"] {
+        assert_eq!(
+            cluster.watermarks[node]["spec"]["rules"][0]["watermark"], 4000.0,
+            "{node}"
+        );
+    }
+    // So it is with another leader.
+    cluster.fail_over();
+    cluster.delete_watermark(&lost);
+    cluster.settle(0);
+    assert_eq!(cluster.with("watermark", 4000.0).len(), 20);
+    assert_eq!(cluster.with("watermark", 2000.0), [canary]);
+}
+
+#[test]
+fn an_edit_that_is_on_its_way_goes_on_where_it_was_after_a_short_loss_of_the_api_server() {
+    let mut cluster = ready(300);
+    apply(&mut cluster, 4000);
+    cluster.pass(Duration::from_mins(1));
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(1));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 103);
+    // Canaries that act by now are no reason to stop any more.
+    cluster.world.follow();
+    cluster.pass(Duration::from_mins(10));
+    cluster.world.lead();
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 103);
+    cluster.pass(Duration::from_secs(1));
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 203);
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 300);
+}
+
+#[test]
+fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_server() {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    cluster.rest();
+    for name in cluster.names() {
+        cluster.report(&name, breached(5000.0));
+    }
+    cluster.settle(0);
+    apply(&mut cluster, 3000);
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 1);
+    cluster.world.follow();
+    cluster.world.lead();
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "");
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 20);
+}
+
+#[test]
+fn a_new_leader_tries_an_edit_on_a_node_of_which_it_knows_what_it_did_before() {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    cluster.rest();
+    for name in cluster.names() {
+        cluster.report(&name, breached(5000.0));
+    }
+    cluster.settle(0);
+    apply(&mut cluster, 3000);
+    cluster.fail_over();
+    cluster.settle(0);
+    // The canary of the last leader acts, and has since when nobody knows.
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 2);
+    cluster.rest();
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 20);
+}
