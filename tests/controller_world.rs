@@ -140,6 +140,36 @@ proptest! {
     }
 }
 
+/// Nodes that are not to be closed, because too many are.
+fn soft(cluster: &Cluster) -> Vec<String> {
+    let soft = cluster.watermarks.iter();
+    let soft = soft.filter(|(_, object)| object["spec"]["softenScheduling"] == true);
+    soft.map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn a_node_that_was_opened_leaves_its_place_under_the_cap_to_others() {
+    let mut cluster = ready(2);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.rest();
+    cluster.report("node000", breached(5000.0));
+    cluster.settle(0);
+    cluster.report("node001", breached(4100.0));
+    cluster.settle(0);
+    assert_eq!(soft(&cluster), ["node001"]);
+    // Its agent ended, and somebody took its taint away: what it said last stands there for ever.
+    cluster.taint("node000", false);
+    cluster.settle(0);
+    assert_eq!(soft(&cluster), [""; 0]);
+    cluster.fail_over();
+    cluster.settle(0);
+    assert_eq!(soft(&cluster), [""; 0]);
+    // An agent runs there again, and closes it: of the two that are closed the one most over its mark stays so.
+    cluster.taint("node000", true);
+    cluster.settle(0);
+    assert_eq!(soft(&cluster), ["node001"]);
+}
+
 #[test]
 fn no_more_nodes_are_closed_than_the_cap_and_the_worst_stay_closed() {
     let mut cluster = ready(20);
@@ -153,11 +183,6 @@ fn no_more_nodes_are_closed_than_the_cap_and_the_worst_stay_closed() {
         cluster.report(name, status);
     }
     cluster.settle(0);
-    let soft = |cluster: &Cluster| -> Vec<String> {
-        let soft = cluster.watermarks.iter();
-        let soft = soft.filter(|(_, object)| object["spec"]["softenScheduling"] == true);
-        soft.map(|(name, _)| name.clone()).collect()
-    };
     assert_eq!(soft(&cluster), names[..14]);
     // Those that are closed stay closed, whatever the others do: no flapping.
     for name in &names[14..] {

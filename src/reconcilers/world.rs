@@ -160,6 +160,7 @@ impl World {
             && node.facts == facts
         {
             if (node.ready, node.tainted) != (ready, tainted) {
+                self.cap_dirty |= node.tainted != tainted;
                 (node.ready, node.tainted) = (ready, tainted);
                 self.watch_over(name);
             }

@@ -30,11 +30,13 @@ impl World {
         self.softened = softened;
     }
 
-    /// The nodes whose rules want them closed. What a silent agent said last does not count: its node was opened.
+    /// The nodes whose rules want them closed. What a silent agent said last does not count where its node was opened, by
+    /// whomever.
     fn closing(&self) -> Vec<Closing> {
         let closing = |(name, node): (&String, &Node)| {
             let live = self.live.get(name)?;
-            if live.status.active.is_empty() || self.silent.contains(name) {
+            let opened = self.silent.contains(name) || live.status.disabled && !node.tainted;
+            if live.status.active.is_empty() || opened {
                 return None;
             }
             let released = |node_qos: &str| {

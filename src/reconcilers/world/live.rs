@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::super::catalog::Key;
 use super::super::content::{Content, Contents};
 use super::super::wire::Watermark;
-use crate::crd::node_watermark::{Hash, RuleStatus, condition, scheduling};
+use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 
@@ -37,6 +37,8 @@ pub(super) struct Status {
     observed: Option<Box<str>>,
     /// Our taint with effect `NoSchedule` is on the node.
     pub(super) closed: bool,
+    /// Our taint is on the node, whatever its effect.
+    pub(super) disabled: bool,
     /// Pods that are throttled.
     pub(super) throttled: usize,
     /// Pods are throttled, or were evicted in the last hour.
@@ -158,7 +160,7 @@ impl Status {
     fn of(status: &NodeWatermarkStatus) -> Self {
         let active = status.rules.iter().filter(|rule| rule.state != "Normal");
         let counts = status.counts.clone().unwrap_or_default();
-        let state = status.scheduling.as_ref().map(|s| s.state.as_str());
+        let scheduling = status.scheduling.as_ref();
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
         let ended = |it: &Condition| it.type_ == condition::READY && it.status == "False";
@@ -167,7 +169,8 @@ impl Status {
             observed: observed
                 .filter(|_| !status.conditions.iter().any(ended))
                 .map(Box::from),
-            closed: state == Some(scheduling::NO_SCHEDULE),
+            closed: scheduling.is_some_and(|it| it.state == scheduling::NO_SCHEDULE),
+            disabled: scheduling.is_some_and(SchedulingStatus::is_disabled),
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
