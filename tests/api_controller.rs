@@ -242,6 +242,9 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
             .iter()
             .any(|event| event["reason"] == "RolloutStopped")
     });
+    let described = plane.kubectl(&["describe", "nodeqos", "q"]);
+    let (_, events) = described.split_once("Events:").unwrap();
+    assert!(events.contains("RolloutStopped"), "{described}");
     assert_eq!(with_rules(&plane), 1);
     plane.kubectl(&["annotate", "nodeqos", "q", "plimsoll.dev/rollout=immediate"]);
     plane.until("the edit goes on", SOON, |p| with_rules(p) == 20);

@@ -50,6 +50,7 @@ impl Class {
 /// One object as it was last seen.
 struct Part {
     objects: Objects,
+    uid: String,
     generation: i64,
     immediate: bool,
     /// Its conditions, as last seen.
@@ -90,8 +91,10 @@ impl Catalog {
         let annotation = &object["metadata"]["annotations"]["plimsoll.dev/rollout"];
         let immediate = annotation.as_str() == Some("immediate");
         let status = object["status"].clone();
+        let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
         if let Some(part) = self.parts.get_mut(&key) {
             part.status = status;
+            uid.clone_into(&mut part.uid);
             part.immediate = immediate;
             if part.generation == generation && generation > 0 {
                 return Affected::None;
@@ -108,6 +111,7 @@ impl Catalog {
         }
         let part = Part {
             objects,
+            uid: uid.to_owned(),
             generation,
             immediate,
             status: object["status"].clone(),
@@ -242,6 +246,11 @@ impl Catalog {
     pub fn findings(&self) -> Vec<Finding> {
         let everywhere = self.objects.clone().for_every_node();
         compile(&everywhere, &NodeFacts::default()).findings
+    }
+
+    /// `metadata.uid` of an object as it was last seen; empty where there is none.
+    pub fn uid(&self, key: &Key) -> &str {
+        self.parts.get(key).map_or("", |part| &part.uid)
     }
 
     /// `metadata.generation` of an object as it was last seen; 0 where there is none.

@@ -1,6 +1,7 @@
 //! Feeds the world from watches, and carries out what it plans.
 
 mod definitions;
+mod outbox;
 mod store;
 mod write;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -18,19 +20,18 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::lease::{LeaseObject, Renewal};
 use super::metrics::Metrics;
 use super::world::{Failed, Note, Settings, Subject, World, Write};
-use crate::cluster::client::CallError;
+use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector};
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
 use crate::serve::{self, ServeError};
+use outbox::Outbox;
 use store::{Item, Source, Store};
 use write::Done;
 
 /// At most so many writes at a time.
 const MOST_WRITES: usize = 16;
-/// At most so many events at a time; more are dropped, and counted.
-const MOST_EVENTS: usize = 64;
 /// What is due by the time is looked at so often.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -88,6 +89,8 @@ pub async fn run(
     Ok(())
 }
 
+const LEASE: &str = "Lease";
+
 /// The Lease that replicas elect their leader by: events about the controller itself are about it.
 #[derive(Clone, Debug)]
 struct LeaseName {
@@ -97,16 +100,19 @@ struct LeaseName {
 
 impl Subject {
     fn reference(self, lease: &LeaseName) -> ObjectReference {
-        let (api_version, kind, name) = match self {
+        let (api_version, kind, name, uid) = match self {
             Self::Node(name) => return about_node(&name),
-            Self::Policy(kind, name) => (crate::crd::API_VERSION, kind.name(), name),
-            Self::Fleet => ("coordination.k8s.io/v1", "Lease", lease.name.clone()),
+            Self::Policy { kind, name, uid } => {
+                (crate::crd::API_VERSION, kind.name(), name, Some(uid))
+            }
+            Self::Fleet => ("coordination.k8s.io/v1", LEASE, lease.name.clone(), None),
         };
         ObjectReference {
             api_version: Some(api_version.to_owned()),
             kind: Some(kind.to_owned()),
-            namespace: (kind == "Lease").then(|| lease.namespace.clone()),
+            namespace: (kind == LEASE).then(|| lease.namespace.clone()),
             name: Some(name),
+            uid,
             ..ObjectReference::default()
         }
     }
@@ -121,7 +127,7 @@ struct Controller {
     stores: Vec<Store>,
     changes: Changes,
     writes: FuturesUnordered<BoxFuture<'static, Done>>,
-    events: FuturesUnordered<BoxFuture<'static, Result<(), CallError>>>,
+    events: Outbox<Result<(), CallError>>,
     recorder: Events,
     lease: LeaseName,
     /// Those of agents.
@@ -148,7 +154,7 @@ impl Controller {
             leases,
             world: World::new(options.settings),
             writes: FuturesUnordered::new(),
-            events: FuturesUnordered::new(),
+            events: Outbox::new(),
             client,
             stores,
             changes,
@@ -248,10 +254,6 @@ impl Controller {
         let about = note.about.reference(&self.lease);
         let (kind, name) = (about.kind.as_deref(), about.name.as_deref());
         tracing::info!(kind, name, reason = note.reason, "{}", note.message);
-        if self.events.len() >= MOST_EVENTS {
-            self.metrics.events_dropped.inc();
-            return;
-        }
         let happening = Happening {
             about,
             warning: note.warning,
@@ -259,9 +261,11 @@ impl Controller {
             reason: note.reason.to_owned(),
             message: note.message,
         };
-        let recorder = self.recorder.clone();
-        self.events
-            .push(async move { recorder.publish(happening).await }.boxed());
+        let (recorder, client) = (self.recorder.clone(), self.client.clone());
+        let event = async move { recorder.publish(with_uid(client, happening).await).await };
+        if !self.events.push(event.boxed()) {
+            self.metrics.events_dropped.inc();
+        }
     }
 
     fn asked(&mut self, node: &str, outcome: Result<Option<Renewal>, CallError>) {
@@ -317,6 +321,19 @@ impl Controller {
             }
         }
     }
+}
+
+/// What is told of the Lease bears its UID, as all else does: nobody else here has to know it.
+async fn with_uid(client: Client, mut happening: Happening) -> Happening {
+    let about = &mut happening.about;
+    if let (Some(LEASE), Some(namespace), Some(name)) =
+        (about.kind.as_deref(), &about.namespace, &about.name)
+    {
+        let leases: Api<Lease> = Api::namespaced(client, namespace);
+        let lease = call(leases.get(name)).await;
+        about.uid = lease.ok().and_then(|lease| lease.metadata.uid);
+    }
+    happening
 }
 
 fn log(write: &Write) {

@@ -201,7 +201,11 @@ impl World {
             _ => return,
         };
         self.notes.push(Note {
-            about: Subject::Policy(key.0, key.1.clone()),
+            about: Subject::Policy {
+                kind: key.0,
+                name: key.1.clone(),
+                uid: self.catalog.uid(key).to_owned(),
+            },
             warning,
             reason,
             message: policies::rollout_message(rollout),

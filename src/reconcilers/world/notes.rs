@@ -8,8 +8,15 @@ use crate::crd::Kind;
 pub enum Subject {
     /// A node, by name.
     Node(String),
-    /// A policy object, by name.
-    Policy(Kind, String),
+    /// A policy object.
+    Policy {
+        /// Its kind.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Its UID: `kubectl describe` shows the events that bear it.
+        uid: String,
+    },
     /// The controller and all nodes.
     Fleet,
 }
