@@ -62,7 +62,10 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
         return;
     };
     plane.nodes(&["alive".to_owned(), "dead".to_owned()]);
-    let controller = plane.controller("controller", &["--silent-agent-after", "5s"]);
+    let controller = plane.controller(
+        "controller",
+        &["--silent-agent-after", "5s", "--short-silence"],
+    );
     plane.until("both nodes have a watermark", SOON, |p| {
         p.list("nwm").len() == 2
     });
@@ -135,7 +138,10 @@ fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time(
         marked(&plane, node);
         renew(&plane, node, 0);
     }
-    let controller = plane.controller("controller", &["--silent-agent-after", "20s"]);
+    let controller = plane.controller(
+        "controller",
+        &["--silent-agent-after", "20s", "--short-silence"],
+    );
     let times = std::cell::Cell::new(0);
     let beat = |plane: &ControlPlane, node: &str| {
         times.set(times.get() + 1);

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking"
 )]
 
+use std::process::Command;
 use std::time::Duration;
 
 use plimsoll::engine::time::BootTime;
@@ -227,4 +228,16 @@ fn agents_that_write_together_every_five_minutes_are_never_taken_for_silent() {
 fn two_silent_agents_of_two_are_taken_for_dead() {
     let mut fleet = Fleet::tainted(2);
     assert_eq!(fleet.pass(10 * MINUTE), ["node00", "node01"]);
+}
+
+#[test]
+fn a_silence_that_living_agents_keep_too_is_refused() {
+    let started = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["controller", "--silent-agent-after", "5m59s"])
+        .env("KUBECONFIG", "/nowhere")
+        .output()
+        .unwrap();
+    assert_eq!(started.status.code(), Some(2));
+    let why = String::from_utf8(started.stderr).unwrap();
+    assert!(why.contains("write 6m or more"), "{why}");
 }

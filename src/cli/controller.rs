@@ -30,8 +30,9 @@ Examples:
     kubectl describe nodeqos NAME
 
 An edit that makes a NodeQOS or PodQOS stricter goes to 1 % of its nodes first (at least one), for at least a minute,
-and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. To send an
-edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
+and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. Only nodes that
+are Ready with an agent that reports can be the first; where there is none the edit waits, and the condition RolledOut
+says so. To send an edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
 Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start.";
 
@@ -74,10 +75,17 @@ pub struct Args {
     rollout_nodes_per_second: f64,
 
     /// An agent that was not heard for so long, while our taint is on its node and the node is Ready, is dead: its taint
-    /// is taken away. Not below 10m: an agent that has no Lease may write as seldom as every 5 minutes
+    /// is taken away. Not below 6m: an agent that has no Lease may write as seldom as every 5 minutes
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
     silent_agent_after: Duration,
+
+    /// For tests: takes a shorter --silent-agent-after, at which living agents count as dead
+    #[arg(long, hide = true)]
+    short_silence: bool,
 }
+
+/// Agents write as seldom as every five minutes, and a write takes its way.
+const LEAST_SILENCE: Duration = Duration::from_mins(6);
 
 /// `30%` or `30`.
 fn percent(text: &str) -> Result<u8, String> {
@@ -103,6 +111,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn control(args: &Args) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.short_silence || args.silent_agent_after >= LEAST_SILENCE,
+        "--silent-agent-after {:?} is too short: agents may write as seldom as every 5 minutes, and living ones would lose \
+         their taint; write 6m or more",
+        args.silent_agent_after
+    );
     let metrics = Arc::new(Metrics::default());
     let observer = Arc::clone(&metrics);
     let client = client::connect_observed(args.kubeconfig.as_deref(), observer).await?;
