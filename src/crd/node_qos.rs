@@ -50,7 +50,7 @@ use crate::engine::quantity::RawQuantity;
         name = "Breached",
         type_ = "integer",
         json_path = ".status.breachedNodes",
-        description = "Those of them where one of its rules is over its mark"
+        description = "Those of them where one of its rules is over its mark, or cooling down"
     ),
     printcolumn(
         name = "Preview",
@@ -297,7 +297,7 @@ pub struct NodeQosStatus {
     /// Nodes that it selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_nodes: Option<i64>,
-    /// Those of them where one of its rules is over its mark, or was so lately.
+    /// Those of them where one of its rules is over its mark, or is cooling down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breached_nodes: Option<i64>,
     /// Those of them where one of its rules with strategy `Preview` would act.
