@@ -5,14 +5,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 12] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine"]),
     ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
     ("node", &["engine", "crd", "cluster", "serve"]),
-    ("reconcilers", &["engine", "crd", "cluster", "serve"]),
+    ("metrics_api", &["engine", "crd", "cluster", "serve"]),
+    (
+        "reconcilers",
+        &["engine", "crd", "cluster", "serve", "metrics_api"],
+    ),
     ("preview", &["engine", "crd", "cluster", "node"]),
     ("standalone", &["engine", "crd", "node", "trace"]),
     ("demo", &["engine", "crd", "node", "trace", "standalone"]),
@@ -25,6 +29,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "serve",
             "node",
             "preview",
+            "metrics_api",
             "reconcilers",
             "trace",
             "standalone",

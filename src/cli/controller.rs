@@ -1,6 +1,6 @@
 //! `plimsoll controller`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::{client, clock};
+use crate::metrics_api::{self, Place};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
@@ -65,6 +66,22 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 
+    /// Where the load of nodes is served over TLS, as the API metrics.plimsoll.dev [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_api_listen: Option<SocketAddr>,
+
+    /// The Service, in --namespace, by which API servers reach that address
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics")]
+    metrics_api_service: String,
+
+    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address; made if missing
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
+    metrics_api_secret: String,
+
+    /// Where other replicas reach this one, to pass requests for the load of nodes on to the one that leads
+    #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
+    pod_ip: Option<IpAddr>,
+
     /// At most this part of the matched nodes is closed to new pods at once, such as 30%; further ones get a taint
     /// that only asks the scheduler to prefer others
     #[arg(long, value_name = "PERCENT", default_value = "30%", value_parser = percent)]
@@ -103,6 +120,24 @@ fn rate(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "write a number above 0, such as 100 or 0.5".to_owned())
 }
 
+impl Args {
+    fn metrics_api(&self) -> Option<metrics_api::Options> {
+        Some(metrics_api::Options {
+            listen: self.metrics_api_listen?,
+            place: Place {
+                namespace: self.namespace.clone(),
+                service: self.metrics_api_service.clone(),
+                secret: self.metrics_api_secret.clone(),
+            },
+        })
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        let port = self.metrics_api_listen?.port();
+        self.pod_ip.map(|ip| SocketAddr::new(ip, port))
+    }
+}
+
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
@@ -131,6 +166,8 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         agents: args.agents.clone(),
         identity: identity(),
         listen: args.listen,
+        metrics_api: args.metrics_api(),
+        address: args.address(),
     };
     tracing::info!(
         identity = options.identity,
@@ -150,7 +187,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         // Kept until the end: a dropped sender would look like a second signal.
         std::future::pending::<()>().await;
     });
-    let ended = run::run(client, options, metrics, stopped).await;
+    let ended = Box::pin(run::run(client, options, metrics, stopped)).await;
     signals.abort();
     Ok(ended?)
 }

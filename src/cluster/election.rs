@@ -5,6 +5,7 @@
 
 mod lease;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::engine::time::BootTime;
@@ -29,6 +30,44 @@ pub struct Seen {
     pub duration: Duration,
 }
 
+/// A leadership without interruption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// The resourceVersion of the write that won it: larger than that of any term before, of whichever replica.
+    pub epoch: u64,
+    /// It ends here, unless it is renewed.
+    pub until: BootTime,
+}
+
+/// Who leads, as one replica knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    mine: Option<Term>,
+    leader: Option<SocketAddr>,
+}
+
+impl Standing {
+    /// A replica that leads in a term, or that knows where the leader is.
+    pub const fn new(mine: Option<Term>, leader: Option<SocketAddr>) -> Self {
+        Self { mine, leader }
+    }
+
+    /// Whether this replica led when it looked last; [`Self::term`] is for what must not be late.
+    pub const fn leads(&self) -> bool {
+        self.mine.is_some()
+    }
+
+    /// The term in which this replica may act for the cluster now.
+    pub fn term(&self, now: BootTime) -> Option<Term> {
+        self.mine.filter(|term| now < term.until)
+    }
+
+    /// Where another replica that leads can be reached.
+    pub const fn leader(&self) -> Option<SocketAddr> {
+        self.leader
+    }
+}
+
 /// What one replica remembers.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
@@ -36,6 +75,8 @@ pub struct Memory {
     observed: Option<(String, BootTime)>,
     /// When the last own write was begun that succeeded.
     renewed: Option<BootTime>,
+    /// The version of the write that began this term.
+    epoch: Option<u64>,
 }
 
 /// What to do now.
@@ -75,6 +116,9 @@ impl Memory {
 
     /// Own write, begun at `begun`, succeeded.
     pub fn wrote(&mut self, begun: BootTime, version: &str) {
+        if !self.leads(begun) || self.epoch.is_none() {
+            self.epoch = version.parse().ok();
+        }
         self.renewed = Some(begun);
         self.observed = Some((version.to_owned(), begun));
     }
@@ -82,6 +126,16 @@ impl Memory {
     /// Somebody else has it.
     pub fn lost(&mut self) {
         self.renewed = None;
+        self.epoch = None;
+    }
+
+    /// The term in which this replica may act for the cluster now. None where the API server's versions are no numbers.
+    pub fn term(&self, now: BootTime) -> Option<Term> {
+        let renewed = self.renewed.filter(|_| self.leads(now))?;
+        Some(Term {
+            epoch: self.epoch?,
+            until: renewed + RENEW_DEADLINE,
+        })
     }
 
     /// Whether this replica may act for the cluster now.

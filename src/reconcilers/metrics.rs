@@ -17,8 +17,11 @@ use super::world::World;
 use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
+use crate::metrics_api;
 use crate::serve::Source;
 
+/// What the probes call the metrics API.
+const METRICS_API: &str = "metrics API";
 /// The loop turns at least every second: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
 /// Upper bounds of the time between two heartbeats, in seconds: they come every 10 or 60.
@@ -49,6 +52,15 @@ pub struct RequestLabels {
     pub code: String,
 }
 
+/// Labels of an answer of the metrics API.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AnswerLabels {
+    /// `get`, `list`, `watch`, `discovery`, `health` or `other`.
+    pub verb: &'static str,
+    /// The HTTP code.
+    pub code: u16,
+}
+
 /// Labels of a roll-out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RolloutLabels {
@@ -60,6 +72,7 @@ pub struct RolloutLabels {
 pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
+    answers: Family<AnswerLabels, Counter>,
     compile: Histogram,
     /// Writes to the API server.
     pub writes: Family<WriteLabels, Counter>,
@@ -99,6 +112,7 @@ impl Default for Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_controller"),
             requests: Family::default(),
+            answers: Family::default(),
             // From 10 µs, what one node costs, to 2.6 s.
             compile: Histogram::new(exponential_buckets(10e-6, 4.0, 10)),
             writes: Family::default(),
@@ -132,6 +146,8 @@ impl Metrics {
         let registry = &mut self.registry;
         let help = "Requests to the API server, by verb and code of the answer";
         registry.register("api_requests", help, self.requests.clone());
+        let help = "Answers of the metrics API, by verb and code";
+        registry.register("metrics_api_answers", help, self.answers.clone());
         let help = "Time to take one change of a policy or node and compile what it concerns";
         registry.register_with_unit("compile", help, Unit::Seconds, self.compile.clone());
         registry.register("writes", "Writes to the API server", self.writes.clone());
@@ -270,6 +286,21 @@ impl Observer for Metrics {
         self.requests
             .get_or_create(&RequestLabels { verb, code })
             .inc();
+    }
+}
+
+impl metrics_api::Observer for Metrics {
+    fn answered(&self, verb: &'static str, code: u16) {
+        self.answers
+            .get_or_create(&AnswerLabels { verb, code })
+            .inc();
+    }
+
+    fn certified(&self, outcome: Result<(), &str>) {
+        match outcome {
+            Ok(()) => self.complete(METRICS_API),
+            Err(why) => self.waits(METRICS_API, why.to_owned()),
+        }
     }
 }
 

@@ -22,9 +22,10 @@ use super::metrics::Metrics;
 use super::world::{Failed, Note, Settings, Subject, World, Write};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
-use crate::cluster::election::{self, Elector};
+use crate::cluster::election::{self, Elector, Standing};
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
+use crate::metrics_api::{self, Feed};
 use crate::serve::{self, ServeError};
 use outbox::Outbox;
 use store::{Item, Source, Store};
@@ -50,6 +51,10 @@ pub struct Options {
     pub identity: String,
     /// Where probes and metrics are served.
     pub listen: SocketAddr,
+    /// How the `NodeMetrics` are served; `None`: not at all.
+    pub metrics_api: Option<metrics_api::Options>,
+    /// Where other replicas reach this one for `NodeMetrics`.
+    pub address: Option<SocketAddr>,
 }
 
 /// Runs until `stop` is true.
@@ -70,18 +75,36 @@ pub async fn run(
         identity,
         ..
     } = &options;
-    let elector = Elector::new(client.clone(), namespace, lease, identity.clone());
-    let (leads, elected) = watch::channel(false);
+    let elector = Elector::new(
+        client.clone(),
+        namespace,
+        lease,
+        identity.clone(),
+        options.address,
+    );
+    let (standing, elected) = watch::channel(Standing::default());
     let stopped = stop.clone();
-    let election = async move { election::run(elector, &leads, stopped).await };
+    let election = async move { election::run(elector, &standing, stopped).await };
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
+    let api = match options.metrics_api {
+        Some(options) => {
+            let (feed, serving) = {
+                let observer: Arc<dyn metrics_api::Observer> = Arc::clone(&metrics) as _;
+                metrics_api::start(client.clone(), options, elected.clone(), observer).await?
+            };
+            controller.feed = Some(feed);
+            serving.boxed()
+        }
+        None => std::future::pending().boxed(),
+    };
     let definitions = definitions::check(client, Arc::clone(&metrics));
     // Whatever ends first ends the process: nothing goes on half-dead.
     let serving = serve::serve(listener, metrics);
-    tokio::pin!(election, serving, definitions);
+    tokio::pin!(election, serving, definitions, api);
     tokio::select! {
         () = controller.run(elected) => {}
         () = &mut serving => {}
+        () = &mut api => {}
         never = &mut definitions => match never {},
         () = &mut election => {}
         _ = stop.wait_for(|stop| *stop) => election.await,
@@ -133,6 +156,8 @@ struct Controller {
     /// Those of agents.
     leases: Api<LeaseObject>,
     metrics: Arc<Metrics>,
+    /// Where the `NodeMetrics` come from.
+    feed: Option<Feed>,
 }
 
 impl Controller {
@@ -159,10 +184,11 @@ impl Controller {
             stores,
             changes,
             metrics,
+            feed: None,
         }
     }
 
-    async fn run(&mut self, mut elected: watch::Receiver<bool>) {
+    async fn run(&mut self, mut elected: watch::Receiver<Standing>) {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leading = false;
@@ -181,11 +207,16 @@ impl Controller {
                 changed = elected.changed() => if changed.is_err() { return },
                 _ = tick.tick() => {}
             }
+            let term = elected.borrow().term(clock::now());
             let known = |store: &Store| store.complete || !store.source.is_needed();
-            let lead = *elected.borrow() && self.stores.iter().all(known);
-            if lead != leading {
-                leading = lead;
-                self.lead(lead);
+            let term = term.filter(|_| self.stores.iter().all(known));
+            if term.is_some() != leading {
+                leading = term.is_some();
+                self.lead(leading);
+            }
+            if let Some(feed) = &mut self.feed {
+                feed.lead(term.map(|term| term.epoch));
+                feed.flush();
             }
             self.work();
         }
@@ -217,7 +248,7 @@ impl Controller {
             store.source.is_blind(&mut self.world);
         }
         let begun = clock::now();
-        if store.take(change, &mut self.world, begun) {
+        if store.take(change, &mut self.world, self.feed.as_mut(), begun) {
             self.metrics.complete(kind);
         }
         if store.source.is_compiled() {

@@ -1,6 +1,7 @@
 //! An API server (etcd and kube-apiserver, from the test cluster's binaries) and controllers against it.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod aggregation;
 pub mod faults;
 
 use std::fs;
@@ -38,7 +39,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
@@ -124,6 +125,16 @@ impl ControlPlane {
                 plane.try_kubectl(&["get", kinds], "").is_ok()
             },
         );
+    }
+
+    /// Where the API server, if it is ours, has what is in its name: its front proxy's authority, key and certificate.
+    pub fn front_proxy(&self) -> aggregation::FrontProxy {
+        aggregation::FrontProxy::of(self.dir.path())
+    }
+
+    /// The folder with Helm and kubectl.
+    pub fn tool(&self, name: &str) -> PathBuf {
+        self.own.0.join(name)
     }
 
     /// Whether the API server is ours, so that it may be stopped.
@@ -415,6 +426,7 @@ fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16) -> Process {
             "--service-account-signing-key-file={}",
             key.display()
         ))
+        .args(aggregation::flags(dir))
         .stderr(log(dir, "kube-apiserver"))
         .stdout(Stdio::null())
         .spawn();

@@ -32,8 +32,6 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
 {{- define "plimsoll.probes" -}}
-ports:
-- {name: http, containerPort: 8080}
 livenessProbe:
   httpGet: {path: /livez, port: http}
   periodSeconds: 10

@@ -1,5 +1,7 @@
 //! Reads and writes the Lease.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -9,11 +11,13 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::{Decision, LEASE, Memory, RENEW_DEADLINE, RETRY, Seen};
+use super::{Decision, LEASE, Memory, RENEW_DEADLINE, RETRY, Seen, Standing};
 use crate::cluster::clock;
 
 /// No call of an election takes longer.
 const CALL: Duration = Duration::from_secs(2);
+/// Where the holder can be reached by other replicas.
+const ADDRESS: &str = "plimsoll.dev/address";
 
 /// One replica.
 pub struct Elector {
@@ -21,16 +25,27 @@ pub struct Elector {
     name: String,
     me: String,
     memory: Memory,
+    address: Option<SocketAddr>,
+    /// Where the replica that leads can be reached, if it is another.
+    leader: Option<SocketAddr>,
 }
 
 impl Elector {
-    /// `me` has to differ between replicas, and between two lives of one.
-    pub fn new(client: Client, namespace: &str, name: &str, me: String) -> Self {
+    /// `me` has to differ between replicas, and between two lives of one. `address`: where the others can reach it.
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        name: &str,
+        me: String,
+        address: Option<SocketAddr>,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             me,
             memory: Memory::default(),
+            address,
+            leader: None,
         }
     }
 
@@ -41,8 +56,10 @@ impl Elector {
         let decision = self
             .memory
             .decide(&self.me, lease.as_ref().map(seen).as_ref(), now);
+        self.leader = None;
         let written = match (decision, lease) {
-            (Decision::Wait, _) => {
+            (Decision::Wait, lease) => {
+                self.leader = lease.as_ref().and_then(address);
                 self.memory.lost();
                 return Ok(());
             }
@@ -73,8 +90,13 @@ impl Elector {
         let time = Some(MicroTime(clock::wall()));
         let before = lease.spec.take().unwrap_or_default();
         let transitions = before.lease_transitions.unwrap_or(0);
+        let mut annotations = lease.metadata.annotations.take().unwrap_or_default();
+        annotations.remove(ADDRESS);
+        let address = self.address.map(|address| address.to_string());
+        annotations.extend(address.map(|address| (ADDRESS.to_owned(), address)));
         lease.metadata = ObjectMeta {
             name: Some(self.name.clone()),
+            annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
             ..lease.metadata
         };
         lease.spec = Some(LeaseSpec {
@@ -86,6 +108,10 @@ impl Elector {
             ..before
         });
         lease
+    }
+
+    fn standing(&self) -> Standing {
+        Standing::new(self.memory.term(clock::now()), self.leader)
     }
 
     /// Gives the Lease back, so that another needn't wait for its end.
@@ -107,6 +133,11 @@ impl Elector {
     }
 }
 
+fn address(lease: &Lease) -> Option<SocketAddr> {
+    let annotations: &BTreeMap<_, _> = lease.metadata.annotations.as_ref()?;
+    annotations.get(ADDRESS)?.parse().ok()
+}
+
 fn seen(lease: &Lease) -> Seen {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.unwrap_or(0);
@@ -117,16 +148,16 @@ fn seen(lease: &Lease) -> Seen {
     }
 }
 
-/// Takes part until `stop` is true, and says in `leads` whether this replica leads. It stops leading before the Lease
+/// Takes part until `stop` is true, and says in `standing` whether this replica leads. It stops leading before the Lease
 /// can be another's, and gives it back in the end.
 pub async fn run(
     mut elector: Elector,
-    leads: &watch::Sender<bool>,
+    standing: &watch::Sender<Standing>,
     mut stop: watch::Receiver<bool>,
 ) {
     while !*stop.borrow() {
         let remaining = elector.memory.remaining(clock::now());
-        let deadline = if *leads.borrow() {
+        let deadline = if standing.borrow().leads() {
             remaining.min(CALL)
         } else {
             CALL
@@ -136,26 +167,26 @@ pub async fn run(
             Ok(Err(error)) => tracing::warn!(%error, "failed to read or write the Lease"),
             Err(_) => tracing::warn!("no answer about the Lease in time"),
         }
-        publish(leads, elector.memory.leads(clock::now()));
+        publish(standing, elector.standing());
         // The leadership ends in time also when the next look is late.
         let remaining = elector.memory.remaining(clock::now());
-        let leading = *leads.borrow();
+        let leading = standing.borrow().leads();
         let pause = if leading { RETRY.min(remaining) } else { RETRY };
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
-        publish(leads, elector.memory.leads(clock::now()));
+        publish(standing, elector.standing());
         if stopped.is_ok() {
             break;
         }
     }
-    let led = *leads.borrow();
-    publish(leads, false);
+    let led = standing.borrow().leads();
+    publish(standing, Standing::default());
     if led && let Err(error) = timeout(RENEW_DEADLINE, elector.release()).await {
         tracing::warn!(%error, "failed to give the Lease back in time");
     }
 }
 
-fn publish(leads: &watch::Sender<bool>, now: bool) {
-    leads.send_if_modified(|before| {
+fn publish(standing: &watch::Sender<Standing>, now: Standing) {
+    standing.send_if_modified(|before| {
         let changed = *before != now;
         *before = now;
         changed

@@ -13,6 +13,8 @@ use super::super::world::World;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
 use crate::engine::time::BootTime;
+use crate::metrics_api::Feed;
+use crate::metrics_api::compose::NodeKnown;
 
 /// Objects in one page of a list: a `NodeWatermark` may have 40 kB.
 const NODES: u32 = 500;
@@ -124,27 +126,33 @@ impl Store {
         }
     }
 
-    /// Tells the world of a change. True when all objects are there now.
-    pub(super) fn take(&mut self, change: Change<Item>, world: &mut World, now: BootTime) -> bool {
+    /// Tells the world, and those who serve `NodeMetrics`, of a change. True when all objects are there now.
+    pub(super) fn take(
+        &mut self,
+        change: Change<Item>,
+        world: &mut World,
+        mut feed: Option<&mut Feed>,
+        now: BootTime,
+    ) -> bool {
         match change {
             Change::Restarted => self.listed = Some(BTreeSet::new()),
             Change::Apply(name, object) => {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(name.clone());
                 }
-                apply(&name, object, world, now);
+                apply(&name, object, world, feed, now);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
                 self.known.remove(&name);
-                self.delete(&name, world);
+                self.delete(&name, world, feed.as_deref_mut());
             }
             Change::Complete => {
                 let listed = self.listed.take().unwrap_or_default();
                 let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
                 for name in gone {
                     self.known.remove(&name);
-                    self.delete(&name, world);
+                    self.delete(&name, world, feed.as_deref_mut());
                 }
                 self.complete = true;
                 return true;
@@ -154,7 +162,14 @@ impl Store {
         false
     }
 
-    fn delete(&self, name: &str, world: &mut World) {
+    fn delete(&self, name: &str, world: &mut World, feed: Option<&mut Feed>) {
+        if let Some(feed) = feed {
+            match self.source {
+                Source::Policy(_) | Source::Leases => {}
+                Source::Nodes => feed.node_gone(name),
+                Source::Watermarks => feed.watermark_gone(name),
+            }
+        }
         match self.source {
             Source::Policy(kind) => world.delete_policy(kind, name),
             Source::Nodes => world.delete_node(name),
@@ -164,7 +179,7 @@ impl Store {
     }
 }
 
-fn apply(name: &str, object: Item, world: &mut World, now: BootTime) {
+fn apply(name: &str, object: Item, world: &mut World, feed: Option<&mut Feed>, now: BootTime) {
     match object {
         Item::Policy(kind, mut object) => {
             // Items of a list come without them.
@@ -172,8 +187,29 @@ fn apply(name: &str, object: Item, world: &mut World, now: BootTime) {
             object["kind"] = kind.name().into();
             world.apply_policy(kind, name, &object);
         }
-        Item::Node(node) => world.apply_node(name, NodeSeen::of(*node)),
-        Item::Watermark(object) => world.apply_live(name, &Watermark::of(*object)),
+        Item::Node(node) => {
+            let created = node.metadata.creation_timestamp.clone();
+            let seen = NodeSeen::of(*node);
+            if let Some(feed) = feed {
+                let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
+                feed.node(
+                    name,
+                    NodeKnown {
+                        uid,
+                        created,
+                        facts,
+                    },
+                );
+            }
+            world.apply_node(name, seen);
+        }
+        Item::Watermark(object) => {
+            let seen = Watermark::of(*object);
+            if let Some(feed) = feed {
+                feed.watermark(name, &seen.status());
+            }
+            world.apply_live(name, &seen);
+        }
         Item::Lease(object) => world.apply_lease(name, object.renewal(), now),
     }
 }

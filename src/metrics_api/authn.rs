@@ -1,0 +1,135 @@
+//! Who asks. An API server that passes a request on says for whom, and is believed when its certificate is of the
+//! authority that the cluster names for that, and its name one of those allowed. Anybody else brings a token.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::HeaderMap;
+use hyper::header::AUTHORIZATION;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::Semaphore;
+use tokio::sync::watch;
+
+use crate::cluster::client::call;
+use crate::cluster::clock;
+
+use super::cache::{Cache, key};
+use super::front_proxy::Trust;
+use super::status::Refusal;
+
+/// Answers of token reviews are kept for so long, the bad ones too.
+const KEPT: Duration = Duration::from_secs(10);
+const MOST_KEPT: usize = 4096;
+/// At most so many reviews at a time; a longer token is none.
+const MOST_REVIEWS: usize = 16;
+const LONGEST_TOKEN: usize = 16 << 10;
+
+/// Who asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// Their name.
+    pub name: String,
+    /// Their UID, where there is one.
+    pub uid: Option<String>,
+    /// Their groups.
+    pub groups: Vec<String>,
+    /// What else is said of them.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl From<UserInfo> for User {
+    fn from(info: UserInfo) -> Self {
+        Self {
+            name: info.username.unwrap_or_default(),
+            uid: info.uid,
+            groups: info.groups.unwrap_or_default(),
+            extra: info.extra.unwrap_or_default(),
+        }
+    }
+}
+
+/// Finds out who asks.
+pub struct Authenticator {
+    client: Client,
+    trust: watch::Receiver<Trust>,
+    tokens: Cache<Option<User>>,
+    reviews: Semaphore,
+}
+
+impl Authenticator {
+    /// By what the cluster trusts, as it is at the time.
+    pub fn new(client: Client, trust: watch::Receiver<Trust>) -> Self {
+        Self {
+            client,
+            trust,
+            tokens: Cache::new(MOST_KEPT, KEPT),
+            reviews: Semaphore::new(MOST_REVIEWS),
+        }
+    }
+
+    /// Whether these certificates make a front proxy.
+    pub fn is_proxy(&self, certificates: &[CertificateDer<'static>]) -> bool {
+        self.trust.borrow().is_proxy(certificates, clock::wall())
+    }
+
+    /// Who sent these headers with these certificates.
+    ///
+    /// # Errors
+    /// It is not known.
+    pub async fn identify(
+        &self,
+        headers: &HeaderMap,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<User, Refusal> {
+        let passed_on = {
+            let trust = self.trust.borrow();
+            let is_proxy = trust.is_proxy(certificates, clock::wall());
+            is_proxy.then(|| trust.user(headers)).flatten()
+        };
+        match (passed_on, bearer(headers)) {
+            (Some(user), _) => Ok(user),
+            (None, Some(token)) => self.review(token).await,
+            (None, None) => Err(Refusal::unauthorized()),
+        }
+    }
+
+    async fn review(&self, token: &str) -> Result<User, Refusal> {
+        let key = key(token.as_bytes());
+        if let Some(known) = self.tokens.get(&key, clock::now()) {
+            return known.ok_or_else(Refusal::unauthorized);
+        }
+        let _room = self.reviews.acquire().await;
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                ..TokenReviewSpec::default()
+            },
+            ..TokenReview::default()
+        };
+        let api: Api<TokenReview> = Api::all(self.client.clone());
+        let answer = call(api.create(&PostParams::default(), &review)).await;
+        let answer = answer.map_err(|error| {
+            tracing::warn!(why = error.words(), "failed to review a token");
+            Refusal::unknown("whose token this is")
+        })?;
+        let status = answer.status.unwrap_or_default();
+        let user = status
+            .user
+            .filter(|_| status.authenticated == Some(true))
+            .map(User::from);
+        self.tokens.put(key, clock::now(), user.clone());
+        user.ok_or_else(Refusal::unauthorized)
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    let fits =
+        scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
+    fits.then_some(token)
+}

@@ -1,0 +1,85 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{ServerName, UnixTime};
+
+use super::*;
+
+fn begun() -> Timestamp {
+    "2026-06-01T00:00:00Z".parse().unwrap()
+}
+
+/// Whether a client that has this bundle takes the certificate for the server.
+fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .unwrap();
+    let name = ServerName::try_from("plimsoll-metrics.plimsoll.svc").unwrap();
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().unwrap()));
+    verifier
+        .verify_server_cert(&certified.certificate, &[], &name, &[], now)
+        .is_ok()
+}
+
+fn names() -> [String; 1] {
+    ["plimsoll-metrics.plimsoll.svc".to_owned()]
+}
+
+#[test]
+fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day() {
+    let mut authorities = Authorities::default();
+    let mut certified: Option<Certified> = None;
+    let mut bundles = Vec::new();
+    let mut made = 0;
+    for hour in (0..3 * AUTHORITY_HOURS).step_by(6) {
+        let now = later(begun(), hour);
+        if let Some(renewed) = authorities.renewed(now).unwrap() {
+            made += 1;
+            assert!(renewed.0.len() <= 2, "those that ended are gone");
+            // As it comes back from the Secret.
+            authorities = Authorities::read(&renewed.write().unwrap()).unwrap();
+            assert_eq!(authorities, renewed);
+        }
+        if !certified
+            .as_ref()
+            .is_some_and(|certified| authorities.is_current(certified, now))
+        {
+            certified = Some(authorities.certify(&names(), now).unwrap());
+        }
+        bundles.push(authorities.bundle(now));
+        let a_day_ago = &bundles[bundles.len().saturating_sub(4)];
+        assert!(
+            believes(a_day_ago, certified.as_ref().unwrap(), now),
+            "after {hour} h"
+        );
+    }
+    assert_eq!(made, 5, "one every eight months");
+}
+
+#[test]
+fn a_certificate_is_for_its_names_and_of_its_authority_only() {
+    let authorities = Authorities::default().renewed(begun()).unwrap().unwrap();
+    let others = Authorities::default().renewed(begun()).unwrap().unwrap();
+    let certified = authorities.certify(&names(), begun()).unwrap();
+    assert!(believes(&authorities.bundle(begun()), &certified, begun()));
+    assert!(!believes(&others.bundle(begun()), &certified, begun()));
+    let other = authorities
+        .certify(&["other.plimsoll.svc".to_owned()], begun())
+        .unwrap();
+    assert!(!believes(&authorities.bundle(begun()), &other, begun()));
+    let late = later(begun(), CERTIFICATE_HOURS + 1);
+    assert!(!believes(&authorities.bundle(late), &certified, late));
+    assert!(matches!(
+        Authorities::default().certify(&names(), begun()),
+        Err(CertificateError::None)
+    ));
+}

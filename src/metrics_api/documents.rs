@@ -1,0 +1,89 @@
+//! What is the same for everybody and never changes: discovery and `OpenAPI`, written once.
+//!
+//! No identity is asked for: it is what the source of this program says anyway, and namespaces of the whole cluster
+//! can't be deleted while an API group can't be discovered.
+
+use hyper::body::Bytes;
+use ring::digest::{SHA512, digest};
+use serde_json::{Value, json};
+
+use crate::crd::node_metric::{API_VERSION, GROUP};
+
+use super::cache::hex;
+use super::status::Refusal;
+use super::{discovery, negotiate, openapi};
+
+const JSON: &str = "application/json";
+
+/// One document.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// Its text.
+    pub body: Bytes,
+    /// Its media type.
+    pub media: &'static str,
+    /// Identifies the text.
+    pub etag: String,
+}
+
+impl Document {
+    fn new(value: &Value, media: &'static str) -> Self {
+        let body = value.to_string();
+        let digest = digest(&SHA512, body.as_bytes());
+        let hex = hex(digest.as_ref());
+        Self {
+            body: body.into(),
+            media,
+            etag: format!("\"{hex}\""),
+        }
+    }
+}
+
+/// All documents.
+pub struct Documents {
+    plain: Vec<(String, Document)>,
+    aggregated: Document,
+}
+
+impl Default for Documents {
+    fn default() -> Self {
+        let v3 = Document::new(&openapi::v3(), JSON);
+        let index = openapi::v3_index(v3.etag.trim_matches('"'));
+        let version = json!({
+            "major": env!("CARGO_PKG_VERSION_MAJOR"),
+            "minor": env!("CARGO_PKG_VERSION_MINOR"),
+            "gitVersion": concat!("v", env!("CARGO_PKG_VERSION")),
+        });
+        let plain = |path: &str, value: &Value| (path.to_owned(), Document::new(value, JSON));
+        Self {
+            plain: vec![
+                plain("/apis", &discovery::groups()),
+                plain(&format!("/apis/{GROUP}"), &discovery::group()),
+                plain(&format!("/apis/{API_VERSION}"), &discovery::resources()),
+                plain("/openapi/v2", &openapi::v2()),
+                plain("/openapi/v3", &index),
+                (format!("/openapi/v3/{}", openapi::V3_PATH), v3),
+                plain("/version", &version),
+            ],
+            aggregated: Document::new(&discovery::aggregated(), discovery::AGGREGATED),
+        }
+    }
+}
+
+impl Documents {
+    /// The document at a path; `None`: there is none.
+    ///
+    /// # Errors
+    /// It is not to be had in a form that the client takes.
+    pub fn at(&self, path: &str, accept: &str) -> Option<Result<&Document, Refusal>> {
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let (_, document) = self.plain.iter().find(|(known, _)| known == path)?;
+        Some(if path == "/apis" && negotiate::aggregated(accept) {
+            Ok(&self.aggregated)
+        } else if negotiate::takes_json(accept) {
+            Ok(document)
+        } else {
+            Err(Refusal::not_acceptable())
+        })
+    }
+}

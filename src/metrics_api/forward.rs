@@ -1,0 +1,106 @@
+//! A standby passes requests for data on to the leader, who knows it by its certificate.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, HOST};
+use hyper::{HeaderMap, Request};
+use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
+use rustls::ClientConfig;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::certificates::Tls;
+use super::server::Answer;
+
+/// The leader's first words have to be here by then.
+const ANSWER: Duration = Duration::from_secs(3);
+/// Marks what was passed on, so that it is not passed on again.
+const MARK: &str = "x-plimsoll-forwarded";
+
+/// Why the leader's answer is not to be had.
+#[derive(Debug, Error)]
+pub enum ForwardError {
+    /// No answer in time.
+    #[error("no answer within {} s", ANSWER.as_secs())]
+    TimedOut,
+    /// The connection failed, or the handshake.
+    #[error("failed to connect")]
+    Connect(#[from] std::io::Error),
+    /// The name can't be in a certificate.
+    #[error("failed to use our own name")]
+    Name(#[from] rustls::pki_types::InvalidDnsNameError),
+    /// The request failed.
+    #[error("failed to ask")]
+    Http(#[from] hyper::Error),
+    /// It can't be written.
+    #[error("failed to write the request")]
+    Request(#[from] hyper::http::Error),
+}
+
+/// Whether a request says that it was passed on.
+pub fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(MARK)
+}
+
+/// Whether these certificates make a replica of this release.
+pub fn is_replica(tls: &Tls, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
+    let since = u64::try_from(now.as_second()).unwrap_or(0);
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(since));
+    match certificates {
+        // Our authority signs nothing but replicas.
+        [client, between @ ..] => tls
+            .replicas
+            .verify_client_cert(client, between, now)
+            .is_ok(),
+        [] => false,
+    }
+}
+
+/// The leader's answer to a GET. Its body comes as it is read.
+pub async fn pass(
+    leader: SocketAddr,
+    tls: Arc<ClientConfig>,
+    name: &str,
+    path: &str,
+    accept: &str,
+) -> Result<Answer, ForwardError> {
+    let passed = timeout(ANSWER, ask(leader, tls, name, path, accept));
+    passed.await.map_err(|_| ForwardError::TimedOut)?
+}
+
+async fn ask(
+    leader: SocketAddr,
+    tls: Arc<ClientConfig>,
+    name: &str,
+    path: &str,
+    accept: &str,
+) -> Result<Answer, ForwardError> {
+    let stream = TcpStream::connect(leader).await?;
+    stream.set_nodelay(true)?;
+    let server = ServerName::try_from(name.to_owned())?;
+    let stream = TlsConnector::from(tls).connect(server, stream).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the answer's body, or when the client is gone and nobody reads that.
+    tokio::spawn(async move { drop(connection.await) });
+    let mut request = Request::get(path).header(HOST, name).header(MARK, "1");
+    if !accept.is_empty() {
+        request = request.header(ACCEPT, accept);
+    }
+    let answer = sender
+        .send_request(request.body(Empty::<Bytes>::new())?)
+        .await?;
+    let (mut parts, body) = answer.into_parts();
+    for name in ["connection", "transfer-encoding", "content-length"] {
+        parts.headers.remove(name);
+    }
+    Ok(Answer::from_parts(parts, body.boxed_unsync()))
+}

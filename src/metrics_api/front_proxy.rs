@@ -1,0 +1,203 @@
+//! Which clients may say for whom they ask: `kube-system/extension-apiserver-authentication`, followed as it changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use hyper::HeaderMap;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use kube::{Api, Client};
+use percent_encoding::percent_decode_str;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use thiserror::Error;
+use tokio::sync::watch;
+use webpki::EndEntityCert;
+
+use crate::cluster::client::describe;
+
+use super::authn::User;
+
+const NAMESPACE: &str = "kube-system";
+const NAME: &str = "extension-apiserver-authentication";
+
+/// Why nobody is believed.
+#[derive(Debug, Error)]
+pub enum TrustError {
+    /// The `ConfigMap` names no authority: the API server runs without an aggregation layer.
+    #[error(
+        "{NAMESPACE}/{NAME} has no requestheader-client-ca-file: start kube-apiserver with --requestheader-client-ca-file"
+    )]
+    NoAuthority,
+    /// The authority is not in PEM.
+    #[error("failed to read requestheader-client-ca-file of {NAMESPACE}/{NAME}")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+    /// No certificate in it can be an authority.
+    #[error("failed to use requestheader-client-ca-file of {NAMESPACE}/{NAME}")]
+    Authority(#[source] rustls::server::VerifierBuilderError),
+    /// A list is not one.
+    #[error("failed to read {0} of {NAMESPACE}/{NAME}: not a list of strings in JSON")]
+    List(&'static str, #[source] serde_json::Error),
+}
+
+/// Whom to believe, and in which headers they say it. By default nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
+    authority: Option<Arc<dyn ClientCertVerifier>>,
+    /// Common names; empty: every certificate of the authority.
+    allowed: Vec<String>,
+    username: Vec<String>,
+    uid: Vec<String>,
+    group: Vec<String>,
+    extra: Vec<String>,
+}
+
+impl Trust {
+    /// As the `ConfigMap` has it.
+    pub fn of(data: &BTreeMap<String, String>) -> Result<Self, TrustError> {
+        let list = |key: &'static str| {
+            let text = data.get(key).map_or("[]", String::as_str);
+            serde_json::from_str::<Vec<String>>(text)
+                .map_err(|source| TrustError::List(key, source))
+        };
+        let pem = data
+            .get("requestheader-client-ca-file")
+            .ok_or(TrustError::NoAuthority)?;
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+            // One that can't be used is as if it were not there; where none is left, the builder says so.
+            let (_, _) = roots.add_parsable_certificates([certificate.map_err(TrustError::Pem)?]);
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        Ok(Self {
+            authority: Some(verifier.map_err(TrustError::Authority)?),
+            allowed: list("requestheader-allowed-names")?,
+            username: list("requestheader-username-headers")?,
+            uid: list("requestheader-uid-headers")?,
+            group: list("requestheader-group-headers")?,
+            extra: list("requestheader-extra-headers-prefix")?,
+        })
+    }
+
+    /// Whether these certificates, the client's first, are of the authority and of an allowed name. Without a
+    /// certificate nobody is, whatever names are allowed.
+    pub fn is_proxy(&self, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
+        let (Some(authority), [client, between @ ..]) = (&self.authority, certificates) else {
+            return false;
+        };
+        let since = u64::try_from(now.as_second()).unwrap_or(0);
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(since));
+        let verified = authority.verify_client_cert(client, between, now).is_ok();
+        verified
+            && (self.allowed.is_empty()
+                || common_name(client).is_some_and(|name| self.allowed.contains(&name)))
+    }
+
+    /// The user that a front proxy asks for; `None`: it names nobody.
+    pub fn user(&self, headers: &HeaderMap) -> Option<User> {
+        let first = |names: &[String]| {
+            let mut values = names
+                .iter()
+                .filter_map(|name| headers.get(name).and_then(|value| value.to_str().ok()));
+            values.find(|value| !value.is_empty()).map(str::to_owned)
+        };
+        let groups = self.group.iter().flat_map(|name| headers.get_all(name));
+        let groups = groups
+            .filter_map(|value| value.to_str().ok())
+            .map(str::to_owned);
+        // The same names may be listed twice, in two spellings.
+        let groups: BTreeSet<String> = groups.collect();
+        Some(User {
+            name: first(&self.username)?,
+            uid: first(&self.uid),
+            groups: groups.into_iter().collect(),
+            extra: self.extras(headers),
+        })
+    }
+
+    fn extras(&self, headers: &HeaderMap) -> BTreeMap<String, Vec<String>> {
+        let mut extras: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, value) in headers {
+            let name = name.as_str();
+            let mut prefixes = self.extra.iter().map(|prefix| prefix.to_ascii_lowercase());
+            let suffix = prefixes.find_map(|prefix| name.strip_prefix(&prefix).map(str::to_owned));
+            if let (Some(suffix), Ok(value)) = (suffix, value.to_str()) {
+                let key = percent_decode_str(&suffix)
+                    .decode_utf8_lossy()
+                    .to_lowercase();
+                extras.entry(key).or_default().push(value.to_owned());
+            }
+        }
+        extras
+    }
+}
+
+/// The common name of a certificate's subject: the last, as Go has it, where there are several.
+fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
+    let certificate = EndEntityCert::try_from(certificate).ok()?;
+    let mut found = None;
+    let read = yasna::parse_der(&sequence(certificate.subject())?, |subject| {
+        subject.read_sequence_of(|names| {
+            names.read_set_of(|name| {
+                name.read_sequence(|pair| {
+                    let kind = pair.next().read_oid()?;
+                    let value = pair.next().read_tagged_der()?;
+                    if kind.components().as_slice() == COMMON_NAME {
+                        found = std::str::from_utf8(value.value()).ok().map(str::to_owned);
+                    }
+                    Ok(())
+                })
+            })
+        })
+    });
+    read.ok().and(found)
+}
+
+/// With the outer header that the subject comes without.
+fn sequence(content: &[u8]) -> Option<Vec<u8>> {
+    const SEQUENCE: u8 = 0x30;
+    let [.., high, low] = u32::try_from(content.len()).ok()?.to_be_bytes();
+    let mut whole = match content.len() {
+        0..=0x7f => vec![SEQUENCE, low],
+        0x80..=0xff => vec![SEQUENCE, 0x81, low],
+        0x100..=0xffff => vec![SEQUENCE, 0x82, high, low],
+        _ => return None,
+    };
+    whole.extend_from_slice(content);
+    Some(whole)
+}
+
+/// Follows the `ConfigMap` for ever. What can't be read leaves what was known before.
+pub async fn follow(client: Client, trust: watch::Sender<Trust>) {
+    let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
+    let mut changes = watch_object(api, NAME).default_backoff().boxed();
+    while let Some(change) = changes.next().await {
+        match change {
+            Ok(Some(map)) => match Trust::of(&map.data.unwrap_or_default()) {
+                Ok(new) => drop(trust.send_replace(new)),
+                Err(error) => tracing::error!(why = describe(&error), "no API server is believed"),
+            },
+            Ok(None) => {
+                tracing::error!("there is no {NAMESPACE}/{NAME}: no API server is believed");
+                trust.send_replace(Trust::default());
+            }
+            Err(error) => tracing::warn!(
+                why = describe(&error),
+                "failed to watch {NAMESPACE}/{NAME}; bind the controller to the Role extension-apiserver-authentication-reader"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

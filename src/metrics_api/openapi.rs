@@ -1,0 +1,156 @@
+//! The `OpenAPI` documents, made from the type: `kubectl explain` and clients that validate read them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::core::schema::StructuralSchemaRewriter;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde_json::{Value, json};
+
+use crate::crd::NodeMetric;
+use crate::crd::node_metric::{GROUP, KIND, PLURAL, VERSION};
+
+/// Where the document of version 3 is, below `/openapi/v3/`.
+pub const V3_PATH: &str = "apis/metrics.plimsoll.dev/v1alpha1";
+
+const OBJECT: &str = "dev.plimsoll.metrics.v1alpha1.NodeMetric";
+const LIST: &str = "dev.plimsoll.metrics.v1alpha1.NodeMetricList";
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
+
+fn kinds(kind: &str) -> Value {
+    json!([{"group": GROUP, "version": VERSION, "kind": kind}])
+}
+
+/// The schemas by name. `reference` makes a schema that stands for a named one.
+fn schemas(reference: impl Fn(&str) -> Value) -> Value {
+    let mut object = NodeMetric::schema();
+    let said = object["properties"]["metadata"]["description"].clone();
+    let mut metadata = reference(OBJECT_META);
+    if metadata.get("$ref").is_some() {
+        // A reference may have no siblings in version 3.0.
+        metadata = json!({"allOf": [metadata], "default": {}});
+    }
+    metadata["description"] = said;
+    object["properties"]["metadata"] = metadata;
+    object["x-kubernetes-group-version-kind"] = kinds(KIND);
+    let list = json!({
+        "type": "object",
+        "description": "NodeMetricList is a list of NodeMetric.",
+        "required": ["items"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": "metrics.plimsoll.dev/v1alpha1."},
+            "kind": {"type": "string", "description": "NodeMetricList."},
+            "metadata": reference(LIST_META),
+            "items": {
+                "type": "array",
+                "description": "In order of name.",
+                "items": reference(OBJECT),
+            },
+        },
+        "x-kubernetes-group-version-kind": kinds("NodeMetricList"),
+    });
+    json!({OBJECT: object, LIST: list})
+}
+
+/// The schema of a type of Kubernetes', with all that it is made of in it.
+fn inlined<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::openapi3().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    let generator = settings
+        .with_transform(StructuralSchemaRewriter)
+        .into_generator();
+    let mut schema = generator.into_root_schema_for::<T>().to_value();
+    if let Some(fields) = schema.as_object_mut() {
+        fields.remove("title");
+    }
+    schema
+}
+
+fn operation(action: &str, kind: &str, summary: &str, ok: &Value) -> Value {
+    json!({
+        "operationId": format!("{action}Metrics{VERSION}{kind}"),
+        "tags": ["metrics_v1alpha1"],
+        "description": summary,
+        "x-kubernetes-action": action,
+        "x-kubernetes-group-version-kind": {"group": GROUP, "version": VERSION, "kind": KIND},
+        "responses": {"200": ok, "401": {"description": "Unauthorized"}},
+    })
+}
+
+/// The paths; `answer` says how a named schema is an answer, `name` how a path parameter is declared.
+fn paths(answer: impl Fn(&str) -> Value, name: &Value) -> Value {
+    let base = format!("/apis/{GROUP}/{VERSION}/{PLURAL}");
+    let list = operation(
+        "list",
+        KIND,
+        "list or watch objects of kind NodeMetric",
+        &answer(LIST),
+    );
+    let get = operation(
+        "get",
+        KIND,
+        "read the specified NodeMetric",
+        &answer(OBJECT),
+    );
+    json!({
+        (base.clone()): {"get": list},
+        (format!("{base}/{{name}}")): {"get": get, "parameters": [name]},
+    })
+}
+
+fn info() -> Value {
+    json!({"title": "Plimsoll", "version": env!("CARGO_PKG_VERSION")})
+}
+
+/// The document of version 3.
+pub fn v3() -> Value {
+    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let mut schemas = schemas(reference);
+    schemas[OBJECT_META] = inlined::<ObjectMeta>();
+    schemas[LIST_META] = inlined::<ListMeta>();
+    let answer = |name: &str| {
+        json!({
+            "description": "OK",
+            "content": {"application/json": {"schema": reference(name)}},
+        })
+    };
+    let name = json!({
+        "name": "name", "in": "path", "required": true,
+        "description": "name of the NodeMetric: that of its Node", "schema": {"type": "string"},
+    });
+    json!({
+        "openapi": "3.0.0",
+        "info": info(),
+        "paths": paths(answer, &name),
+        "components": {"schemas": schemas},
+    })
+}
+
+/// Which documents of version 3 there are. `hash` changes with the document.
+pub fn v3_index(hash: &str) -> Value {
+    json!({"paths": {V3_PATH: {"serverRelativeURL": format!("/openapi/v3/{V3_PATH}?hash={hash}")}}})
+}
+
+/// The document of version 2. It is merged with those of others: what is Kubernetes' own is left to Kubernetes.
+pub fn v2() -> Value {
+    let reference = |name: &str| {
+        if name == OBJECT {
+            json!({"$ref": format!("#/definitions/{name}")})
+        } else {
+            json!({"type": "object", "description": "Standard metadata."})
+        }
+    };
+    let answer = |name: &str| json!({"description": "OK", "schema": {"$ref": format!("#/definitions/{name}")}});
+    let name = json!({
+        "name": "name", "in": "path", "required": true, "type": "string",
+        "description": "name of the NodeMetric: that of its Node",
+    });
+    json!({
+        "swagger": "2.0",
+        "info": info(),
+        "paths": paths(answer, &name),
+        "definitions": schemas(reference),
+    })
+}

@@ -1,0 +1,324 @@
+//! What a request for objects asks: the query parameters of the API conventions.
+
+mod selector;
+
+use std::time::Duration;
+
+use crate::engine::selector::Selector;
+
+use super::status::Refusal;
+use super::store::{Freshness, Object, Version};
+
+/// Which objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// By their labels.
+    pub labels: Selector,
+    /// By their names: each with whether it has to be the name, or must not be.
+    pub names: Vec<(String, bool)>,
+}
+
+impl Filter {
+    /// Only the object of this name.
+    pub fn name(name: &str) -> Self {
+        Self {
+            names: vec![(name.to_owned(), true)],
+            ..Self::default()
+        }
+    }
+
+    /// Whether the object is meant.
+    pub fn takes(&self, object: &Object) -> bool {
+        let named = self
+            .names
+            .iter()
+            .all(|(name, is)| (**name == *object.name) == *is);
+        named && self.labels.matches(&object.content.labels)
+    }
+
+    /// The only name that it can take, if it says so.
+    pub fn only(&self) -> Option<&str> {
+        let found = self.names.iter().find(|(_, is)| *is);
+        found.map(|(name, _)| name.as_str())
+    }
+
+    /// Whether it takes everything.
+    pub fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where the next page of a list begins: what `continue` carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Of which version the list is.
+    pub version: Version,
+    /// The last name of the page before.
+    pub start: String,
+}
+
+impl Token {
+    /// As `continue` has it.
+    pub fn text(&self) -> String {
+        format!("{}.{}", self.version, self.start)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (version, start) = text.split_once('.')?;
+        Some(Self {
+            version: version.parse().ok()?,
+            start: start.to_owned(),
+        })
+    }
+}
+
+/// What a Table's rows carry of their objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Include {
+    /// Nothing.
+    None,
+    /// `PartialObjectMetadata`.
+    #[default]
+    Metadata,
+    /// All of it.
+    Object,
+}
+
+/// Where a watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// With all objects as they are, if the present version is not older than this.
+    Initial(Option<Version>),
+    /// With what happens from now on.
+    Now,
+    /// With what happened after this version.
+    Version(Version),
+}
+
+/// A watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// From when.
+    pub since: Since,
+    /// A bookmark ends the initial objects, and says that they were all.
+    pub marks_initial: bool,
+    /// Bookmarks now and then.
+    pub bookmarks: bool,
+    /// For how long; `None`: as long as we like.
+    pub timeout: Option<Duration>,
+}
+
+/// A list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    /// Of which version.
+    pub freshness: Freshness,
+    /// At most so many objects.
+    pub limit: Option<usize>,
+    /// Where it goes on.
+    pub token: Option<Token>,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// A list.
+    List(List),
+    /// A watch.
+    Watch(Watch),
+}
+
+/// All parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// A list or a watch.
+    pub ask: Ask,
+    /// Of which objects.
+    pub filter: Filter,
+    /// What a Table carries.
+    pub include: Include,
+}
+
+#[derive(Default)]
+struct Raw {
+    watch: bool,
+    limit: Option<usize>,
+    token: Option<String>,
+    version: String,
+    matching: Option<String>,
+    initial: Option<bool>,
+    bookmarks: bool,
+    timeout: Option<u64>,
+    filter: Filter,
+    include: Include,
+}
+
+impl Options {
+    /// Of the query of a request.
+    ///
+    /// # Errors
+    /// A parameter can't be read, or doesn't go with another.
+    pub fn of(query: &str) -> Result<Self, Refusal> {
+        let mut raw = Raw::default();
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            raw.take(&key, &value)?;
+        }
+        let (filter, include) = (std::mem::take(&mut raw.filter), raw.include);
+        let ask = if raw.watch {
+            raw.watch().map(Ask::Watch)
+        } else {
+            raw.list().map(Ask::List)
+        };
+        Ok(Self {
+            ask: ask?,
+            filter,
+            include,
+        })
+    }
+}
+
+impl Raw {
+    fn take(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
+        let bad = |what: &str| Refusal::bad_request(format!("{key} {value:?} is not {what}"));
+        match key {
+            "watch" => self.watch = flag(value),
+            "allowWatchBookmarks" => self.bookmarks = flag(value),
+            "sendInitialEvents" => self.initial = Some(flag(value)),
+            "limit" => {
+                let limit: usize = value.parse().map_err(|_| bad("a number of objects"))?;
+                self.limit = Some(limit).filter(|limit| *limit > 0);
+            }
+            "timeoutSeconds" => {
+                let seconds = value.parse().map_err(|_| bad("a number of seconds"))?;
+                self.timeout = Some(seconds);
+            }
+            "continue" => self.token = given(value),
+            "resourceVersion" => value.clone_into(&mut self.version),
+            "resourceVersionMatch" => self.matching = given(value),
+            "labelSelector" => {
+                self.filter.labels = selector::labels(value).map_err(Refusal::bad_request)?;
+            }
+            "fieldSelector" => {
+                self.filter.names = selector::names(value).map_err(Refusal::bad_request)?;
+            }
+            "includeObject" => {
+                let included = include(value);
+                self.include = included.ok_or_else(|| bad("None, Metadata or Object"))?;
+            }
+            // As API servers do: `pretty`, and what is yet to be invented.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// `None`: any version.
+    fn version(&self) -> Result<Option<Version>, Refusal> {
+        if matches!(self.version.as_str(), "" | "0") {
+            return Ok(None);
+        }
+        let version = self.version.parse().map(Some);
+        version.map_err(|()| {
+            Refusal::bad_request(format!(
+                "resourceVersion {:?} is not one of ours",
+                self.version
+            ))
+        })
+    }
+
+    fn list(self) -> Result<List, Refusal> {
+        if self.initial.is_some() {
+            return Err(Refusal::invalid("sendInitialEvents is forbidden for list"));
+        }
+        let version = self.version()?;
+        let freshness = match (self.matching.as_deref(), version) {
+            (Some(_), _) if self.token.is_some() => {
+                return Err(Refusal::invalid(
+                    "resourceVersionMatch is forbidden when continue is provided",
+                ));
+            }
+            (Some(_), _) if self.version.is_empty() => {
+                return Err(Refusal::invalid(
+                    "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                ));
+            }
+            (Some("Exact"), None) => {
+                return Err(Refusal::invalid(
+                    "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"",
+                ));
+            }
+            (Some("Exact"), Some(version)) => Freshness::Exact(version),
+            (Some("NotOlderThan") | None, Some(version)) => Freshness::NotOlderThan(version),
+            (Some("NotOlderThan") | None, None) => Freshness::Any,
+            (Some(other), _) => return Err(unsupported(other)),
+        };
+        let token = self.token.as_deref().map(|token| {
+            Token::read(token).ok_or_else(|| {
+                Refusal::bad_request(format!("continue {token:?} is not one of ours"))
+            })
+        });
+        Ok(List {
+            freshness,
+            limit: self.limit,
+            token: token.transpose()?,
+        })
+    }
+
+    fn watch(self) -> Result<Watch, Refusal> {
+        let version = self.version()?;
+        match (self.initial, self.matching.as_deref()) {
+            (Some(_), None) => {
+                return Err(Refusal::invalid(
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                ));
+            }
+            (None, Some(_)) => {
+                return Err(Refusal::invalid(
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                ));
+            }
+            (Some(_), Some("NotOlderThan")) | (None, None) => {}
+            (Some(_), Some(other)) => return Err(unsupported(other)),
+        }
+        let since = match (self.initial, version) {
+            (Some(true), version) => Since::Initial(version),
+            (_, Some(version)) => Since::Version(version),
+            (Some(false), None) => Since::Now,
+            (None, None) => Since::Initial(None),
+        };
+        Ok(Watch {
+            since,
+            marks_initial: self.initial == Some(true),
+            bookmarks: self.bookmarks,
+            timeout: self
+                .timeout
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
+        })
+    }
+}
+
+fn unsupported(matching: &str) -> Refusal {
+    Refusal::invalid(&format!(
+        "resourceVersionMatch {matching:?} is not supported; write NotOlderThan, or Exact for a list"
+    ))
+}
+
+fn given(value: &str) -> Option<String> {
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn flag(value: &str) -> bool {
+    !matches!(value, "0" | "false" | "False" | "FALSE")
+}
+
+fn include(value: &str) -> Option<Include> {
+    Some(match value {
+        "None" => Include::None,
+        "" | "Metadata" => Include::Metadata,
+        "Object" => Include::Object,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

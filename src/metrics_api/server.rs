@@ -1,0 +1,320 @@
+//! Requests to answers.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{
+    ACCEPT, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
+    RETRY_AFTER, VARY,
+};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::watch as channel;
+
+use crate::cluster::clock;
+use crate::cluster::election::Standing;
+use crate::crd::node_metric::{API_VERSION, PLURAL};
+
+use super::Observer;
+use super::authn::{Authenticator, User};
+use super::authz::{Authorizer, Deed};
+use super::certificates::Tls;
+use super::data::Data;
+use super::documents::{Document, Documents};
+use super::encode::Writer;
+use super::forward;
+use super::negotiate;
+use super::options::{Ask, Filter, List, Options};
+use super::status::Refusal;
+use super::store::Unavailable;
+use super::watch;
+
+/// What is sent.
+pub type Answer = Response<Body>;
+/// Its body.
+pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+
+/// Answers requests.
+pub struct Api {
+    /// The objects.
+    pub data: Arc<Data>,
+    /// What never changes.
+    pub documents: Documents,
+    /// Who asks.
+    pub authenticator: Authenticator,
+    /// Whether they may.
+    pub authorizer: Authorizer,
+    /// Who leads.
+    pub standing: channel::Receiver<Standing>,
+    /// How the leader is reached, and known.
+    pub tls: channel::Receiver<Option<Tls>>,
+    /// Our name in our certificate.
+    pub server_name: String,
+    /// Who is told of each answer.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// What a path means.
+enum Target<'a> {
+    All,
+    One(&'a str),
+}
+
+fn target(path: &str) -> Option<Target<'_>> {
+    let rest = path.strip_prefix("/apis/")?.strip_prefix(API_VERSION)?;
+    let rest = rest.strip_prefix('/')?.strip_prefix(PLURAL)?;
+    match rest.strip_prefix('/') {
+        None if rest.is_empty() => Some(Target::All),
+        Some("") => Some(Target::All),
+        Some(name) if !name.contains('/') => Some(Target::One(name)),
+        _ => None,
+    }
+}
+
+impl Api {
+    /// Answers one request of a client with these certificates.
+    pub async fn answer(
+        &self,
+        request: Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+    ) -> Answer {
+        let mut what = "other";
+        let answer = self.try_answer(request, certificates, &mut what).await;
+        let answer = answer.unwrap_or_else(|refusal| refused(&refusal));
+        self.observer.answered(what, answer.status().as_u16());
+        answer
+    }
+
+    async fn try_answer(
+        &self,
+        request: Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+        what: &mut &'static str,
+    ) -> Result<Answer, Refusal> {
+        let path = request.uri().path();
+        let accept = accept(request.headers());
+        if matches!(path, "/healthz" | "/livez" | "/readyz") {
+            *what = "health";
+            return Ok(whole(StatusCode::OK, "text/plain", "ok".into()));
+        }
+        if let Some(document) = self.documents.at(path, &accept) {
+            *what = "discovery";
+            return match *request.method() {
+                Method::GET | Method::HEAD => Ok(documented(document?, request.headers())),
+                _ => Err(Refusal::method()),
+            };
+        }
+        let target = target(path).ok_or_else(Refusal::no_path)?;
+        let asked = Asked::of(&target, &request, &accept)?;
+        *what = asked.verb();
+        if forward::is_forwarded(request.headers()) && self.is_replica(certificates) {
+            // The replica that passed it on asked who and whether.
+            return self.serve(&asked);
+        }
+        let user = self
+            .authenticator
+            .identify(request.headers(), certificates)
+            .await?;
+        self.authorize(&user, &asked).await?;
+        match self.serve(&asked) {
+            Err(refusal) if refusal == Refusal::not_leading() => {
+                self.pass_on(&request, &accept).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Whether these certificates are those of an API server, or of another replica.
+    pub fn knows(&self, certificates: &[CertificateDer<'static>]) -> bool {
+        self.authenticator.is_proxy(certificates) || self.is_replica(certificates)
+    }
+
+    fn is_replica(&self, certificates: &[CertificateDer<'static>]) -> bool {
+        self.tls
+            .borrow()
+            .as_ref()
+            .is_some_and(|tls| forward::is_replica(tls, certificates, clock::wall()))
+    }
+
+    async fn authorize(&self, user: &User, asked: &Asked) -> Result<(), Refusal> {
+        let deed = Deed {
+            verb: asked.verb(),
+            name: asked.name(),
+        };
+        self.authorizer.allow(user, deed).await
+    }
+
+    async fn pass_on(&self, request: &Request<Incoming>, accept: &str) -> Result<Answer, Refusal> {
+        let leader = self.standing.borrow().leader();
+        let tls = self.tls.borrow().clone();
+        let (Some(leader), Some(tls)) = (leader, tls) else {
+            return Err(Refusal::not_leading());
+        };
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept).await;
+        passed.map_err(|error| {
+            tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
+            Refusal::not_leading()
+        })
+    }
+
+    fn serve(&self, asked: &Asked) -> Result<Answer, Refusal> {
+        let Asked { what, writer, .. } = asked;
+        match what {
+            What::Get(name) => {
+                let found = self.data.read(|store| store.get(name)).and_then(Result::ok);
+                let object = found.ok_or_else(Refusal::not_leading)?;
+                let object = object.ok_or_else(|| Refusal::no_object(name))?;
+                Ok(whole(
+                    StatusCode::OK,
+                    JSON,
+                    writer.object(&object, true).into(),
+                ))
+            }
+            What::Options(options) => match &options.ask {
+                Ask::List(list) => self.list(list, &options.filter, *writer),
+                Ask::Watch(watch) => {
+                    let (data, filter) = (Arc::clone(&self.data), options.filter.clone());
+                    let lines = watch::stream(data, *watch, filter, *writer)?;
+                    Ok(streamed(lines))
+                }
+            },
+        }
+    }
+
+    fn list(&self, list: &List, filter: &Filter, writer: Writer) -> Result<Answer, Refusal> {
+        let List {
+            freshness,
+            limit,
+            token,
+        } = list;
+        let page = self
+            .data
+            .read(|store| store.list(filter, *freshness, *limit, token.as_ref()));
+        let page = page.unwrap_or(Err(Unavailable::NotLeading))?;
+        let counts = filter.is_all();
+        Ok(streamed(stream::iter(
+            writer.list(page, counts).map(Bytes::from),
+        )))
+    }
+}
+
+const JSON: &str = "application/json";
+
+/// What is asked for.
+struct Asked {
+    what: What,
+    writer: Writer,
+}
+
+enum What {
+    Get(String),
+    Options(Options),
+}
+
+impl Asked {
+    fn of(target: &Target<'_>, request: &Request<Incoming>, accept: &str) -> Result<Self, Refusal> {
+        if *request.method() != Method::GET {
+            return Err(Refusal::method());
+        }
+        let form = negotiate::form(accept).ok_or_else(Refusal::not_acceptable)?;
+        let mut options = Options::of(request.uri().query().unwrap_or_default())?;
+        let writer = Writer {
+            form,
+            include: options.include,
+            now: clock::wall(),
+        };
+        let what = match (target, &options.ask) {
+            (Target::One(name), Ask::List(_)) => What::Get((*name).to_owned()),
+            (Target::One(name), Ask::Watch(_)) => {
+                options.filter.names.push(((*name).to_owned(), true));
+                What::Options(options)
+            }
+            (Target::All, _) => What::Options(options),
+        };
+        Ok(Self { what, writer })
+    }
+
+    const fn verb(&self) -> &'static str {
+        match &self.what {
+            What::Get(_) => "get",
+            What::Options(Options {
+                ask: Ask::List(_), ..
+            }) => "list",
+            What::Options(_) => "watch",
+        }
+    }
+
+    fn name(&self) -> Option<&str> {
+        match &self.what {
+            What::Get(name) => Some(name),
+            What::Options(options) => options.filter.only(),
+        }
+    }
+}
+
+fn accept(headers: &HeaderMap) -> String {
+    let all = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    all.collect::<Vec<_>>().join(",")
+}
+
+fn documented(document: &Document, headers: &HeaderMap) -> Answer {
+    let matches = headers
+        .get(IF_NONE_MATCH)
+        .is_some_and(|tag| *tag == *document.etag);
+    let mut answer = if matches {
+        whole(StatusCode::NOT_MODIFIED, document.media, Bytes::new())
+    } else {
+        whole(StatusCode::OK, document.media, document.body.clone())
+    };
+    set(&mut answer, ETAG, &document.etag);
+    set(&mut answer, VARY, "Accept");
+    answer
+}
+
+fn refused(refusal: &Refusal) -> Answer {
+    let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut answer = whole(status, JSON, refusal.status().to_string().into());
+    if let Some(seconds) = refusal.retry_after {
+        set(&mut answer, RETRY_AFTER, &seconds.to_string());
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        // The next connection may reach another replica.
+        set(&mut answer, CONNECTION, "close");
+    }
+    answer
+}
+
+fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {
+    let body = Full::new(body).map_err(|never: Infallible| match never {});
+    let mut answer = Response::new(body.boxed_unsync());
+    *answer.status_mut() = status;
+    set(&mut answer, CONTENT_TYPE, media);
+    set(&mut answer, CACHE_CONTROL, "no-cache, private");
+    answer
+}
+
+fn streamed(parts: impl futures::Stream<Item = Bytes> + Send + 'static) -> Answer {
+    let frames = parts.map(|part| Ok(Frame::data(part)));
+    let mut answer = Response::new(StreamBody::new(frames).boxed_unsync());
+    set(&mut answer, CONTENT_TYPE, JSON);
+    set(&mut answer, CACHE_CONTROL, "no-cache, private");
+    answer
+}
+
+fn set(answer: &mut Answer, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        answer.headers_mut().insert(name, value);
+    }
+}

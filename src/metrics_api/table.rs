@@ -1,0 +1,255 @@
+//! What `kubectl get` prints.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use serde_json::{Value, json};
+
+use crate::crd::NodeMetric;
+use crate::crd::node_metric::condition::HEALTHY;
+use crate::crd::node_metric::{Amounts, Pressures};
+use crate::engine::quantity::Quantity;
+
+const UNKNOWN: &str = "<unknown>";
+
+/// A cell of a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// Text.
+    Text(String),
+    /// A whole number.
+    Number(i64),
+    /// The time since then, when it is printed.
+    Since(Timestamp),
+    /// It is not known.
+    Unknown,
+}
+
+impl Cell {
+    /// As it is printed at `now`.
+    pub fn value(&self, now: Timestamp) -> Value {
+        match self {
+            Self::Text(text) => json!(text),
+            Self::Number(number) => json!(number),
+            Self::Since(then) => json!(age(now.as_second() - then.as_second())),
+            Self::Unknown => json!(UNKNOWN),
+        }
+    }
+
+    fn text(text: Option<String>) -> Self {
+        text.map_or(Self::Unknown, Self::Text)
+    }
+}
+
+/// Name, type, and what it says. Those after AGE are printed by `-o wide` only.
+const COLUMNS: [(&str, &str, &str); 12] = [
+    ("Name", "string", "Name of the Node."),
+    ("CPU", "string", "CPUs in use."),
+    ("CPU%", "string", "CPUs in use, of all CPUs of the node."),
+    (
+        "Memory",
+        "string",
+        "Memory that is not available to new work.",
+    ),
+    ("Mem%", "string", "The same, of all memory of the node."),
+    (
+        "Pressure",
+        "string",
+        "The resource that work waited for most in the last 10 s, and for how much of them.",
+    ),
+    (
+        "Breached",
+        "string",
+        "Rules that are over their marks, Preview included.",
+    ),
+    (
+        "Agent",
+        "string",
+        "Healthy, AgentSilent (the figures are its last), or NoReport.",
+    ),
+    ("Age", "string", "Age of the Node object."),
+    (
+        "Reported",
+        "string",
+        "Time since the node was measured, by its own clock.",
+    ),
+    ("Window", "string", "What CPU is the average over."),
+    ("Version", "string", "Version of the agent."),
+];
+const NARROW: usize = 9;
+
+/// `columnDefinitions`.
+pub fn columns() -> Value {
+    let columns = COLUMNS.iter().enumerate();
+    columns
+        .map(|(index, (name, kind, description))| {
+            json!({
+                "name": name,
+                "type": kind,
+                "format": if index == 0 { "name" } else { "" },
+                "description": description,
+                "priority": i32::from(index >= NARROW),
+            })
+        })
+        .collect()
+}
+
+/// The row of an object.
+pub fn row(metric: &NodeMetric) -> Vec<Cell> {
+    let status = &metric.status;
+    let (used, all) = (&status.usage.node, &status.capacity);
+    let of = |amount: fn(&Amounts) -> &Option<Text>| {
+        let percent = 100.0 * number(amount(used).as_ref()?)? / number(amount(all).as_ref()?)?;
+        percent.is_finite().then(|| format!("{percent:.0}%"))
+    };
+    let written = |amount: &Option<Text>| Cell::text(amount.as_ref().map(|text| text.0.clone()));
+    let created = metric.metadata.creation_timestamp.as_ref();
+    let agent = status.agent.as_ref();
+    vec![
+        Cell::text(metric.metadata.name.clone()),
+        written(&used.cpu),
+        Cell::text(of(|amounts| &amounts.cpu)),
+        written(&used.memory),
+        Cell::text(of(|amounts| &amounts.memory)),
+        Cell::text(worst(&status.pressure)),
+        status
+            .rules
+            .map_or(Cell::Unknown, |rules| Cell::Number(rules.breached)),
+        Cell::Text(health(metric)),
+        created.map_or(Cell::Unknown, |time| Cell::Since(time.0)),
+        status
+            .timestamp
+            .as_ref()
+            .map_or(Cell::Unknown, |time| Cell::Since(time.0)),
+        Cell::text(status.window.clone()),
+        Cell::text(agent.map(|agent| agent.version.clone())),
+    ]
+}
+
+fn number(text: &Text) -> Option<f64> {
+    text.0.parse::<Quantity>().ok().map(Quantity::as_f64)
+}
+
+fn worst(pressure: &Pressures) -> Option<String> {
+    let all = [
+        ("cpu", &pressure.cpu),
+        ("memory", &pressure.memory),
+        ("io", &pressure.io),
+    ];
+    let known = all
+        .into_iter()
+        .filter_map(|(name, pressure)| Some((name, pressure.as_ref()?.some.avg10)));
+    let (name, percent) = known.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!("{name} {percent:.0}%"))
+}
+
+fn health(metric: &NodeMetric) -> String {
+    let conditions = metric.status.conditions.iter();
+    let healthy = conditions
+        .rev()
+        .find(|condition| condition.type_ == HEALTHY);
+    match healthy {
+        Some(healthy) if healthy.status == "True" => HEALTHY.to_owned(),
+        Some(healthy) => healthy.reason.clone(),
+        None => UNKNOWN.to_owned(),
+    }
+}
+
+/// A time in seconds as kubectl writes ages (`k8s.io/apimachinery/pkg/util/duration.HumanDuration`).
+fn age(seconds: i64) -> String {
+    let two = |large: i64, unit: &str, small: i64, rest: &str| match small {
+        0 => format!("{large}{unit}"),
+        small => format!("{large}{unit}{small}{rest}"),
+    };
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if seconds < 120 => format!("{seconds}s"),
+        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if hours < 192 => two(hours / 24, "d", hours % 24, "h"),
+        _ if hours < 24 * 365 * 2 => format!("{}d", hours / 24),
+        _ if hours < 24 * 365 * 8 => two(hours / 24 / 365, "y", hours / 24 % 365, "d"),
+        _ => format!("{}y", hours / 24 / 365),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_written_as_kubectl_writes_them() {
+        let day = 86400;
+        for (seconds, text) in [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (599, "9m59s"),
+            (600, "10m"),
+            (179 * 60, "179m"),
+            (180 * 60, "3h"),
+            (7 * 3600 + 60, "7h1m"),
+            (8 * 3600 + 60, "8h"),
+            (47 * 3600, "47h"),
+            (2 * day, "2d"),
+            (2 * day + 3600, "2d1h"),
+            (8 * day + 3600, "8d"),
+            (729 * day, "729d"),
+            (731 * day, "2y1d"),
+            (3650 * day, "10y"),
+        ] {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn a_row_says_what_is_known_and_nothing_else() {
+        let metric: NodeMetric = serde_json::from_value(json!({
+            "metadata": {"name": "n1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "status": {
+                "timestamp": "2026-01-01T01:00:00Z", "window": "10s",
+                "capacity": {"cpu": "8", "memory": "16Gi"},
+                "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
+                "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
+                             "cpu": {"some": {"avg10": 0.4, "avg60": 9.0, "avg300": 9.0}}},
+                "rules": {"total": 3, "breached": 1, "cooling": 0, "unknown": 0},
+            },
+        }))
+        .unwrap();
+        let now = "2026-01-01T01:00:30Z".parse().unwrap();
+        let printed = |metric| {
+            row(metric)
+                .iter()
+                .map(|cell| cell.value(now))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            printed(&metric),
+            json!([
+                "n1",
+                "1200m",
+                "15%",
+                "4Gi",
+                "25%",
+                "io 4%",
+                1,
+                "<unknown>",
+                "60m",
+                "30s",
+                "10s",
+                "<unknown>"
+            ])
+            .as_array()
+            .unwrap()
+            .clone(),
+        );
+        let unknown = printed(&NodeMetric::default());
+        assert_eq!(unknown.len(), columns().as_array().unwrap().len());
+        assert!(unknown.iter().all(|cell| cell == UNKNOWN), "{unknown:?}");
+    }
+}

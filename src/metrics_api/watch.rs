@@ -1,0 +1,246 @@
+//! Watches: each reads the store's ring at its own pace, and keeps nothing but its place in it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, Stream};
+use hyper::body::Bytes;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::cluster::clock;
+
+use super::data::Data;
+use super::encode::{Writer, event};
+use super::negotiate::Form;
+use super::options::{Filter, Since, Watch};
+use super::status::Refusal;
+use super::store::{Event, EventKind, Freshness, Object, Unavailable, Version};
+
+/// Events that are read from the store at a time.
+const BATCH: usize = 64;
+/// Between bookmarks, and so long before the end comes the last.
+const BOOKMARK: Duration = Duration::from_mins(1);
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+/// A watch without a timeout of its own lasts from here on ...
+const LEAST: Duration = Duration::from_mins(30);
+/// ... to twice as long: not all that begin together end together.
+pub const MOST: Duration = Duration::from_hours(1);
+
+struct Watcher {
+    data: Arc<Data>,
+    moved: watch::Receiver<u64>,
+    writer: Writer,
+    filter: Filter,
+    asked: Watch,
+    /// Objects that are yet to be told of, from before the cursor.
+    initial: VecDeque<Object>,
+    /// All up to here is told once `initial` is.
+    cursor: Version,
+    initial_mark: bool,
+    columns: bool,
+    bookmark: Instant,
+    last_bookmark: Instant,
+    end: Instant,
+    over: bool,
+}
+
+/// What is sent, until the watch is over.
+///
+/// # Errors
+/// This replica doesn't lead. All that goes wrong later is told within the stream.
+pub fn stream(
+    data: Arc<Data>,
+    asked: Watch,
+    filter: Filter,
+    writer: Writer,
+) -> Result<impl Stream<Item = Bytes> + Send, Refusal> {
+    let moved = data.moved();
+    let now = Instant::now();
+    let (initial, cursor, failed) = match begin(&data, &asked, &filter) {
+        Ok((initial, cursor)) => (initial, cursor, None),
+        Err((Unavailable::NotLeading, _) | (_, None)) => return Err(Refusal::not_leading()),
+        Err((why, Some(cursor))) => (VecDeque::new(), cursor, Some(Refusal::from(expired(why)))),
+    };
+    let end = now
+        + asked
+            .timeout
+            .unwrap_or_else(|| LEAST.mul_f64(1.0 + fastrand::f64()))
+            .min(MOST);
+    let watcher = Watcher {
+        data,
+        moved,
+        writer,
+        filter,
+        initial,
+        cursor,
+        initial_mark: asked.marks_initial,
+        columns: matches!(writer.form, Form::Table(_)),
+        bookmark: now + BOOKMARK,
+        last_bookmark: end
+            .checked_sub(LAST_BOOKMARK)
+            .filter(|last| *last > now)
+            .unwrap_or(end),
+        end,
+        over: failed.is_some(),
+        asked,
+    };
+    let failed = failed.map(|refusal| error(&refusal));
+    let rest = stream::unfold(watcher, |mut watcher| async move {
+        let bytes = watcher.next().await?;
+        Some((bytes, watcher))
+    });
+    // An empty first part: the headers go out at once.
+    let first = failed.unwrap_or_default();
+    Ok(futures::StreamExt::chain(stream::iter([first]), rest))
+}
+
+/// Whatever the version was, the client lists again.
+fn expired(why: Unavailable) -> Unavailable {
+    match why {
+        Unavailable::Future(_) => Unavailable::Expired,
+        other => other,
+    }
+}
+
+type Begun = (VecDeque<Object>, Version);
+
+/// Where the watch begins, or why it can't, with the present version.
+fn begin(
+    data: &Data,
+    asked: &Watch,
+    filter: &Filter,
+) -> Result<Begun, (Unavailable, Option<Version>)> {
+    data.read(|store| {
+        let now = store
+            .version()
+            .map_err(|_| (Unavailable::NotLeading, None))?;
+        let failed = |why| (why, Some(now));
+        match asked.since {
+            Since::Now => Ok((VecDeque::new(), now)),
+            Since::Version(version) => {
+                store.events(version, 0).map_err(failed)?;
+                Ok((VecDeque::new(), version))
+            }
+            Since::Initial(not_older) => {
+                let freshness = not_older.map_or(Freshness::Any, Freshness::NotOlderThan);
+                let page = store.list(filter, freshness, None, None).map_err(failed)?;
+                Ok((page.objects.into(), page.version))
+            }
+        }
+    })
+    .unwrap_or(Err((Unavailable::NotLeading, None)))
+}
+
+fn error(refusal: &Refusal) -> Bytes {
+    event("ERROR", &refusal.status().to_string()).into()
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if self.over {
+                return None;
+            }
+            self.writer.now = clock::wall();
+            if let Some(told) = self.tell() {
+                return Some(told);
+            }
+            if self.over {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                () = sleep_until(self.end) => return None,
+                () = sleep_until(self.bookmark.min(self.last_bookmark)), if self.asked.bookmarks => {
+                    return Some(self.mark());
+                }
+                changed = self.moved.changed() => if changed.is_err() { return None },
+            }
+        }
+    }
+
+    /// What there is to tell now.
+    fn tell(&mut self) -> Option<Bytes> {
+        if !self.initial.is_empty() {
+            let batch: Vec<Object> = self
+                .initial
+                .drain(..self.initial.len().min(BATCH))
+                .collect();
+            let lines = batch
+                .iter()
+                .map(|object| self.line("ADDED", object))
+                .collect::<String>();
+            return Some(lines.into());
+        }
+        if std::mem::take(&mut self.initial_mark) {
+            return Some(event("BOOKMARK", &self.writer.bookmark(self.cursor, true)).into());
+        }
+        self.moved.mark_unchanged();
+        loop {
+            let cursor = self.cursor;
+            let events = match self.data.read(|store| store.events(cursor, BATCH)) {
+                Some(Ok(events)) => events,
+                Some(Err(Unavailable::Expired)) => {
+                    // It lagged behind for longer than the ring reaches, or another term began.
+                    self.over = true;
+                    return Some(error(&Refusal::expired()));
+                }
+                // Not the leader any more: the client asks again, and finds who is.
+                Some(Err(_)) | None => {
+                    self.over = true;
+                    return None;
+                }
+            };
+            self.cursor = events.last()?.object.version;
+            let lines: String = events.iter().filter_map(|event| self.told(event)).collect();
+            if !lines.is_empty() {
+                return Some(lines.into());
+            }
+        }
+    }
+
+    /// An event as the filter shows it: what comes into its view is new, what leaves it is gone.
+    fn told(&mut self, event: &Arc<Event>) -> Option<String> {
+        let was = event
+            .before
+            .as_ref()
+            .is_some_and(|before| self.filter.takes(before));
+        let is = event.kind != EventKind::Deleted && self.filter.takes(&event.object);
+        let kind = match (was, is) {
+            (false, true) => "ADDED",
+            (true, true) => "MODIFIED",
+            (true, false) => "DELETED",
+            (false, false) => return None,
+        };
+        if kind == "DELETED" && event.kind != EventKind::Deleted {
+            // As it was when it was last in view, with the version of the event.
+            let before = event.before.clone()?;
+            let gone = Object {
+                version: event.object.version,
+                ..before
+            };
+            return Some(self.line(kind, &gone));
+        }
+        Some(self.line(kind, &event.object))
+    }
+
+    fn line(&mut self, kind: &str, object: &Object) -> String {
+        let columns = std::mem::take(&mut self.columns);
+        event(kind, &self.writer.object(object, columns))
+    }
+
+    fn mark(&mut self) -> Bytes {
+        let now = Instant::now();
+        self.bookmark = now + BOOKMARK;
+        if now >= self.last_bookmark {
+            self.last_bookmark = self.end;
+            self.bookmark = self.end;
+        }
+        event("BOOKMARK", &self.writer.bookmark(self.cursor, false)).into()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! Who may read `NodeMetrics` past the API server, on the controller's own port.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::time::Duration;
+
+use api_support::aggregation::FrontProxy;
+use api_support::{ControlPlane, free_port, now};
+use http_body_util::BodyExt;
+use hyper::{Request, StatusCode};
+use k8s_openapi::ByteString;
+use kube::client::Body;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_mins(1);
+const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
+
+/// Somebody who connects to the controller's port.
+struct Caller {
+    client: Client,
+    headers: Vec<(&'static str, &'static str)>,
+}
+
+impl Caller {
+    fn new(port: u16, certificate: Option<(String, String)>) -> Self {
+        let mut config = Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.default_retry = false;
+        if let Some((certificate, key)) = certificate {
+            let encode = |pem: String| {
+                let encoded = serde_json::to_value(ByteString(pem.into_bytes())).unwrap();
+                encoded.as_str().unwrap().to_owned()
+            };
+            config.auth_info.client_certificate_data = Some(encode(certificate));
+            config.auth_info.client_key_data = Some(encode(key).into());
+        }
+        Self {
+            client: Client::try_from(config).unwrap(),
+            headers: Vec::new(),
+        }
+    }
+
+    fn with(mut self, name: &'static str, value: &'static str) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    fn who_claims_to_be_admin(self) -> Self {
+        self.with("X-Remote-User", "admin")
+            .with("X-Remote-Group", "system:masters")
+    }
+
+    async fn ask(&self, method: &str, path: &str) -> (StatusCode, hyper::HeaderMap, String) {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in &self.headers {
+            request = request.header(*name, *value);
+        }
+        let answer = self
+            .client
+            .send(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        let (parts, body) = answer.into_parts();
+        let text = body.collect().await.unwrap().to_bytes();
+        (
+            parts.status,
+            parts.headers,
+            String::from_utf8(text.to_vec()).unwrap(),
+        )
+    }
+
+    async fn code(&self, path: &str) -> u16 {
+        self.ask("GET", path).await.0.as_u16()
+    }
+}
+
+#[tokio::test]
+async fn only_those_who_prove_who_they_are_and_may_read_do() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    plane.nodes(&["node00".to_owned()]);
+    let port = free_port();
+    let listen = format!("127.0.0.1:{port}");
+    let controller = plane.controller("controller", &["--metrics-api-listen", &listen]);
+    plane.until("it leads", SOON, |_| controller.leads());
+    let stranger = || Caller::new(port, None);
+    let begun = now();
+    while stranger()
+        .with("Authorization", "Bearer admin")
+        .try_code()
+        .await
+        != Some(200)
+    {
+        assert!(begun.elapsed() < SOON, "{}", plane.log_of("controller"));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    refuses_whoever_proves_nothing(port, &plane.front_proxy()).await;
+    believes_the_front_proxy(port, &plane.front_proxy()).await;
+    asks_what_tokens_may(&plane, port).await;
+    tells_strangers_what_is_the_same_for_all(&stranger()).await;
+    let refused = r#"plimsoll_controller_metrics_api_answers_total{verb="list",code="401"}"#;
+    assert!(controller.metric(refused) >= 7.0);
+}
+
+impl Caller {
+    async fn try_code(&self) -> Option<u16> {
+        let mut request = Request::get(LIST);
+        for (name, value) in &self.headers {
+            request = request.header(*name, *value);
+        }
+        let answer = self.client.send(request.body(Body::empty()).unwrap()).await;
+        answer.ok().map(|answer| answer.status().as_u16())
+    }
+}
+
+async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
+    let nobody = Caller::new(port, None);
+    assert_eq!(nobody.code(LIST).await, 401);
+    let (_, _, text) = Caller::new(port, None)
+        .who_claims_to_be_admin()
+        .ask("GET", LIST)
+        .await;
+    let status: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&status["kind"], &status["code"]),
+        (&"Status".into(), &401.into())
+    );
+    // The right name, but of an authority that only looks the same.
+    let forged = FrontProxy::forged().issue("front-proxy-client");
+    assert_eq!(
+        Caller::new(port, Some(forged))
+            .who_claims_to_be_admin()
+            .code(LIST)
+            .await,
+        401
+    );
+    // The right authority, but a name that may not speak for others.
+    let other = proxy.issue("somebody-else");
+    assert_eq!(
+        Caller::new(port, Some(other))
+            .who_claims_to_be_admin()
+            .code(LIST)
+            .await,
+        401
+    );
+    assert_eq!(
+        Caller::new(port, None)
+            .with("Authorization", "Bearer wrong")
+            .code(LIST)
+            .await,
+        401
+    );
+    assert_eq!(
+        Caller::new(port, None)
+            .with("Authorization", "Basic YWRtaW46YWRtaW4=")
+            .code(LIST)
+            .await,
+        401
+    );
+    // Nobody is a replica because they say so.
+    assert_eq!(
+        Caller::new(port, None)
+            .with("x-plimsoll-forwarded", "1")
+            .code(LIST)
+            .await,
+        401
+    );
+    let other = proxy.issue("plimsoll-controller");
+    assert_eq!(
+        Caller::new(port, Some(other))
+            .with("x-plimsoll-forwarded", "1")
+            .code(LIST)
+            .await,
+        401
+    );
+}
+
+async fn believes_the_front_proxy(port: u16, proxy: &FrontProxy) {
+    let api_server = || Caller::new(port, Some((proxy.certificate.clone(), proxy.key.clone())));
+    let masters = api_server().who_claims_to_be_admin();
+    let (code, _, text) = masters.ask("GET", LIST).await;
+    assert_eq!(code, 200, "{text}");
+    assert!(text.contains(r#""name":"node00""#), "{text}");
+    let nobody = api_server().with("X-Remote-User", "nobody");
+    let (code, _, text) = nobody.ask("GET", LIST).await;
+    assert_eq!(code, 403);
+    assert!(
+        text.contains(r#"User \"nobody\" cannot list resource \"nodemetrics\""#),
+        "{text}"
+    );
+    // For nobody it asks nothing.
+    assert_eq!(api_server().code(LIST).await, 401);
+    let protobuf = masters.with("Accept", "application/vnd.kubernetes.protobuf");
+    let (code, _, text) = protobuf.ask("GET", LIST).await;
+    assert_eq!(code, 406);
+    assert!(text.contains("application/json"), "{text}");
+    let (code, _, text) = api_server()
+        .who_claims_to_be_admin()
+        .ask("POST", LIST)
+        .await;
+    assert_eq!(code, 405);
+    assert!(text.contains("only get, list and watch"), "{text}");
+}
+
+async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {
+    let ann = Caller::new(port, None).with("Authorization", "Bearer ann");
+    assert_eq!(ann.code(LIST).await, 403);
+    plane.apply(&[json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "nm"},
+        "rules": [{
+            "apiGroups": ["metrics.plimsoll.dev"], "resources": ["nodemetrics"],
+            "resourceNames": ["node00"], "verbs": ["get"],
+        }],
+    })]);
+    plane.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "nm",
+        "--clusterrole=nm",
+        "--user=ann",
+    ]);
+    let one = format!("{LIST}/node00");
+    let begun = now();
+    while ann.code(&one).await != 200 {
+        assert!(begun.elapsed() < SOON, "ann may read node00 by now");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(ann.code(&format!("{LIST}/node01")).await, 403);
+    assert_eq!(ann.code(LIST).await, 403);
+}
+
+async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
+    for path in [
+        "/healthz",
+        "/livez",
+        "/readyz",
+        "/version",
+        "/apis",
+        "/apis/metrics.plimsoll.dev",
+        "/openapi/v2",
+        "/openapi/v3",
+    ] {
+        let (code, _, text) = stranger.ask("GET", path).await;
+        assert_eq!(code, 200, "{path}: {text}");
+        assert!(!text.contains("node00"), "{path}");
+    }
+    let (_, headers, text) = stranger
+        .ask("GET", "/apis/metrics.plimsoll.dev/v1alpha1")
+        .await;
+    let resources: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        resources["resources"][0]["verbs"],
+        json!(["get", "list", "watch"])
+    );
+    assert_eq!(headers["vary"], "Accept");
+    // As the aggregation layer asks, and asks again.
+    let mut request = Request::get("/apis").header(
+        "Accept",
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",
+    );
+    let answer = stranger
+        .client
+        .send(request.body(Body::empty()).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(
+        answer.headers()["content-type"],
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    );
+    let tag = answer.headers()["etag"].clone();
+    request = Request::get("/apis").header(
+        "Accept",
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+    );
+    let again = stranger
+        .client
+        .send(
+            request
+                .header("If-None-Match", tag)
+                .body(Body::empty())
+                .unwrap(),
+        )
+        .await
+        .unwrap();
+    assert_eq!(again.status(), 304);
+    assert_eq!(stranger.code("/apis/metrics.plimsoll.dev/v2").await, 404);
+    assert_eq!(stranger.code("/").await, 404);
+}

@@ -1,0 +1,154 @@
+//! An API server that passes requests on to others, and how it reaches those of a test.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::fs;
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+use serde_json::{Value, json};
+
+/// What proves that a request comes from the API server.
+pub struct FrontProxy {
+    pub authority: String,
+    pub authority_key: String,
+    pub certificate: String,
+    pub key: String,
+}
+
+/// The parameters of an authority of this name.
+fn authority(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params
+}
+
+const AUTHORITY: &str = "front-proxy-ca";
+
+impl FrontProxy {
+    fn make() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let own = Self {
+            authority: authority(AUTHORITY).self_signed(&key).unwrap().pem(),
+            authority_key: key.serialize_pem(),
+            certificate: String::new(),
+            key: String::new(),
+        };
+        let (certificate, key) = own.issue("front-proxy-client");
+        Self {
+            certificate,
+            key,
+            ..own
+        }
+    }
+
+    /// A certificate, and its key, of this authority for a client of this name.
+    pub fn issue(&self, name: &str) -> (String, String) {
+        let issuer = Issuer::new(
+            authority(AUTHORITY),
+            KeyPair::from_pem(&self.authority_key).unwrap(),
+        );
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// One that nobody knows, whose certificates look the same.
+    pub fn forged() -> Self {
+        Self::make()
+    }
+
+    /// That of the API server in this folder.
+    pub fn of(dir: &Path) -> Self {
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+        Self {
+            authority: read("front-proxy-ca.crt"),
+            authority_key: read("front-proxy-ca.key"),
+            certificate: read("front-proxy.crt"),
+            key: read("front-proxy.key"),
+        }
+    }
+}
+
+/// What an API server has to be told; keys are made the first time.
+pub fn flags(dir: &Path) -> Vec<String> {
+    let path = |name: &str| dir.join(name).display().to_string();
+    if !dir.join("front-proxy-ca.crt").exists() {
+        let proxy = FrontProxy::make();
+        for (name, text) in [
+            ("front-proxy-ca.crt", &proxy.authority),
+            ("front-proxy-ca.key", &proxy.authority_key),
+            ("front-proxy.crt", &proxy.certificate),
+            ("front-proxy.key", &proxy.key),
+        ] {
+            fs::write(dir.join(name), text).unwrap();
+        }
+    }
+    vec![
+        format!(
+            "--requestheader-client-ca-file={}",
+            path("front-proxy-ca.crt")
+        ),
+        format!("--proxy-client-cert-file={}", path("front-proxy.crt")),
+        format!("--proxy-client-key-file={}", path("front-proxy.key")),
+        "--requestheader-allowed-names=front-proxy-client".to_owned(),
+        "--requestheader-username-headers=X-Remote-User".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+        // There is no kube-proxy: endpoints are dialled.
+        "--enable-aggregator-routing=true".to_owned(),
+    ]
+}
+
+/// An address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
+pub fn address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("198.51.100.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+/// The Service, its endpoints at these ports of this machine, and the `APIService`.
+pub fn objects(namespace: &str, service: &str, address: IpAddr, ports: &[u16]) -> Vec<Value> {
+    let mut objects = vec![
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": service, "namespace": namespace},
+            "spec": {"ports": [{"name": "https", "port": 443}]},
+        }),
+        json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": {"name": "v1alpha1.metrics.plimsoll.dev"},
+            "spec": {
+                "group": "metrics.plimsoll.dev", "version": "v1alpha1",
+                "groupPriorityMinimum": 100, "versionPriority": 100,
+                "service": {"name": service, "namespace": namespace, "port": 443},
+            },
+        }),
+    ];
+    objects.extend(
+        ports
+            .iter()
+            .map(|port| slice(namespace, service, address, *port)),
+    );
+    objects
+}
+
+fn slice(namespace: &str, service: &str, address: IpAddr, port: u16) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{service}-{port}"), "namespace": namespace,
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+    })
+}
