@@ -73,7 +73,15 @@ fn v2_pod(fake: &Fake, cgroup: &str) {
         "anon 100\nfile 900\nkernel 50\nshmem 200\nslab_reclaimable 5\nslab_unreclaimable 30\n",
     )
     .file(&format!("cg/{cgroup}/cpu.max"), "50000 100000\n")
-    .file(&format!("cg/{cgroup}/cgroup.threads"), "");
+    .file(&format!("cg/{cgroup}/cgroup.threads"), "")
+    .file(
+        &format!("cg/{cgroup}/cpu.pressure"),
+        "some avg10=12.50 avg60=1.00 avg300=0.00 total=1\nfull avg10=3.00 avg60=0.00 avg300=0.00 total=0\n",
+    )
+    .file(
+        &format!("cg/{cgroup}/memory.pressure"),
+        "some avg10=0.25 avg60=0.00 avg300=0.00 total=1\n",
+    );
 }
 
 fn sampler(fake: &Fake, hierarchy: Hierarchy) -> Sampler {
@@ -267,6 +275,8 @@ fn a_v2_pod_has_its_figures_under_either_driver() {
         assert_eq!(pod.memory, Some(Bytes(8192)));
         let parts = pod.memory_parts.unwrap();
         assert_eq!((parts.held, parts.cache), (Bytes(330), Bytes(700)));
+        // A kernel without io.pressure tells nothing of it.
+        assert_eq!(pod.stalled, [Some(12.5), Some(0.25), None]);
         // The pod's own cgroup is the lever, although the container has a quota as well.
         assert_eq!(pod.levers.len(), 1);
         assert_eq!(&*pod.levers[0].cgroup, "");

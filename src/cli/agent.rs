@@ -28,6 +28,8 @@ Examples:
     plimsoll agent --restore --node-name worker-1
   What it makes of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
+  How loaded it finds the node (measured anew every 10 s, and after a change of more than 5 %):
+    kubectl get --raw /api/v1/namespaces/plimsoll/pods/$POD:8080/proxy/v1/node-metric
   Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
     plimsoll top
 
@@ -69,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
-    /// Where /livez, /readyz and /metrics are served
+    /// Where /livez, /readyz, /metrics and /v1/node-metric are served
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 

@@ -148,6 +148,7 @@ mod tests {
             cpu_nanos: Some(busy_millis * 500_000),
             memory: None,
             memory_parts: None,
+            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: "".into(),
                 cpu_nanos: None,

@@ -60,6 +60,7 @@ pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::Raising;
 use self::time::BootTime;
 use self::track::Pods;
+pub use self::track::usage;
 use self::values::View;
 use self::window::NodeWindows;
 
@@ -85,6 +86,8 @@ pub struct Demand {
     pub interfaces: bool,
     /// `memory.stat` of every pod.
     pub pod_memory: bool,
+    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where there are such files.
+    pub pod_pressure: bool,
     /// The quota file of every pod's levers.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.

@@ -4,12 +4,14 @@
 //! count lives; the engine takes differences over the measured time between two samples.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::pod::PodUid;
 use super::time::BootTime;
 use super::units::{Bytes, Quota};
+use super::values::busy;
 
 /// Everything that was read at one moment. Its buffers are kept and refilled by the sampler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +58,14 @@ pub struct CpuTimes {
     pub idle: u64,
     /// CPUs online.
     pub online: u32,
+}
+
+impl CpuTimes {
+    /// Millicores that were busy since `before`, `interval` ago; `None` where the counter went back, or ran ahead of what
+    /// the machine can do.
+    pub fn busy_since(self, before: Self, interval: Duration) -> Option<f64> {
+        busy(before, self, interval.as_nanos() as f64).ok()
+    }
 }
 
 /// Memory of the node.
@@ -131,6 +141,10 @@ pub struct PodSample {
     /// Parts of the memory; read only where [`super::Demand::pod_memory`] asks for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_parts: Option<MemoryParts>,
+    /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, from the `*.pressure` of the pod's
+    /// cgroup; read only where [`super::Demand::pod_pressure`] asks, and not there on cgroup v1.
+    #[serde(default, skip_serializing_if = "is_unread")]
+    pub stalled: [Option<f64>; 3],
     /// The cgroups whose CPU quota is changed when this pod is throttled: the pod's own, or on cgroup v1
     /// its containers' where any of these has a quota. Read only where [`super::Demand::pod_quota`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -138,6 +152,10 @@ pub struct PodSample {
     /// Its containers; read only where [`super::Demand::run_delay`] or [`super::Demand::throttled`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerSample>,
+}
+
+fn is_unread(stalled: &[Option<f64>; 3]) -> bool {
+    stalled.iter().all(Option::is_none)
 }
 
 /// The parts of a pod's memory that decide about it.

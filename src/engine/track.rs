@@ -101,8 +101,9 @@ fn cpu(
     usage(before.cpu_nanos, now.cpu_nanos, interval, cpus)
 }
 
-/// CPU from two readings of a counter of run time; `None` where it went back or ran ahead of the machine.
-pub(super) fn usage(
+/// CPU from two readings of a counter of run time, in nanoseconds like the interval; `None` where it went back or ran
+/// ahead of the machine.
+pub fn usage(
     before: Option<u64>,
     now: Option<u64>,
     interval: u64,
@@ -122,6 +123,7 @@ fn copy(to: &mut PodSample, from: &PodSample) {
     to.cpu_nanos = from.cpu_nanos;
     to.memory = from.memory;
     to.memory_parts = from.memory_parts;
+    to.stalled = from.stalled;
     to.levers.clone_from(&from.levers);
     to.containers.clone_from(&from.containers);
 }

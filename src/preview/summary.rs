@@ -316,6 +316,7 @@ impl PodStats {
             cpu_nanos,
             memory: memory.map(|memory| memory.usage),
             memory_parts: memory.map(|memory| memory.parts),
+            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: "".into(),
                 cpu_nanos,

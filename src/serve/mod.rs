@@ -1,4 +1,4 @@
-//! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`.
+//! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`, and JSON documents of its own.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -25,6 +25,15 @@ pub trait Source: Send + Sync + 'static {
     fn readyz(&self) -> Result<(), String>;
     /// In the text format of `OpenMetrics`.
     fn metrics(&self) -> String;
+    /// What else is served, as JSON, by path; `Err`: why it is not there yet.
+    fn document(&self, path: &str) -> Option<Result<String, String>> {
+        let _ = path;
+        None
+    }
+    /// The paths of [`Self::document`].
+    fn documents(&self) -> &'static [&'static str] {
+        &[]
+    }
 }
 
 /// Why nothing is served.
@@ -81,10 +90,20 @@ fn answer(request: &Request<Incoming>, source: &dyn Source) -> Response<Full<Byt
         "/livez" => verdict(source.livez()),
         "/readyz" => verdict(source.readyz()),
         "/metrics" => text(StatusCode::OK, source.metrics()),
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "/livez, /readyz or /metrics\n".to_owned(),
-        ),
+        path => document(path, source),
+    }
+}
+
+fn document(path: &str, source: &dyn Source) -> Response<Full<Bytes>> {
+    match source.document(path) {
+        Some(Ok(json)) => of_type(StatusCode::OK, "application/json", json),
+        Some(Err(why)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        None => {
+            let more = source.documents().iter().copied();
+            let all = ["/livez", "/readyz", "/metrics"].into_iter().chain(more);
+            let paths = format!("{}\n", all.collect::<Vec<_>>().join(", "));
+            text(StatusCode::NOT_FOUND, paths)
+        }
     }
 }
 
@@ -96,10 +115,14 @@ fn verdict(verdict: Result<(), String>) -> Response<Full<Bytes>> {
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    of_type(status, kind, body)
+}
+
+fn of_type(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = hyper::header::HeaderValue::from_static(kind);
     headers.insert(hyper::header::CONTENT_TYPE, kind);
     response

@@ -170,6 +170,7 @@ pub fn everything() -> Demand {
         interfaces: true,
         pod_memory: true,
         pod_quota: true,
+        pod_pressure: true,
         run_delay: true,
         throttled: true,
         probes: Vec::new(),

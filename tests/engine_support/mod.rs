@@ -241,6 +241,7 @@ impl Node {
                 held: Bytes(load.held),
                 cache: Bytes(load.cache),
             }),
+            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: Arc::from(""),
                 cpu_nanos: Some(load.nanos),

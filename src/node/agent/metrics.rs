@@ -133,7 +133,12 @@ struct Told {
     beat: BootTime,
     sampled: Option<BootTime>,
     ready: Result<(), String>,
+    /// The last report, as JSON.
+    node_metric: Option<String>,
 }
+
+/// Where the last report of the node is served.
+const NODE_METRIC: &str = "/v1/node-metric";
 
 impl Metrics {
     /// Nothing yet.
@@ -162,6 +167,7 @@ impl Metrics {
                 beat: now,
                 sampled: None,
                 ready: Err("starting".to_owned()),
+                node_metric: None,
             }),
         };
         metrics.register_rules();
@@ -241,6 +247,11 @@ impl Metrics {
     /// Tells what is in force now.
     pub fn figures(&self, fill: impl FnOnce(&mut Figures)) {
         self.told(|told| fill(&mut told.figures));
+    }
+
+    /// Takes a report of the node.
+    pub fn reported(&self, json: String) {
+        self.told(|told| told.node_metric = Some(json));
     }
 
     /// Brings the figures that are asked for up to date.
@@ -347,6 +358,16 @@ impl Source for Metrics {
 
     fn readyz(&self) -> Result<(), String> {
         self.told(|told| told.ready.clone())
+    }
+
+    fn documents(&self) -> &'static [&'static str] {
+        &[NODE_METRIC]
+    }
+
+    fn document(&self, path: &str) -> Option<Result<String, String>> {
+        let known = || self.told(|told| told.node_metric.clone());
+        let missing = || "the node has not been measured yet".to_owned();
+        (path == NODE_METRIC).then(|| known().ok_or_else(missing))
     }
 
     fn metrics(&self) -> String {

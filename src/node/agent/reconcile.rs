@@ -25,6 +25,7 @@ use super::undo::{undo, undo_left};
 use super::vitals::Vitals;
 use super::{AgentError, Machine, Options, Stop};
 use crate::cluster::taint::Marked;
+use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::actuate::api::ApiServer;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -32,6 +33,7 @@ use crate::node::clock;
 use crate::node::machine::Settings;
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
+use crate::node::report::node_metric;
 
 /// While there is no machine yet, what it needs is looked for this often.
 const RETRY: Duration = Duration::from_millis(500);
@@ -57,6 +59,8 @@ pub struct Agent {
     failures: BTreeMap<Source, Failure>,
     memory: Memory,
     reporter: Reporter,
+    /// Of the `NodeMetric`.
+    builder: node_metric::Builder,
     vitals: Vitals,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
@@ -83,6 +87,7 @@ impl Agent {
         let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
         let this = Writer::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
+        let builder = node_metric::Builder::new(&options.node, &this.boot_id);
         Ok(Self {
             feed: feed(&client, &options.node),
             place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
@@ -98,6 +103,7 @@ impl Agent {
             failures: BTreeMap::new(),
             memory,
             reporter,
+            builder,
             vitals,
             lock: None,
             machine: None,
@@ -194,12 +200,14 @@ impl Agent {
             let pods = &self.pods;
             machine.outside_mut().set_pods(|uid| pods.has(uid));
             self.reporter.recount(machine);
+            self.builder.changed();
         }
-        if now >= machine.next_tick() {
+        if now >= machine.next_tick() || self.builder.is_due(now) {
             self.tick(now);
         }
         if let Some(machine) = &self.machine {
-            self.due = machine.next_tick();
+            let due = machine.next_tick();
+            self.due = self.builder.due().map_or(due, |report| due.min(report));
         }
         Ok(())
     }
@@ -349,6 +357,10 @@ impl Agent {
         let Some(machine) = &mut self.machine else {
             return;
         };
+        let reports = self.builder.is_due(now);
+        if reports {
+            machine.sample_for_report();
+        }
         let events = machine.tick(now);
         for event in events.iter().filter(|event| !event.is_detail()) {
             log(event);
@@ -361,9 +373,31 @@ impl Agent {
         let target = self.watermark.seen.present().map(target);
         self.reporter
             .tell(machine, &self.rules, target, &self.metrics, now);
+        self.report(reports);
         self.tell_ready();
         let took = clock::boot_time().since(now);
         self.metrics.tick.observe(took.as_secs_f64());
+    }
+
+    /// Measures the node anew where that was due; else looks whether it should be at the next tick.
+    fn report(&mut self, due: bool) {
+        let Some(machine) = &self.machine else { return };
+        if !due {
+            let mut changes = machine.plan().transitions.iter().map(|it| &it.change);
+            if changes.any(|change| matches!(change, PlanChange::State { .. })) {
+                self.builder.changed();
+            }
+            self.builder.see(machine.sample());
+            return;
+        }
+        let (_, json) = self.builder.build(&node_metric::View {
+            time: clock::wall_time(),
+            sample: machine.sample(),
+            windows: machine.windows(),
+            pods: machine.pods(),
+            reports: &machine.reports().collect::<Vec<_>>(),
+        });
+        self.metrics.reported(json);
     }
 
     /// Ready is who has judged the rules once, or knows that there are none.

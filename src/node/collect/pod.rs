@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::container::ContainerReader;
+use super::proc::pressure;
 use super::refill::Refill;
 use super::sampler::Reading;
 use crate::engine::Demand;
@@ -42,6 +43,8 @@ struct PodFiles {
     /// Kernel memory, which v1's `memory.stat` does not list.
     kernel_memory: Option<Gauge>,
     quota: QuotaFiles,
+    /// Of CPU, memory and I/O; cgroup v1 has none.
+    pressure: Option<[Gauge; 3]>,
 }
 
 /// The containers as the last look at the pod's folder found them.
@@ -126,6 +129,11 @@ impl PodReader {
             .pod_memory
             .then(|| files.memory_parts(reading))
             .flatten();
+        out.stalled = if demand.pod_pressure {
+            files.stalled(reading)
+        } else {
+            [None; 3]
+        };
         let by_container = demand.pod_quota && !reading.hierarchy.is_v2();
         if by_container || demand.run_delay || demand.throttled {
             self.find_containers(reading);
@@ -276,7 +284,22 @@ impl PodFiles {
             memory_stat: memory("memory.stat", "memory.stat"),
             kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
             quota: QuotaFiles::new(hierarchy, cgroup),
+            pressure: hierarchy.is_v2().then(|| {
+                let folder = folder(hierarchy, Controller::Cpu, cgroup);
+                ["cpu.pressure", "memory.pressure", "io.pressure"]
+                    .map(|name| Gauge::new(folder.join(name)))
+            }),
         }
+    }
+
+    /// Percent of the last 10 s in which some thread waited.
+    fn stalled(&mut self, reading: &mut Reading) -> [Option<f64>; 3] {
+        let Some(gauges) = &mut self.pressure else {
+            return [None; 3];
+        };
+        gauges
+            .each_mut()
+            .map(|gauge| Some(reading.text(gauge, pressure)?.some[0]))
     }
 
     fn inode_now(&self) -> Option<u64> {
@@ -290,6 +313,7 @@ impl PodFiles {
         self.memory.iter_mut().for_each(&mut change);
         self.memory_stat.iter_mut().for_each(&mut change);
         self.kernel_memory.iter_mut().for_each(&mut change);
+        self.pressure.iter_mut().flatten().for_each(&mut change);
         self.quota.each(change);
     }
 

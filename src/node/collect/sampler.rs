@@ -234,6 +234,7 @@ fn blank(uid: &PodUid) -> PodSample {
         cpu_nanos: None,
         memory: None,
         memory_parts: None,
+        stalled: [None; 3],
         levers: Vec::new(),
         containers: Vec::new(),
     }

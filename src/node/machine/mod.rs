@@ -33,6 +33,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::engine::window::NodeWindows;
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
@@ -83,6 +84,10 @@ pub struct Machine<O> {
     engine: Engine,
     policy: Arc<PolicySet>,
     demand: Demand,
+    /// The same, and what a report needs besides.
+    report_demand: Demand,
+    /// The next sample is for a report, too.
+    reports: bool,
     sampler: Sampler,
     prober: Probes,
     actuators: Actuators,
@@ -129,6 +134,8 @@ impl<O: Outside> Machine<O> {
             engine: Engine::new(),
             policy: Arc::default(),
             demand: Demand::default(),
+            report_demand: Demand::default(),
+            reports: false,
             sampler: Sampler::new(&settings.proc_root, hierarchy),
             prober: Probes::default(),
             actuators,
@@ -236,6 +243,16 @@ impl<O: Outside> Machine<O> {
                 ..std::mem::take(&mut self.demand)
             };
         }
+        self.report_demand = Demand {
+            pressure: [true; 3],
+            pod_pressure: true,
+            ..self.demand.clone()
+        };
+    }
+
+    /// The sample of the next tick holds what a report of the node tells: its pods, and all pressure.
+    pub const fn sample_for_report(&mut self) {
+        self.reports = true;
     }
 
     /// When [`Self::tick`] has to be called next.
@@ -249,11 +266,15 @@ impl<O: Outside> Machine<O> {
     pub fn tick(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         let due = self.engine.next_due().is_some_and(|due| due <= now);
-        self.sampler
-            .sample_node(now, &self.demand, &mut self.sample);
-        if due || self.settings.sample_everything {
-            self.sampler
-                .sample_pods(now, &self.demand, &mut self.sample);
+        let reports = std::mem::take(&mut self.reports);
+        let demand = if reports {
+            &self.report_demand
+        } else {
+            &self.demand
+        };
+        self.sampler.sample_node(now, demand, &mut self.sample);
+        if due || reports || self.settings.sample_everything {
+            self.sampler.sample_pods(now, demand, &mut self.sample);
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
@@ -381,9 +402,14 @@ impl<O: Outside> Machine<O> {
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
 
-    /// The last sample; it holds the pods only where an evaluation was due.
+    /// The last sample; it holds the pods only where an evaluation was due, or it was for a report.
     pub const fn sample(&self) -> &Sample {
         &self.sample
+    }
+
+    /// The use of the node over longer times.
+    pub const fn windows(&self) -> &NodeWindows {
+        self.engine.windows()
     }
 
     /// The plan in force.

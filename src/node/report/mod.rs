@@ -1,8 +1,9 @@
-//! What an agent tells the API server: the status of its `NodeWatermark`, and events.
+//! What an agent tells: the status of its `NodeWatermark`, events, and the `NodeMetric` of its node.
 
 pub mod conditions;
 pub mod events;
 pub mod farewell;
+pub mod node_metric;
 pub mod pace;
 pub mod publish;
 pub mod status;

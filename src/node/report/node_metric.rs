@@ -1,0 +1,426 @@
+//! What the `NodeMetric` of this node says, and when it is worth saying. Pure: a look at the machine in, the report out.
+//!
+//! A report is due every 10 s, and sooner when something changed that people would want to see: a rule's state, the
+//! pods, or the node's use by more than 5 % of what there is. It never takes more than 4 KiB, however long the names are.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::crd::NodeMetric;
+use crate::crd::node_metric::{
+    Amounts, MOST_BREACHED, MOST_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
+    ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
+};
+use crate::engine::metric::{PressureKind, Resource};
+use crate::engine::plan::RuleState;
+use crate::engine::pod::PodUid;
+use crate::engine::sample::{CpuTimes, NodeSample, PodSample, Sample};
+use crate::engine::time::BootTime;
+use crate::engine::units::{Bytes, MilliCpu};
+use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
+use crate::engine::{RuleReport, usage};
+use crate::node::machine::workload::Workload;
+
+/// A report is due this long after the one before.
+pub const INTERVAL: Duration = Duration::from_secs(10);
+/// The most bytes of a report.
+pub const MOST_BYTES: usize = 4096;
+/// A change of use is looked for over at least this long: shorter ones are noise.
+const LEAST_INTERVAL: Duration = Duration::from_secs(3);
+/// A change of use by more than so many percent of the capacity is worth telling.
+const WORTH_TELLING: f64 = 5.0;
+
+/// One look at the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The wall clock.
+    pub time: Timestamp,
+    /// With the pods.
+    pub sample: &'a Sample,
+    /// Over longer times.
+    pub windows: &'a NodeWindows,
+    /// The pods that are looked after.
+    pub pods: &'a BTreeMap<PodUid, Workload>,
+    /// The rules as they stand, in order of id.
+    pub reports: &'a [RuleReport],
+}
+
+/// Builds the reports of one node.
+#[derive(Debug)]
+pub struct Builder {
+    node: String,
+    agent: ReportingAgent,
+    last: Option<Look>,
+    due: Option<BootTime>,
+}
+
+/// What the next report is compared with.
+#[derive(Debug)]
+struct Look {
+    at: BootTime,
+    cpu: Option<CpuTimes>,
+    /// Nanoseconds of CPU time.
+    pods: BTreeMap<PodUid, (BootTime, u64)>,
+    /// As it was told, in percent.
+    told: [Option<f64>; 2],
+}
+
+impl Builder {
+    /// The reports of `node` by this process; `boot_id` is the kernel's.
+    pub fn new(node: &str, boot_id: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            agent: ReportingAgent {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                boot_id: boot_id.to_owned(),
+                sequence: 0,
+            },
+            last: None,
+            due: None,
+        }
+    }
+
+    /// When the next report is due; `None`: at once.
+    pub const fn due(&self) -> Option<BootTime> {
+        self.due
+    }
+
+    /// Whether the next sample has to hold what a report needs.
+    pub fn is_due(&self, now: BootTime) -> bool {
+        self.due.is_none_or(|due| due <= now)
+    }
+
+    /// Something changed that is worth a report of its own.
+    pub const fn changed(&mut self) {
+        self.due = None;
+    }
+
+    /// Looks whether the node's use has moved far enough from what was told. Allocates nothing.
+    pub fn see(&mut self, sample: &Sample) {
+        let Some(last) = &self.last else { return };
+        if sample.at.since(last.at) < LEAST_INTERVAL {
+            return;
+        }
+        let now = percents(&sample.node, cpu(last, sample));
+        let moved = |(told, now): (Option<f64>, Option<f64>)| {
+            told.zip(now)
+                .is_some_and(|(told, now)| (told - now).abs() > WORTH_TELLING)
+        };
+        if last.told.into_iter().zip(now).any(moved) {
+            self.changed();
+        }
+    }
+
+    /// The report: what it says, and that as JSON.
+    pub fn build(&mut self, view: &View<'_>) -> (NodeMetric, String) {
+        let sample = view.sample;
+        let last = self.last.take();
+        let node_cpu = last.as_ref().and_then(|last| cpu(last, sample));
+        let mut pods: Vec<Used<'_>> = sample
+            .pods
+            .iter()
+            .filter_map(|pod| Used::of(pod, view.pods, last.as_ref(), &sample.node))
+            .collect();
+        self.agent.sequence += 1;
+        let since = last.as_ref().map(|last| sample.at.since(last.at));
+        let mut metric = NodeMetric::default();
+        metric.metadata.name = Some(self.node.clone());
+        metric.status = NodeMetricStatus {
+            timestamp: Some(Time(view.time)),
+            window: since.filter(|since| !since.is_zero()).map(seconds),
+            agent: Some(self.agent.clone()),
+            capacity: capacity(&sample.node),
+            usage: total(&sample.node, node_cpu, &pods),
+            pressure: pressures(&sample.node),
+            windows: windows(view.windows),
+            pods: i64::try_from(view.pods.len()).ok(),
+            top_pods: top(&mut pods, &sample.node),
+            rules: Some(counts(view.reports)),
+            breached: breached(view.reports),
+            conditions: Vec::new(),
+        };
+        self.due = Some(sample.at + INTERVAL);
+        self.last = Some(look(sample, percents(&sample.node, node_cpu)));
+        let text = fit(&mut metric);
+        (metric, text)
+    }
+}
+
+/// What one pod uses.
+struct Used<'a> {
+    pod: &'a Workload,
+    sample: &'a PodSample,
+    cpu: Option<MilliCpu>,
+}
+
+impl<'a> Used<'a> {
+    fn of(
+        sample: &'a PodSample,
+        pods: &'a BTreeMap<PodUid, Workload>,
+        last: Option<&Look>,
+        node: &NodeSample,
+    ) -> Option<Self> {
+        let before = last.and_then(|last| last.pods.get(&sample.uid));
+        let cpu = before.and_then(|(at, nanos)| {
+            let interval = sample.at.as_nanos().checked_sub(at.as_nanos())?;
+            let cpus = node.cpu.map(|cpu| cpu.online);
+            usage(Some(*nanos), sample.cpu_nanos, interval, cpus)
+        });
+        Some(Self {
+            pod: pods.get(&sample.uid)?,
+            sample,
+            cpu,
+        })
+    }
+
+    /// The larger of its shares of the node's CPU and memory.
+    fn share(&self, node: &NodeSample) -> f64 {
+        let share = |part: Option<u64>, whole: Option<u64>| match (part, whole) {
+            (Some(part), Some(whole)) if whole > 0 => part as f64 / whole as f64,
+            _ => 0.0,
+        };
+        let cpu = share(
+            self.cpu.map(|cpu| cpu.0),
+            node.cpu.map(|cpu| u64::from(cpu.online) * 1000),
+        );
+        let memory = share(
+            self.sample.memory.map(|memory| memory.0),
+            node.memory.map(|memory| memory.total.0),
+        );
+        cpu.max(memory)
+    }
+
+    fn report(&self) -> PodUsage {
+        let [cpu_delay, memory_pressure, io_pressure] = self.sample.stalled;
+        PodUsage {
+            namespace: self.pod.pod.namespace.clone(),
+            name: self.pod.pod.name.clone(),
+            cpu: self.cpu.map(cores),
+            memory: self.sample.memory.map(bytes),
+            cpu_delay,
+            memory_pressure,
+            io_pressure,
+        }
+    }
+}
+
+fn look(sample: &Sample, told: [Option<f64>; 2]) -> Look {
+    let pods = sample.pods.iter();
+    let pods = pods.filter_map(|pod| Some((pod.uid.clone(), (pod.at, pod.cpu_nanos?))));
+    Look {
+        at: sample.at,
+        cpu: sample.node.cpu,
+        pods: pods.collect(),
+        told,
+    }
+}
+
+/// Millicores of the node since then.
+fn cpu(last: &Look, sample: &Sample) -> Option<f64> {
+    let interval = sample.at.since(last.at);
+    sample.node.cpu?.busy_since(last.cpu?, interval)
+}
+
+/// CPU and memory in percent of what there is.
+fn percents(node: &NodeSample, cpu: Option<f64>) -> [Option<f64>; 2] {
+    let cpus = node.cpu.map(|cpu| f64::from(cpu.online));
+    let memory = node.memory.map(|memory| memory.total.0 as f64);
+    let percent = |part: f64, whole: f64| part / whole * 100.0;
+    [
+        cpu.zip(cpus).map(|(cpu, cpus)| percent(cpu / 1000.0, cpus)),
+        used(node).zip(memory).map(|(u, m)| percent(u.0 as f64, m)),
+    ]
+}
+
+fn used(node: &NodeSample) -> Option<Bytes> {
+    let memory = node.memory?;
+    memory.total.0.checked_sub(memory.available.0).map(Bytes)
+}
+
+fn capacity(node: &NodeSample) -> Amounts {
+    Amounts {
+        cpu: node.cpu.map(|cpu| Quantity(cpu.online.to_string())),
+        memory: node.memory.map(|memory| bytes(memory.total)),
+    }
+}
+
+fn total(node: &NodeSample, cpu: Option<f64>, pods: &[Used<'_>]) -> Usage {
+    let cpu = cpu.map(millicores);
+    let memory = used(node);
+    let pod_cpu: Option<MilliCpu> = sum(pods.iter().map(|pod| pod.cpu));
+    let pod_memory: Option<Bytes> = sum(pods.iter().map(|pod| pod.sample.memory));
+    let rest = memory.zip(pod_memory);
+    let rest = rest.and_then(|(all, pods)| all.0.checked_sub(pods.0));
+    Usage {
+        node: Amounts {
+            cpu: cpu.map(cores),
+            memory: memory.map(bytes),
+        },
+        pods: Amounts {
+            cpu: pod_cpu.map(cores),
+            memory: pod_memory.map(bytes),
+        },
+        system: Amounts {
+            // The two are counted apart: for a moment the pods may be ahead.
+            cpu: cpu
+                .zip(pod_cpu)
+                .map(|(all, pods)| cores(all.saturating_sub(pods))),
+            memory: rest.map(Bytes).map(bytes),
+        },
+    }
+}
+
+/// Of what is known; `None` where something is there and nothing of it is known.
+fn sum<T: std::iter::Sum>(parts: impl Iterator<Item = Option<T>>) -> Option<T> {
+    let (mut there, mut known) = (false, false);
+    let sum = parts
+        .inspect(|part| {
+            there = true;
+            known |= part.is_some();
+        })
+        .flatten()
+        .sum();
+    (known || !there).then_some(sum)
+}
+
+fn top(pods: &mut [Used<'_>], node: &NodeSample) -> Vec<PodUsage> {
+    pods.sort_by(|a, b| {
+        let name = |used: &Used<'_>| used.pod.pod.full_name().to_string();
+        let larger = b.share(node).total_cmp(&a.share(node));
+        larger.then_with(|| name(a).cmp(&name(b)))
+    });
+    pods.iter().take(MOST_PODS).map(Used::report).collect()
+}
+
+fn pressures(node: &NodeSample) -> Pressures {
+    let stalled = |[avg10, avg60, avg300]: [f64; 3]| Stalled {
+        avg10,
+        avg60,
+        avg300,
+    };
+    let pressure = |kind: PressureKind| {
+        node.pressure[kind as usize].map(|lines| Pressure {
+            some: stalled(lines.some),
+            full: lines.full.map(stalled),
+        })
+    };
+    Pressures {
+        cpu: pressure(PressureKind::Cpu),
+        memory: pressure(PressureKind::Memory),
+        io: pressure(PressureKind::Io),
+    }
+}
+
+fn windows(windows: &NodeWindows) -> Windows {
+    Windows {
+        cpu: Some(resource_windows(windows.of(Resource::Cpu))),
+        memory: Some(resource_windows(windows.of(Resource::Memory))),
+    }
+}
+
+fn resource_windows(series: &Series) -> ResourceWindows {
+    let stats = |span: Span| {
+        let window = series.spread(span);
+        let figure = |of: fn(&crate::engine::window::Spread) -> f64| {
+            window.figures.as_ref().map(|spread| tenth(of(spread)))
+        };
+        Some(WindowStats {
+            avg: figure(|spread| spread.average),
+            p50: figure(|spread| spread.p50),
+            p90: figure(|spread| spread.p90),
+            p95: figure(|spread| spread.p95),
+            p99: figure(|spread| spread.p99),
+            max: figure(|spread| spread.max),
+            coverage: hundredth(window.coverage),
+        })
+    };
+    let peak = |span: PeakSpan| {
+        let Window { coverage, figures } = series.peak(span);
+        Some(PeakStats {
+            value: figures.map(tenth),
+            coverage: hundredth(coverage),
+        })
+    };
+    ResourceWindows {
+        last5m: stats(Span::FiveMinutes),
+        last30m: stats(Span::HalfHour),
+        last1h: stats(Span::Hour),
+        max_avg1h: peak(PeakSpan::Hour),
+        max_avg1d: peak(PeakSpan::Day),
+    }
+}
+
+fn counts(reports: &[RuleReport]) -> RuleCounts {
+    let count = |wanted: fn(&&RuleReport) -> bool| {
+        i64::try_from(reports.iter().filter(wanted).count()).unwrap_or(i64::MAX)
+    };
+    RuleCounts {
+        total: count(|_| true),
+        breached: count(|rule| rule.state == RuleState::Breached),
+        cooling: count(|rule| rule.state == RuleState::Cooling),
+        unknown: count(|rule| rule.unknown.is_some()),
+    }
+}
+
+fn breached(reports: &[RuleReport]) -> Vec<String> {
+    let breached = reports
+        .iter()
+        .filter(|rule| rule.state == RuleState::Breached);
+    breached
+        .take(MOST_BREACHED)
+        .map(|rule| rule.id.to_string())
+        .collect()
+}
+
+/// As JSON; where names are so long that it is too large, the least of the pods go first, then breached rules.
+fn fit(metric: &mut NodeMetric) -> String {
+    loop {
+        let text = serde_json::to_string(metric).unwrap_or_default();
+        let status = &mut metric.status;
+        let is_less = text.len() <= MOST_BYTES
+            || (status.top_pods.pop().is_none() && status.breached.pop().is_none());
+        if is_less {
+            return text;
+        }
+    }
+}
+
+/// As Kubernetes writes durations: `9.998s`.
+fn seconds(time: Duration) -> String {
+    let text = format!("{:.3}", time.as_secs_f64());
+    format!("{}s", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn cores(cpu: MilliCpu) -> Quantity {
+    Quantity(cpu.to_string())
+}
+
+/// In KiB, as metrics-server does.
+fn bytes(bytes: Bytes) -> Quantity {
+    Quantity(format!("{}Ki", bytes.0 / 1024))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "positive, and `as` saturates"
+)]
+const fn millicores(cpu: f64) -> MilliCpu {
+    MilliCpu(cpu as u64)
+}
+
+fn tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn hundredth(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+#[path = "node_metric_tests.rs"]
+mod tests;

@@ -1,0 +1,278 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::engine::plan::Unknown;
+use crate::engine::policy::{RuleId, Strategy};
+use crate::engine::sample::NodeMemory;
+use crate::engine::testing::pod;
+use crate::node::cgroup::CgroupPath;
+
+const GIB: u64 = 1 << 30;
+const CPUS: u32 = 8;
+
+/// A node whose load a test sets.
+struct Node {
+    now: BootTime,
+    sample: Sample,
+    windows: NodeWindows,
+    pods: BTreeMap<PodUid, Workload>,
+    reports: Vec<RuleReport>,
+    builder: Builder,
+}
+
+impl Node {
+    /// Of so many pods; pod `n` uses `n + 1` millicores and MiB.
+    fn new(pods: usize, name: impl Fn(usize) -> (String, String)) -> Self {
+        let workload = |number| {
+            let (namespace, name) = name(number);
+            let uid = format!("uid-{number:03}");
+            let pod = crate::engine::pod::Pod {
+                namespace,
+                name,
+                ..pod(&uid)
+            };
+            let workload = Workload {
+                pod: Arc::new(pod),
+                cgroup: CgroupPath::new("kubepods/pod").unwrap(),
+                inode: 0,
+            };
+            (PodUid::from(&*uid), workload)
+        };
+        Self {
+            now: BootTime::from_nanos(1_000_000_000_000),
+            sample: Sample::default(),
+            windows: NodeWindows::default(),
+            pods: (0..pods).map(workload).collect(),
+            reports: Vec::new(),
+            builder: Builder::new("worker", "boot"),
+        }
+    }
+
+    fn plain(pods: usize) -> Self {
+        Self::new(pods, |number| {
+            ("default".to_owned(), format!("pod-{number:03}"))
+        })
+    }
+
+    /// So much time with the node using so many millicores.
+    fn pass(&mut self, time: Duration, millicores: u64) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap();
+        self.now = self.now + time;
+        self.sample.at = self.now;
+        let node = &mut self.sample.node;
+        let busy = node.cpu.map_or(0, |cpu| cpu.busy) + nanos / 1000 * millicores;
+        node.cpu = Some(CpuTimes {
+            busy,
+            idle: 0,
+            online: CPUS,
+        });
+        node.memory = Some(NodeMemory {
+            total: Bytes(32 * GIB),
+            available: Bytes(16 * GIB),
+        });
+        let before = std::mem::take(&mut self.sample.pods);
+        self.sample.pods = self
+            .pods
+            .keys()
+            .enumerate()
+            .map(|(number, uid)| {
+                let used = before.get(number).and_then(|pod| pod.cpu_nanos);
+                PodSample {
+                    uid: uid.clone(),
+                    at: self.now,
+                    cpu_nanos: Some(used.unwrap_or(0) + nanos / 1000 * (number as u64 + 1)),
+                    memory: Some(Bytes((number as u64 + 1) << 20)),
+                    memory_parts: None,
+                    stalled: [Some(0.5), None, Some(1.25)],
+                    levers: Vec::new(),
+                    containers: Vec::new(),
+                }
+            })
+            .collect();
+        self.windows.take(&self.sample);
+    }
+
+    fn report(&mut self) -> (NodeMetric, String) {
+        self.builder.build(&View {
+            time: Timestamp::UNIX_EPOCH,
+            sample: &self.sample,
+            windows: &self.windows,
+            pods: &self.pods,
+            reports: &self.reports,
+        })
+    }
+
+    /// Two reports, ten seconds apart; the second one.
+    fn second_report(&mut self) -> (NodeMetric, String) {
+        self.pass(Duration::from_secs(1), 2000);
+        self.report();
+        self.pass(INTERVAL, 2000);
+        self.report()
+    }
+}
+
+fn rule(id: &str, state: RuleState) -> RuleReport {
+    RuleReport {
+        id: RuleId::from(id),
+        strategy: Strategy::Enforce,
+        state,
+        since: None,
+        value: Some(1.0),
+        watermark: 1.0,
+        restore: 1.0,
+        breaches: 0,
+        quiets: 0,
+        unknown: None,
+    }
+}
+
+fn quantity(amount: Option<&Quantity>) -> &str {
+    amount.map_or("-", |quantity| quantity.0.as_str())
+}
+
+#[test]
+fn a_report_tells_what_node_pods_and_system_use_since_the_last_one() {
+    let mut node = Node::plain(3);
+    let (metric, text) = node.second_report();
+    let NodeMetricStatus {
+        window,
+        capacity,
+        usage,
+        ..
+    } = &metric.status;
+    assert_eq!(window.as_deref(), Some("10s"));
+    assert_eq!(quantity(capacity.cpu.as_ref()), "8");
+    let amounts = [&usage.node, &usage.pods, &usage.system];
+    let cpu = amounts.map(|amounts| quantity(amounts.cpu.as_ref()));
+    assert_eq!(cpu, ["2000m", "6m", "1994m"]);
+    let memory = amounts.map(|amounts| quantity(amounts.memory.as_ref()));
+    assert_eq!(memory, ["16777216Ki", "6144Ki", "16771072Ki"]);
+    let names: Vec<_> = metric
+        .status
+        .top_pods
+        .iter()
+        .map(|pod| &*pod.name)
+        .collect();
+    assert_eq!(names, ["pod-002", "pod-001", "pod-000"]);
+    let first = &metric.status.top_pods[0];
+    assert_eq!(quantity(first.cpu.as_ref()), "3m");
+    assert_eq!(
+        (first.cpu_delay, first.memory_pressure, first.io_pressure),
+        (Some(0.5), None, Some(1.25))
+    );
+    assert_eq!(metric.status.agent.as_ref().unwrap().sequence, 2);
+    assert_eq!(serde_json::from_str::<NodeMetric>(&text).unwrap(), metric);
+}
+
+#[test]
+fn the_first_report_has_no_rates_rather_than_zeroes() {
+    let mut node = Node::plain(1);
+    node.pass(Duration::from_secs(1), 2000);
+    let (metric, text) = node.report();
+    assert_eq!(metric.status.window, None);
+    assert_eq!(metric.status.usage.node.cpu, None);
+    assert_eq!(metric.status.usage.pods.cpu, None);
+    assert_eq!(metric.status.top_pods[0].cpu, None);
+    assert!(!text.contains(r#""cpu":"0"#), "{text}");
+}
+
+#[test]
+fn a_pod_whose_use_is_not_known_has_none() {
+    let mut node = Node::plain(2);
+    node.pass(Duration::from_secs(1), 2000);
+    node.report();
+    node.pass(INTERVAL, 2000);
+    node.sample.pods[1].cpu_nanos = None;
+    node.sample.pods[1].memory = None;
+    let (metric, _) = node.report();
+    let pod = metric.status.top_pods.iter();
+    let pod = pod.clone().find(|pod| pod.name == "pod-001").unwrap();
+    assert_eq!((&pod.cpu, &pod.memory), (&None, &None));
+    assert_eq!(quantity(metric.status.usage.pods.cpu.as_ref()), "1m");
+}
+
+#[test]
+fn rules_are_counted_by_state_and_the_breached_ones_named() {
+    let mut node = Node::plain(1);
+    node.reports = vec![
+        rule("q/a", RuleState::Breached),
+        rule("q/b", RuleState::Cooling),
+        RuleReport {
+            unknown: Some(Unknown::Stale),
+            ..rule("q/c", RuleState::Normal)
+        },
+    ];
+    let (metric, _) = node.second_report();
+    let expected = RuleCounts {
+        total: 3,
+        breached: 1,
+        cooling: 1,
+        unknown: 1,
+    };
+    assert_eq!(metric.status.rules, Some(expected));
+    assert_eq!(metric.status.breached, ["q/a"]);
+}
+
+#[test]
+fn a_report_of_110_pods_stays_within_4_kib_whatever_they_are_called() {
+    let mut node = Node::plain(110);
+    // A day of it: every figure is there.
+    for _ in 0..3600 {
+        node.pass(Duration::from_secs(24), 2345);
+    }
+    node.sample.node.pressure = [Some(crate::engine::sample::Pressure {
+        some: [12.34; 3],
+        full: Some([12.34; 3]),
+    }); 3];
+    let (metric, text) = node.second_report();
+    assert_eq!(metric.status.top_pods.len(), MOST_PODS);
+    assert_eq!(metric.status.pods, Some(110));
+    let window = metric.status.windows.cpu.clone().unwrap();
+    assert!(window.last1h.unwrap().p99.is_some() && window.max_avg1d.unwrap().value.is_some());
+    assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+
+    let mut node = Node::new(110, |number| {
+        ("n".repeat(63), format!("{number:03}{}", "p".repeat(250)))
+    });
+    let id = |number| format!("{}/{number}", "q".repeat(300));
+    node.reports = (0..256)
+        .map(|number| rule(&id(number), RuleState::Breached))
+        .collect();
+    let (metric, text) = node.second_report();
+    assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+    assert_eq!(metric.status.rules.unwrap().breached, 256);
+    assert!(!metric.status.breached.is_empty());
+}
+
+#[test]
+fn a_report_is_due_after_ten_seconds_or_when_the_use_has_moved() {
+    let mut node = Node::plain(1);
+    assert!(node.builder.is_due(node.now), "the first at once");
+    node.second_report();
+    let second = Duration::from_secs(1);
+    for _ in 0..9 {
+        // 4.9 % of 8 CPUs more.
+        node.pass(second, 2000 + 392);
+        node.builder.see(&node.sample);
+        assert!(!node.builder.is_due(node.now));
+    }
+    assert!(node.builder.is_due(node.now + second));
+    node.report();
+    for due in [false, false, true] {
+        node.pass(second, 2392 + 420);
+        node.builder.see(&node.sample);
+        assert_eq!(node.builder.is_due(node.now), due);
+    }
+    node.report();
+    node.sample.node.memory = Some(NodeMemory {
+        total: Bytes(32 * GIB),
+        available: Bytes(14 * GIB),
+    });
+    node.sample.at = node.now + second * 3;
+    node.builder.see(&node.sample);
+    assert!(node.builder.is_due(node.now), "memory moved by 6 %");
+    node.report();
+    assert!(!node.builder.is_due(node.now + second));
+    node.builder.changed();
+    assert!(node.builder.is_due(node.now + second));
+}
