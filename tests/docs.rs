@@ -1,6 +1,10 @@
 //! What the documentation names is what there is.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::fs;
 use std::path::Path;
@@ -54,12 +58,66 @@ fn every_documented_metric_exists() {
 }
 
 #[test]
+fn the_document_of_metrics_is_what_the_code_says() {
+    assert!(
+        read("docs/metrics.md") == plimsoll::cli::metrics::document(),
+        "write it anew: plimsoll metrics > docs/metrics.md"
+    );
+}
+
+#[test]
+fn every_metric_has_help_and_bounded_labels() {
+    // A label whose values nobody bounds would fill a Prometheus.
+    let bounded = [
+        "rule",
+        "metric",
+        "strategy",
+        "state",
+        "effect",
+        "outcome",
+        "kind",
+        "verb",
+        "code",
+        "result",
+        "action",
+        "reason",
+        "part",
+        "resource",
+        "tasks",
+        "window",
+        "stat",
+        "namespace",
+        "pod",
+        "object",
+        "phase",
+    ];
+    let document = plimsoll::cli::metrics::document();
+    let rows: Vec<Vec<&str>> = document
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    assert!(rows.len() > 40, "{document}");
+    for row in rows {
+        let [_, name, kind, labels, help, _] = row[..] else {
+            panic!("{row:?}");
+        };
+        assert!(["gauge", "counter", "histogram"].contains(&kind), "{name}");
+        assert!(help.len() > 3, "{name} has no help");
+        for label in labels.split('`').skip(1).step_by(2) {
+            assert!(bounded.contains(&label), "{name} has the label {label}");
+        }
+    }
+}
+
+#[test]
 fn every_relative_link_leads_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for file in [
         "README.md",
         "CONTRIBUTING.md",
         "docs/semantics.md",
+        "docs/metrics.md",
         "docs/preview.md",
     ] {
         let text = read(file);

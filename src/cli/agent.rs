@@ -75,6 +75,10 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 
+    /// No series of single pods among the metrics; by default the ten pods that use most of the node have some
+    #[arg(long)]
+    no_pod_metrics: bool,
+
     /// Namespace of the agent's own pod
     #[arg(
         long,
@@ -148,6 +152,7 @@ impl Args {
             proc_root: self.proc_root.clone(),
             sample_interval: self.sample_interval,
             listen: self.listen,
+            pod_metrics: !self.no_pod_metrics,
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,

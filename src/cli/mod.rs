@@ -7,6 +7,7 @@ pub mod crds;
 pub mod demo;
 mod duration;
 mod logging;
+pub mod metrics;
 pub mod preview;
 pub mod replay;
 pub mod run;
@@ -63,6 +64,9 @@ enum Command {
     Replay(replay::Args),
     /// Print the custom resource definitions.
     Crds(crds::Args),
+    /// Print what agent and controller tell Prometheus, as the documentation has it.
+    #[command(hide = true)]
+    Metrics(metrics::Args),
     /// Print a completion script for a shell.
     Completions(shell::CompletionsArgs),
     /// Print the manual page.
@@ -88,6 +92,7 @@ impl Cli {
             Command::Top(args) => top::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
+            Command::Metrics(args) => metrics::run(&args),
             Command::Completions(args) => Ok(shell::completions(&args)),
             Command::Man(args) => shell::man(&args),
         }

@@ -262,6 +262,24 @@ pub enum Spared {
     Contested,
 }
 
+impl Spared {
+    /// One word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "notAllowed",
+            Self::Protected => "protected",
+            Self::NotRunning => "notRunning",
+            Self::NoSample => "noSample",
+            Self::UsesLittle => "usesLittle",
+            Self::AtFloor => "atFloor",
+            Self::Unowned => "unowned",
+            Self::Kept => "kept",
+            Self::BackingOff => "backingOff",
+            Self::Contested => "contested",
+        }
+    }
+}
+
 /// What those who act report back before the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feedback {

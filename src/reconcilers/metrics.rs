@@ -18,7 +18,7 @@ use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
 use crate::metrics_api;
-use crate::serve::Source;
+use crate::serve::{Source, with_one_series};
 
 /// What the probes call the metrics API.
 const METRICS_API: &str = "metrics API";
@@ -28,7 +28,7 @@ const HANGS: Duration = Duration::from_secs(30);
 const AGES: [f64; 10] = [5.0, 9.0, 11.0, 15.0, 20.0, 40.0, 58.0, 65.0, 120.0, 600.0];
 
 /// Labels of a write.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct WriteLabels {
     /// `NodeWatermark`, `status`, `Node` (the taint of a silent agent) or `Event`.
     pub object: &'static str,
@@ -37,14 +37,14 @@ pub struct WriteLabels {
 }
 
 /// Labels of a watch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct WatchLabels {
     /// The kind.
     pub kind: &'static str,
 }
 
 /// Labels of a request.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct RequestLabels {
     /// As in the audit log: `get`, `list`, `watch`, `create`, `update`, `patch` or `delete`.
     pub verb: &'static str,
@@ -53,7 +53,7 @@ pub struct RequestLabels {
 }
 
 /// Labels of an answer of the metrics API.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct AnswerLabels {
     /// `get`, `list`, `watch`, `discovery`, `health` or `other`.
     pub verb: &'static str,
@@ -62,7 +62,7 @@ pub struct AnswerLabels {
 }
 
 /// Labels of a roll-out.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct RolloutLabels {
     /// `canaries`, `progressing` or `stopped`.
     pub phase: &'static str,
@@ -206,6 +206,25 @@ impl Metrics {
         self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
     }
 
+    /// One series of every metric, in the text format: for the documentation.
+    pub fn example() -> String {
+        let metrics = Self::default();
+        with_one_series(&metrics.requests);
+        with_one_series(&metrics.answers);
+        with_one_series(&metrics.writes);
+        with_one_series(&metrics.watch_errors);
+        with_one_series(&metrics.rollouts);
+        metrics.text()
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n"),
+        }
+    }
+
     /// Figures of the state that the controller is in.
     pub fn count(&self, world: &World, running: usize) {
         let set = |gauge: &Gauge, count: usize| {
@@ -328,10 +347,6 @@ impl Source for Metrics {
     }
 
     fn metrics(&self) -> String {
-        let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            Err(error) => format!("# {error}\n"),
-        }
+        self.text()
     }
 }

@@ -15,3 +15,8 @@ pub mod run;
 pub mod silence;
 pub mod wire;
 pub mod world;
+
+/// One series of every metric of the controller, in the text format of `OpenMetrics`: for the documentation.
+pub fn metrics_example() -> String {
+    metrics::Metrics::example()
+}

@@ -1,6 +1,7 @@
 //! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`, and JSON documents of its own.
 
 use std::convert::Infallible;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use prometheus_client::metrics::family::Family;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -34,6 +36,15 @@ pub trait Source: Send + Sync + 'static {
     fn documents(&self) -> &'static [&'static str] {
         &[]
     }
+}
+
+/// Gives a family of metrics one series, of empty labels: for the documentation.
+pub fn with_one_series<S, M>(family: &Family<S, M>)
+where
+    S: Clone + Default + Eq + Hash,
+    M: Default,
+{
+    drop(family.get_or_create(&S::default()));
 }
 
 /// Why nothing is served.

@@ -1,76 +1,92 @@
 //! What the agent tells Prometheus, and its probes.
 
+mod load;
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::load::Load;
 use crate::cluster::requests::Observer;
+use crate::crd::NodeMetric;
 use crate::engine::RuleReport;
-use crate::engine::plan::{RuleState, Scheduling};
-use crate::engine::policy::{RuleId, TaintEffect};
+use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
+use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 use crate::node::heartbeat::metrics::Heartbeats;
 use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
-use crate::serve::Source;
+use crate::serve::{Source, with_one_series};
 
 /// The loop turns at least every few seconds: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
 /// Upper bounds of a tick's duration, in seconds.
 const TICK_BUCKETS: [f64; 8] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct RuleLabels {
     rule: String,
     metric: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct StateLabels {
     rule: String,
     strategy: &'static str,
     state: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct RuleLabel {
     rule: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct EffectLabels {
     effect: &'static str,
 }
 
 /// Labels of an eviction.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct OutcomeLabels {
     /// `accepted` or `refused`.
     pub outcome: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct ResultLabels {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct ActionLabels {
+    action: &'static str,
+    strategy: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct SparedLabels {
+    reason: &'static str,
+    strategy: &'static str,
+}
+
 /// Labels of a watch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct KindLabels {
     /// The kind.
     pub kind: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct RequestLabels {
     verb: &'static str,
     /// `none` where there was no answer.
@@ -103,6 +119,11 @@ pub struct Figures {
 /// All figures.
 pub struct Metrics {
     registry: Registry,
+    /// Of names that others gave.
+    bare: Registry,
+    load: Load,
+    actions: Family<ActionLabels, Counter>,
+    spared: Family<SparedLabels, Counter>,
     states: Family<StateLabels, Gauge>,
     values: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     marks: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
@@ -133,18 +154,22 @@ struct Told {
     beat: BootTime,
     sampled: Option<BootTime>,
     ready: Result<(), String>,
-    /// The last report, as JSON.
-    node_metric: Option<String>,
+    /// The last report, and the same as JSON.
+    node_metric: Option<(NodeMetric, String)>,
 }
 
 /// Where the last report of the node is served.
 const NODE_METRIC: &str = "/v1/node-metric";
 
 impl Metrics {
-    /// Nothing yet.
-    pub fn new(now: BootTime) -> Self {
+    /// Nothing yet. `pods`: the busiest pods have series of their own.
+    pub fn new(now: BootTime, pods: bool) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_agent"),
+            bare: Registry::default(),
+            load: Load::default(),
+            actions: Family::default(),
+            spared: Family::default(),
             states: Family::default(),
             values: Family::default(),
             marks: Family::default(),
@@ -172,6 +197,11 @@ impl Metrics {
         };
         metrics.register_rules();
         metrics.register_node();
+        let registry = &mut metrics.registry;
+        metrics.load.register(registry, &mut metrics.bare);
+        if pods {
+            metrics.load.register_pods(registry);
+        }
         metrics.heartbeats.register(&mut metrics.registry);
         metrics
     }
@@ -186,6 +216,11 @@ impl Metrics {
         registry.register("rule_mark", help, self.marks.clone());
         let help = "What the Preview rule would have in force: pods, and the node";
         registry.register("would", help, self.would.clone());
+        let help = "Actions that rules took (strategy None), or would have taken (Preview): throttle and unthrottle count \
+                    each step of a pod";
+        registry.register("actions", help, self.actions.clone());
+        let help = "Pods that a rule passed over, by reason: counted when the reason changes";
+        registry.register("spared_pods", help, self.spared.clone());
         let help = "Rules and pod policies of the NodeWatermark that this version does not keep";
         registry.register("refused", help, self.refused.clone());
     }
@@ -249,9 +284,60 @@ impl Metrics {
         self.told(|told| fill(&mut told.figures));
     }
 
-    /// Takes a report of the node.
-    pub fn reported(&self, json: String) {
-        self.told(|told| told.node_metric = Some(json));
+    /// Takes a report of the node, and the same as JSON.
+    pub fn reported(&self, metric: NodeMetric, json: String) {
+        self.told(|told| told.node_metric = Some((metric, json)));
+    }
+
+    /// Counts what the rules did in an evaluation.
+    pub fn count(&self, transitions: &[Transition]) {
+        for Transition { would, change, .. } in transitions {
+            let strategy = if *would {
+                Strategy::Preview.name()
+            } else {
+                Strategy::Enforce.name()
+            };
+            if let Some(action) = action(change) {
+                let labels = ActionLabels { action, strategy };
+                self.actions.get_or_create(&labels).inc();
+            }
+            if let Change::Spared { reason, .. } = change {
+                let reason = reason.name();
+                let labels = SparedLabels { reason, strategy };
+                self.spared.get_or_create(&labels).inc();
+            }
+        }
+    }
+
+    /// One series of every metric, in the text format: for the documentation.
+    pub fn example() -> String {
+        let metrics = Self::new(BootTime::default(), true);
+        metrics.load.example();
+        metrics.heartbeats.example();
+        with_one_series(&metrics.states);
+        with_one_series(&metrics.values);
+        with_one_series(&metrics.marks);
+        with_one_series(&metrics.would);
+        with_one_series(&metrics.disabled);
+        with_one_series(&metrics.actions);
+        with_one_series(&metrics.spared);
+        with_one_series(&metrics.evictions);
+        with_one_series(&metrics.watch_errors);
+        with_one_series(&metrics.requests);
+        with_one_series(&metrics.events);
+        with_one_series(&metrics.writes);
+        metrics.text()
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let encoded = encode_registry(&mut text, &self.registry)
+            .and_then(|()| encode_registry(&mut text, &self.bare))
+            .and_then(|()| encode_eof(&mut text));
+        match encoded {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n"),
+        }
     }
 
     /// Brings the figures that are asked for up to date.
@@ -283,6 +369,9 @@ impl Metrics {
             let effect = effect.name();
             let gauge = self.disabled.get_or_create(&EffectLabels { effect });
             gauge.set(i64::from(disabled));
+        }
+        if let Some((metric, _)) = &told.node_metric {
+            self.load.refresh(&metric.status);
         }
         let events = [
             ("written", events.done),
@@ -331,6 +420,22 @@ impl Metrics {
     }
 }
 
+/// What a change does, in a word.
+const fn action(change: &Change) -> Option<&'static str> {
+    match change {
+        Change::Throttle { from, to, idle, .. } if *to < *from || *idle => Some("throttle"),
+        Change::Throttle { .. } => Some("unthrottle"),
+        Change::Reclaim { .. } => Some("reclaim"),
+        Change::Evict { .. } => Some("evict"),
+        Change::SchedulingDisabled { .. } => Some("disableScheduling"),
+        Change::SchedulingEnabled => Some("enableScheduling"),
+        Change::State { .. }
+        | Change::Unknown { .. }
+        | Change::Known { .. }
+        | Change::Spared { .. } => None,
+    }
+}
+
 /// Counts on to what was counted elsewhere.
 fn bring_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64)]) {
     for (result, count) in counts {
@@ -365,92 +470,16 @@ impl Source for Metrics {
     }
 
     fn document(&self, path: &str) -> Option<Result<String, String>> {
-        let known = || self.told(|told| told.node_metric.clone());
+        let known = || self.told(|told| told.node_metric.as_ref().map(|(_, json)| json.clone()));
         let missing = || "the node has not been measured yet".to_owned();
         (path == NODE_METRIC).then(|| known().ok_or_else(missing))
     }
 
     fn metrics(&self) -> String {
         self.told(|told| self.refresh(told));
-        let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            Err(error) => format!("# {error}\n"),
-        }
+        self.text()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::plan::Unknown;
-    use crate::engine::policy::Strategy;
-
-    fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
-        RuleReport {
-            id: RuleId::from("q/cpu"),
-            strategy: Strategy::Enforce,
-            state: RuleState::Breached,
-            since: None,
-            value,
-            watermark: 4000.0,
-            restore: 4000.0,
-            breaches: 2,
-            quiets: 0,
-            unknown,
-        }
-    }
-
-    #[test]
-    fn a_rule_is_told_with_its_state_value_and_mark() {
-        let metrics = Metrics::new(clock::boot_time());
-        let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
-        metrics.rules(names.into());
-        metrics.figures(|figures| {
-            figures.rules = vec![report(Some(4321.0), None)];
-            figures.throttled = 3;
-            figures.dropped = 7;
-            figures.writes.done = 2;
-            figures.scheduling = Scheduling::Disabled {
-                effect: TaintEffect::NoSchedule,
-                rules: Vec::new(),
-            };
-        });
-        let text = Source::metrics(&metrics);
-        for line in [
-            r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
-            r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
-            r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
-            r#"plimsoll_agent_rule_mark{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
-            "plimsoll_agent_throttled_pods 3",
-            r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
-            "plimsoll_agent_sample_age_seconds NaN",
-            r#"plimsoll_agent_events_total{result="dropped"} 7"#,
-            r#"plimsoll_agent_status_writes_total{result="done"} 2"#,
-        ] {
-            assert!(text.contains(line), "{line} is missing in\n{text}");
-        }
-        metrics.figures(|figures| figures.rules = vec![report(Some(1.0), Some(Unknown::Stale))]);
-        let text = Source::metrics(&metrics);
-        assert!(!text.contains("rule_value{"), "{text}");
-    }
-
-    #[test]
-    fn a_loop_that_does_not_turn_is_not_alive() {
-        let now = clock::boot_time();
-        let metrics = Metrics::new(now);
-        metrics.livez().expect("alive");
-        metrics.beat(BootTime::default());
-        let hangs = metrics.livez().expect_err("hangs");
-        assert!(hangs.starts_with("nothing was done for"), "{hangs}");
-    }
-
-    #[test]
-    fn readiness_says_what_is_waited_for() {
-        let metrics = Metrics::new(clock::boot_time());
-        metrics.ready(Err("no rules"));
-        assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
-        metrics.ready(Ok(()));
-        assert_eq!(metrics.readyz(), Ok(()));
-    }
-}
+mod tests;

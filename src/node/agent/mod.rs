@@ -71,6 +71,8 @@ pub struct Options {
     pub sample_interval: Duration,
     /// Where probes and metrics are served.
     pub listen: SocketAddr,
+    /// Whether the busiest pods have series of their own among the metrics.
+    pub pod_metrics: bool,
     /// The agent's own pod.
     pub own: Option<PodRef>,
     /// Where the Leases of the agents are.
@@ -133,6 +135,11 @@ impl AgentError {
     }
 }
 
+/// One series of every metric of the agent, in the text format of `OpenMetrics`: for the documentation.
+pub fn metrics_example() -> String {
+    Metrics::example()
+}
+
 /// Runs until it is stopped; true where everything that had to be undone was.
 ///
 /// # Errors
@@ -144,7 +151,7 @@ pub async fn run(
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
     proc_is_there(&options, &hierarchy, now)?;
-    let metrics = Arc::new(Metrics::new(now));
+    let metrics = Arc::new(Metrics::new(now, options.pod_metrics));
     let server = Server::find(options.kubeconfig.as_deref()).await?;
     let client = server.client(metrics.clone())?;
     let own = server.client(metrics.clone())?;

@@ -390,14 +390,14 @@ impl Agent {
             self.builder.see(machine.sample());
             return;
         }
-        let (_, json) = self.builder.build(&node_metric::View {
+        let (metric, json) = self.builder.build(&node_metric::View {
             time: clock::wall_time(),
             sample: machine.sample(),
             windows: machine.windows(),
             pods: machine.pods(),
             reports: &machine.reports().collect::<Vec<_>>(),
         });
-        self.metrics.reported(json);
+        self.metrics.reported(metric, json);
     }
 
     /// Ready is who has judged the rules once, or knows that there are none.

@@ -110,6 +110,7 @@ impl Reporter {
         let standing = machine.outside().standing();
         let stands = standing != self.standing;
         let evaluated = machine.plan().evaluated;
+        metrics.count(&machine.plan().transitions);
         self.changed |= self.builder.hear(machine.events()) || stands || !outcomes.is_empty();
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();

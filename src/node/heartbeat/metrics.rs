@@ -11,8 +11,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::engine::time::BootTime;
+use crate::serve::with_one_series;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct ResultLabels {
     result: &'static str,
 }
@@ -42,6 +43,11 @@ impl Heartbeats {
         registry.register_with_unit("heartbeat_interval", help, Unit::Seconds, interval);
         let help = "1 while the Lease is not renewed because the sampling loop stands still";
         registry.register("heartbeat_stalled", help, self.stalled.clone());
+    }
+
+    /// One series of each, for their labels.
+    pub fn example(&self) {
+        with_one_series(&self.results);
     }
 
     /// A call for a renewal came to its end.

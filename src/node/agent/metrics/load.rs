@@ -1,0 +1,322 @@
+//! The node's load and that of its busiest pods: the figures of the last report, as Prometheus has them.
+
+use std::sync::atomic::AtomicU64;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::crd::NodeMetricStatus;
+use crate::crd::node_metric::{
+    Amounts, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
+};
+use crate::engine::quantity;
+use crate::serve::with_one_series;
+
+type Float = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct PartLabels {
+    part: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct PressureLabels {
+    resource: &'static str,
+    /// `some` or `full`.
+    tasks: &'static str,
+    window: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct StatLabels {
+    resource: &'static str,
+    window: &'static str,
+    stat: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct WindowLabels {
+    resource: &'static str,
+    window: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct PodLabels {
+    namespace: String,
+    pod: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct PodStallLabels {
+    namespace: String,
+    pod: String,
+    resource: &'static str,
+}
+
+/// Gauges of the load.
+#[derive(Debug, Default)]
+pub struct Load {
+    cpu: Family<PartLabels, Float>,
+    memory: Family<PartLabels, Float>,
+    cpu_capacity: Float,
+    memory_capacity: Float,
+    pressure: Family<PressureLabels, Float>,
+    stats: Family<StatLabels, Float>,
+    coverage: Family<WindowLabels, Float>,
+    /// In the order of [`WINDOWS`].
+    windows: [Float; 6],
+    pod_cpu: Family<PodLabels, Float>,
+    pod_memory: Family<PodLabels, Float>,
+    pod_stalled: Family<PodStallLabels, Float>,
+}
+
+/// The windows that load-aware schedulers ask for, under the names that rules have for them.
+const WINDOWS: [(&str, &str); 6] = [
+    (
+        "cpu_usage_avg_5m",
+        "CPU use in percent of the node's CPUs, average of the last 5 minutes",
+    ),
+    (
+        "cpu_usage_max_avg_1h",
+        "CPU use in percent of the node's CPUs, highest average of any 5 minutes in the last hour",
+    ),
+    (
+        "cpu_usage_max_avg_1d",
+        "CPU use in percent of the node's CPUs, highest average of any 5 minutes in the last day",
+    ),
+    (
+        "mem_usage_avg_5m",
+        "Memory use in percent of the node's memory, average of the last 5 minutes",
+    ),
+    (
+        "mem_usage_max_avg_1h",
+        "Memory use in percent of the node's memory, highest average of any 5 minutes in the last hour",
+    ),
+    (
+        "mem_usage_max_avg_1d",
+        "Memory use in percent of the node's memory, highest average of any 5 minutes in the last day",
+    ),
+];
+
+impl Load {
+    /// Makes the figures known; the windows bear their names without a prefix.
+    pub fn register(&self, registry: &mut Registry, bare: &mut Registry) {
+        let cores = || Unit::Other("cores".to_owned());
+        let percent = || Unit::Other("percent".to_owned());
+        let help = "CPU in use since the last report, by the node, its pods, and the rest (system)";
+        registry.register_with_unit("node_cpu_usage", help, cores(), self.cpu.clone());
+        let help = "Memory in use: by the node (MemTotal less MemAvailable), its pods (page cache included), and the rest";
+        registry.register_with_unit("node_memory_usage", help, Unit::Bytes, self.memory.clone());
+        let help = "CPUs online";
+        registry.register_with_unit(
+            "node_cpu_capacity",
+            help,
+            cores(),
+            self.cpu_capacity.clone(),
+        );
+        let help = "Memory of the machine";
+        let capacity = self.memory_capacity.clone();
+        registry.register_with_unit("node_memory_capacity", help, Unit::Bytes, capacity);
+        let help = "Time in which some, or all (full), tasks waited for the resource, over 10, 60 and 300 s";
+        registry.register_with_unit("node_pressure", help, percent(), self.pressure.clone());
+        let help = "The node's use over longer times, percent of its capacity: avg, p50, p90, p95, p99, max of 3 s means";
+        registry.register_with_unit("node_usage", help, percent(), self.stats.clone());
+        let help = "Share of the window for which there are samples; below 0.5 it has no figures";
+        registry.register_with_unit(
+            "node_window_coverage",
+            help,
+            Unit::Other("ratio".to_owned()),
+            self.coverage.clone(),
+        );
+        for ((name, help), gauge) in WINDOWS.iter().zip(&self.windows) {
+            bare.register(*name, format!("{help}; NaN while not known"), gauge.clone());
+        }
+    }
+
+    /// Makes the figures of pods known: at most ten of them, those that use most.
+    pub fn register_pods(&self, registry: &mut Registry) {
+        let cores = Unit::Other("cores".to_owned());
+        let help = "CPU in use since the last report, of the ten pods that use most of the node";
+        registry.register_with_unit("pod_cpu_usage", help, cores, self.pod_cpu.clone());
+        let help = "Memory in use, page cache included, of the same pods";
+        registry.register_with_unit(
+            "pod_memory_usage",
+            help,
+            Unit::Bytes,
+            self.pod_memory.clone(),
+        );
+        let help = "Time in which some thread of the pod waited for the resource, over 10 s, of the same pods (cgroup v2)";
+        let percent = Unit::Other("percent".to_owned());
+        registry.register_with_unit("pod_stalled", help, percent, self.pod_stalled.clone());
+    }
+
+    /// One series of each, for their labels.
+    pub fn example(&self) {
+        with_one_series(&self.cpu);
+        with_one_series(&self.memory);
+        with_one_series(&self.pressure);
+        with_one_series(&self.stats);
+        with_one_series(&self.coverage);
+        with_one_series(&self.pod_cpu);
+        with_one_series(&self.pod_memory);
+        with_one_series(&self.pod_stalled);
+    }
+
+    /// Takes the figures of a report. What it does not know is left out.
+    pub fn refresh(&self, status: &NodeMetricStatus) {
+        let usage = &status.usage;
+        self.cpu.clear();
+        self.memory.clear();
+        for (part, amounts) in [
+            ("node", &usage.node),
+            ("pods", &usage.pods),
+            ("system", &usage.system),
+        ] {
+            self.part(part, amounts);
+        }
+        let capacity = &status.capacity;
+        self.cpu_capacity
+            .set(number(capacity.cpu.as_ref()).unwrap_or(f64::NAN));
+        self.memory_capacity
+            .set(number(capacity.memory.as_ref()).unwrap_or(f64::NAN));
+        self.pressure.clear();
+        let pressure = &status.pressure;
+        for (resource, pressure) in [
+            ("cpu", &pressure.cpu),
+            ("memory", &pressure.memory),
+            ("io", &pressure.io),
+        ] {
+            if let Some(pressure) = pressure {
+                self.pressure(resource, pressure);
+            }
+        }
+        self.stats.clear();
+        self.coverage.clear();
+        let windows = [
+            ("cpu", &status.windows.cpu),
+            ("memory", &status.windows.memory),
+        ];
+        for ((resource, windows), gauges) in windows.into_iter().zip(self.windows.chunks(3)) {
+            if let Some(windows) = windows {
+                self.windows(resource, windows, gauges);
+            }
+        }
+        self.pod_cpu.clear();
+        self.pod_memory.clear();
+        self.pod_stalled.clear();
+        status.top_pods.iter().for_each(|pod| self.pod(pod));
+    }
+
+    fn part(&self, part: &'static str, amounts: &Amounts) {
+        for (family, amount) in [(&self.cpu, &amounts.cpu), (&self.memory, &amounts.memory)] {
+            if let Some(amount) = number(amount.as_ref()) {
+                family.get_or_create(&PartLabels { part }).set(amount);
+            }
+        }
+    }
+
+    fn pressure(&self, resource: &'static str, pressure: &Pressure) {
+        for (tasks, stalled) in [("some", Some(pressure.some)), ("full", pressure.full)] {
+            let Some(stalled) = stalled else { continue };
+            for (window, value) in [
+                ("10s", stalled.avg10),
+                ("60s", stalled.avg60),
+                ("300s", stalled.avg300),
+            ] {
+                let labels = PressureLabels {
+                    resource,
+                    tasks,
+                    window,
+                };
+                self.pressure.get_or_create(&labels).set(value);
+            }
+        }
+    }
+
+    fn windows(&self, resource: &'static str, windows: &ResourceWindows, bare: &[Float]) {
+        for (window, stats) in [
+            ("5m", windows.last5m),
+            ("30m", windows.last30m),
+            ("1h", windows.last1h),
+        ] {
+            if let Some(stats) = stats {
+                self.window(resource, window, &stats);
+            }
+        }
+        let peak = |peak: Option<PeakStats>| peak.and_then(|peak| peak.value);
+        let values = [
+            windows.last5m.and_then(|stats| stats.avg),
+            peak(windows.max_avg1h),
+            peak(windows.max_avg1d),
+        ];
+        for (gauge, value) in bare.iter().zip(values) {
+            gauge.set(value.unwrap_or(f64::NAN));
+        }
+        if let Some(day) = windows.max_avg1d {
+            let labels = WindowLabels {
+                resource,
+                window: "1d",
+            };
+            self.coverage.get_or_create(&labels).set(day.coverage);
+        }
+    }
+
+    fn window(&self, resource: &'static str, window: &'static str, stats: &WindowStats) {
+        let labels = WindowLabels { resource, window };
+        self.coverage.get_or_create(&labels).set(stats.coverage);
+        for (stat, value) in [
+            ("avg", stats.avg),
+            ("p50", stats.p50),
+            ("p90", stats.p90),
+            ("p95", stats.p95),
+            ("p99", stats.p99),
+            ("max", stats.max),
+        ] {
+            if let Some(value) = value {
+                let labels = StatLabels {
+                    resource,
+                    window,
+                    stat,
+                };
+                self.stats.get_or_create(&labels).set(value);
+            }
+        }
+    }
+
+    fn pod(&self, usage: &PodUsage) {
+        let labels = PodLabels {
+            namespace: usage.namespace.clone(),
+            pod: usage.name.clone(),
+        };
+        for (family, amount) in [
+            (&self.pod_cpu, &usage.cpu),
+            (&self.pod_memory, &usage.memory),
+        ] {
+            if let Some(amount) = number(amount.as_ref()) {
+                family.get_or_create(&labels).set(amount);
+            }
+        }
+        for (resource, percent) in [
+            ("cpu", usage.cpu_delay),
+            ("memory", usage.memory_pressure),
+            ("io", usage.io_pressure),
+        ] {
+            if let Some(percent) = percent {
+                let labels = PodStallLabels {
+                    namespace: usage.namespace.clone(),
+                    pod: usage.name.clone(),
+                    resource,
+                };
+                self.pod_stalled.get_or_create(&labels).set(percent);
+            }
+        }
+    }
+}
+
+fn number(amount: Option<&Quantity>) -> Option<f64> {
+    let amount: quantity::Quantity = amount?.0.parse().ok()?;
+    Some(amount.as_f64())
+}

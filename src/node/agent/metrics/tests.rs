@@ -1,0 +1,167 @@
+//! What Prometheus is told.
+
+use super::*;
+use crate::engine::plan::Unknown;
+
+fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
+    RuleReport {
+        id: RuleId::from("q/cpu"),
+        strategy: Strategy::Enforce,
+        state: RuleState::Breached,
+        since: None,
+        value,
+        watermark: 4000.0,
+        restore: 4000.0,
+        breaches: 2,
+        quiets: 0,
+        unknown,
+    }
+}
+
+#[test]
+fn a_rule_is_told_with_its_state_value_and_mark() {
+    let metrics = Metrics::new(clock::boot_time(), true);
+    let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
+    metrics.rules(names.into());
+    metrics.figures(|figures| {
+        figures.rules = vec![report(Some(4321.0), None)];
+        figures.throttled = 3;
+        figures.dropped = 7;
+        figures.writes.done = 2;
+        figures.scheduling = Scheduling::Disabled {
+            effect: TaintEffect::NoSchedule,
+            rules: Vec::new(),
+        };
+    });
+    let text = Source::metrics(&metrics);
+    for line in [
+        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
+        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
+        r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
+        r#"plimsoll_agent_rule_mark{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
+        "plimsoll_agent_throttled_pods 3",
+        r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
+        "plimsoll_agent_sample_age_seconds NaN",
+        r#"plimsoll_agent_events_total{result="dropped"} 7"#,
+        r#"plimsoll_agent_status_writes_total{result="done"} 2"#,
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+    metrics.figures(|figures| figures.rules = vec![report(Some(1.0), Some(Unknown::Stale))]);
+    let text = Source::metrics(&metrics);
+    assert!(!text.contains("rule_value{"), "{text}");
+}
+
+#[test]
+fn a_loop_that_does_not_turn_is_not_alive() {
+    let now = clock::boot_time();
+    let metrics = Metrics::new(now, true);
+    metrics.livez().expect("alive");
+    metrics.beat(BootTime::default());
+    let hangs = metrics.livez().expect_err("hangs");
+    assert!(hangs.starts_with("nothing was done for"), "{hangs}");
+}
+
+#[test]
+fn readiness_says_what_is_waited_for() {
+    let metrics = Metrics::new(clock::boot_time(), true);
+    metrics.ready(Err("no rules"));
+    assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
+    metrics.ready(Ok(()));
+    assert_eq!(metrics.readyz(), Ok(()));
+}
+
+fn report_of(pod: &str) -> NodeMetric {
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "worker"},
+        "status": {
+            "usage": {"node": {"cpu": "1500m", "memory": "2Ki"}},
+            "pressure": {"io": {"some": {"avg10": 1.5, "avg60": 1.0, "avg300": 0.5}}},
+            "windows": {"cpu": {
+                "last5m": {"avg": 12.5, "p99": 40.0, "coverage": 0.75},
+                "maxAvg1h": {"value": 30.0, "coverage": 0.5},
+                "maxAvg1d": {"coverage": 0.1},
+            }},
+            "topPods": [{"namespace": "shop", "name": pod, "cpu": "700m", "ioPressure": 2.5}],
+        },
+    }))
+    .expect("a report")
+}
+
+#[test]
+fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
+    let metrics = Metrics::new(clock::boot_time(), true);
+    metrics.reported(report_of("old"), String::new());
+    Source::metrics(&metrics);
+    metrics.reported(report_of("web"), String::new());
+    let text = Source::metrics(&metrics);
+    for line in [
+        r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#,
+        r#"plimsoll_agent_node_memory_usage_bytes{part="node"} 2048.0"#,
+        "plimsoll_agent_node_cpu_capacity_cores NaN",
+        r#"plimsoll_agent_node_pressure_percent{resource="io",tasks="some",window="60s"} 1.0"#,
+        r#"plimsoll_agent_node_usage_percent{resource="cpu",window="5m",stat="p99"} 40.0"#,
+        r#"plimsoll_agent_node_window_coverage_ratio{resource="cpu",window="1d"} 0.1"#,
+        "\ncpu_usage_avg_5m 12.5\n",
+        "\ncpu_usage_max_avg_1h 30.0\n",
+        "\ncpu_usage_max_avg_1d NaN\n",
+        r#"plimsoll_agent_pod_cpu_usage_cores{namespace="shop",pod="web"} 0.7"#,
+        r#"plimsoll_agent_pod_stalled_percent{namespace="shop",pod="web",resource="io"} 2.5"#,
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+    for absent in [
+        r#"pod="old""#,
+        r#"part="pods""#,
+        r#"stat="p50""#,
+        "pod_memory_usage_bytes{",
+    ] {
+        assert!(!text.contains(absent), "{absent} is in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
+    let quiet = Metrics::new(clock::boot_time(), false);
+    quiet.reported(report_of("web"), String::new());
+    let text = Source::metrics(&quiet);
+    assert!(!text.contains("plimsoll_agent_pod_"), "{text}");
+}
+
+#[test]
+fn what_rules_do_and_would_do_is_counted() {
+    let metrics = Metrics::new(clock::boot_time(), true);
+    let transition = |would, change| Transition {
+        at: BootTime::default(),
+        rule: RuleId::from("q/cpu"),
+        would,
+        change,
+    };
+    let throttle = |from, to| Change::Throttle {
+        pod: "p".into(),
+        from,
+        to,
+        idle: false,
+        quota: crate::engine::units::Quota::Unlimited,
+        release: crate::engine::units::MilliCpu(1),
+    };
+    metrics.count(&[
+        transition(false, throttle(100, 60)),
+        transition(false, throttle(60, 20)),
+        transition(false, throttle(20, 60)),
+        transition(true, Change::SchedulingEnabled),
+        transition(
+            true,
+            Change::Spared {
+                pod: "p".into(),
+                reason: crate::engine::plan::Spared::Protected,
+            },
+        ),
+    ]);
+    let text = Source::metrics(&metrics);
+    for line in [
+        r#"plimsoll_agent_actions_total{action="throttle",strategy="None"} 2"#,
+        r#"plimsoll_agent_actions_total{action="unthrottle",strategy="None"} 1"#,
+        r#"plimsoll_agent_actions_total{action="enableScheduling",strategy="Preview"} 1"#,
+        r#"plimsoll_agent_spared_pods_total{reason="protected",strategy="Preview"} 1"#,
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+}
