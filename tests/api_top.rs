@@ -8,12 +8,14 @@
 
 mod api_support;
 
+use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use api_support::ControlPlane;
 use api_support::faults::{Fault, Proxy};
+use api_support::{ControlPlane, Process};
 use plimsoll::cluster::clock::wall;
 use serde_json::{Value, json};
 
@@ -137,4 +139,53 @@ fn it_shows_more_than_a_page_of_nodes() {
     let json = top(&plane.kubeconfig, &["-o", "json"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["nodes"].as_array().unwrap().len(), 523);
+}
+
+/// The lines of a stream as they come.
+fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            drop(tell.send(line));
+        }
+    });
+    told
+}
+
+/// Waits for a line with this in it.
+fn wait_for(lines: &Receiver<String>, text: &str) {
+    loop {
+        let line = lines.recv_timeout(Duration::from_secs(30));
+        if line
+            .unwrap_or_else(|_| panic!("{text} is not said"))
+            .contains(text)
+        {
+            return;
+        }
+    }
+}
+
+#[test]
+fn with_watch_it_is_shown_again_and_again_and_a_failure_ends_nothing() {
+    let Some(plane) = cluster() else { return };
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let mut top = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["top", "--watch", "--interval", "200ms", "--kubeconfig"])
+        .arg(&kubeconfig)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let screens = lines(top.stdout.take().unwrap());
+    let errors = lines(top.stderr.take().unwrap());
+    let _top = Process(top);
+    wait_for(&screens, "1 of 3 agents are silent: quiet");
+    plane.apply(&[lease("quiet", Duration::ZERO, "cpu=33.3")]);
+    wait_for(&screens, "33.3");
+    proxy.judge(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
+    wait_for(&errors, "trying again");
+    proxy.judge(|_, _| None);
+    while screens.try_recv().is_ok() {}
+    wait_for(&screens, "33.3");
 }
