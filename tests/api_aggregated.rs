@@ -110,6 +110,7 @@ fn kubectl_gets_explains_describes_pages_selects_and_watches() {
     until_available(&plane);
     prints_a_table(&plane);
     prints_objects(&plane);
+    hears_agents(&plane);
     explains(&plane);
     refuses(&plane);
     follows(&plane);
@@ -217,6 +218,59 @@ fn prints_objects(plane: &ControlPlane) {
     assert_eq!(raw["kind"], "NodeMetricList");
     assert_eq!(raw["items"].as_array().unwrap().len(), 2);
     assert_eq!(raw["metadata"]["remainingItemCount"], 1);
+}
+
+fn hears_agents(plane: &ControlPlane) {
+    plane.apply(&[
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "plimsoll-node-lease"}}),
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {
+                "name": "node00", "namespace": "plimsoll-node-lease",
+                "annotations": {"plimsoll.dev/summary": "seq=1 cpu=73.4 mem=25.0"},
+            },
+            "spec": {
+                "holderIdentity": "node00", "leaseDurationSeconds": 1,
+                "renewTime": "2026-01-02T03:04:05.000000Z",
+            },
+        }),
+    ]);
+    plane.kubectl(&[
+        "wait",
+        "--for=condition=Healthy",
+        "nm/node00",
+        "--timeout=60s",
+    ]);
+    let row = || plane.kubectl(&["get", "nm", "node00", "--no-headers"]);
+    assert_eq!(
+        words(&row())[..8],
+        [
+            "node00",
+            "5872m",
+            "73%",
+            "4096Mi",
+            "25%",
+            "<unknown>",
+            "<unknown>",
+            "Healthy"
+        ]
+    );
+    assert_eq!(
+        plane.get("nm", "node00")["status"]["timestamp"],
+        "2026-01-02T03:04:05Z"
+    );
+    // It is renewed no more: the figures stay, and it is said what they are.
+    plane.kubectl(&[
+        "wait",
+        "--for=condition=Healthy=False",
+        "nm/node00",
+        "--timeout=60s",
+    ]);
+    let silent = row();
+    assert_eq!(
+        (words(&silent)[2], words(&silent)[7]),
+        ("73%", "AgentSilent")
+    );
 }
 
 fn explains(plane: &ControlPlane) {

@@ -1,12 +1,14 @@
 //! From what is known of a node to its `NodeMetric`. Pure.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use ring::digest::{SHA256, digest};
 
 use crate::crd::node_metric::condition::{HEALTHY, reason};
-use crate::crd::node_metric::{Amounts, MOST_BREACHED, RuleCounts};
-use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermarkStatus};
+use crate::crd::node_metric::{Amounts, MOST_BREACHED, ReportingAgent, RuleCounts, Usage};
+use crate::crd::summary::Percent;
+use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermarkStatus, Summary};
 use crate::engine::policy::NodeFacts;
 
 use super::cache::hex;
@@ -24,44 +26,80 @@ pub struct NodeKnown {
     pub facts: NodeFacts,
 }
 
-/// What an agent said of its rules in the `NodeWatermark`.
+/// What an agent said of its rules, and of itself, in the `NodeWatermark`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RulesKnown {
     counts: RuleCounts,
     breached: Vec<String>,
+    version: String,
+    boot_id: String,
 }
 
 impl RulesKnown {
     /// Of a status; `None`: no agent wrote one.
     pub fn of(status: &NodeWatermarkStatus) -> Option<Self> {
-        status.agent.as_ref()?;
+        let agent = status.agent.as_ref()?;
         let count = |is: fn(&str) -> bool| {
             let rules = status.rules.iter().filter(|rule| is(&rule.state));
             i64::try_from(rules.count()).unwrap_or(i64::MAX)
         };
-        let unknown = status
-            .rules
-            .iter()
-            .filter(|rule| rule.unknown.is_some())
-            .count();
+        let unknown = status.rules.iter().filter(|rule| rule.unknown.is_some());
         let breached = status.rules.iter().filter(|rule| rule.state == "Breached");
         Some(Self {
             counts: RuleCounts {
                 total: count(|_| true),
                 breached: count(|state| state == "Breached"),
                 cooling: count(|state| state == "Cooling"),
-                unknown: i64::try_from(unknown).unwrap_or(i64::MAX),
+                unknown: i64::try_from(unknown.count()).unwrap_or(i64::MAX),
             },
             breached: breached
                 .map(|rule| rule.id.clone())
                 .take(MOST_BREACHED)
                 .collect(),
+            version: agent.version.clone(),
+            boot_id: agent.boot_id.clone(),
         })
     }
 }
 
+/// What an agent's Lease says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Heartbeat {
+    /// When it was renewed, by the node's clock.
+    pub time: Option<Time>,
+    /// The node's load.
+    pub summary: Summary,
+}
+
+/// What is known of an agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// Nothing.
+    #[default]
+    Unknown,
+    /// It reports.
+    Reporting,
+    /// It did, but has not for longer than its grace.
+    Silent,
+}
+
+/// All that is known of one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known {
+    /// The Node; `None`: there is none.
+    pub node: Option<NodeKnown>,
+    /// What its agent wrote of its rules.
+    pub rules: Option<RulesKnown>,
+    /// What its agent's Lease says.
+    pub heartbeat: Option<Heartbeat>,
+    /// How its agent is.
+    pub health: Health,
+    /// Since when, as far as this replica knows.
+    pub since: Option<Timestamp>,
+}
+
 /// The object of a node. Its UID and age are the same after every failover.
-pub fn compose(name: &str, node: &NodeKnown, rules: Option<&RulesKnown>) -> NodeMetric {
+pub fn compose(name: &str, node: &NodeKnown, known: &Known) -> NodeMetric {
     let metadata = ObjectMeta {
         name: Some(name.to_owned()),
         uid: Some(uid(&node.uid)),
@@ -69,11 +107,19 @@ pub fn compose(name: &str, node: &NodeKnown, rules: Option<&RulesKnown>) -> Node
         labels: Some(node.facts.labels.clone()).filter(|labels| !labels.is_empty()),
         ..ObjectMeta::default()
     };
+    let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
+    let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
     let status = NodeMetricStatus {
+        timestamp: heartbeat.and_then(|heartbeat| heartbeat.time.clone()),
+        agent: agent(known),
         capacity: capacity(&node.facts),
+        usage: Usage {
+            node: used.unwrap_or_default(),
+            ..Usage::default()
+        },
         rules: rules.map(|rules| rules.counts),
         breached: rules.map_or_else(Vec::new, |rules| rules.breached.clone()),
-        conditions: vec![unreported(node)],
+        conditions: vec![healthy(node, known)],
         ..NodeMetricStatus::default()
     };
     NodeMetric { metadata, status }
@@ -87,17 +133,52 @@ fn capacity(facts: &NodeFacts) -> Amounts {
     }
 }
 
-/// Since when nothing was heard is not known: at least since the node is there.
-fn unreported(node: &NodeKnown) -> Condition {
+/// From the percentages of a heartbeat, which has them to a tenth: amounts of what the Node says it has.
+fn used(facts: &NodeFacts, summary: &Summary) -> Amounts {
+    let part = |of: f64, percent: Option<Percent>| {
+        percent
+            .filter(|_| of > 0.0)
+            .map(|percent| of * percent.value() / 100.0)
+    };
+    let millicores = part(f64::from(facts.cpus) * 1000.0, summary.cpu);
+    let mebibytes = part((facts.memory.0 >> 20) as f64, summary.memory);
+    Amounts {
+        cpu: millicores.map(|amount| Quantity(format!("{amount:.0}m"))),
+        memory: mebibytes.map(|amount| Quantity(format!("{amount:.0}Mi"))),
+    }
+}
+
+fn agent(known: &Known) -> Option<ReportingAgent> {
+    let (rules, heartbeat) = (known.rules.as_ref()?, known.heartbeat.as_ref()?);
+    Some(ReportingAgent {
+        version: rules.version.clone(),
+        boot_id: rules.boot_id.clone(),
+        sequence: heartbeat.summary.sequence?.try_into().ok()?,
+    })
+}
+
+fn healthy(node: &NodeKnown, known: &Known) -> Condition {
+    let (status, reason, message) = match known.health {
+        Health::Unknown => (
+            "Unknown",
+            reason::NO_REPORT,
+            "no measurement of this node has arrived: no agent holds its Lease",
+        ),
+        Health::Reporting => ("True", reason::REPORTING, "the agent renews its Lease"),
+        Health::Silent => (
+            "False",
+            reason::SILENT,
+            "the agent has not renewed its Lease for longer than it holds; the figures are its last",
+        ),
+    };
+    // Where nothing ever was heard, it was so since the node is there.
+    let since = known.since.map(Time).or_else(|| node.created.clone());
     Condition {
         type_: HEALTHY.to_owned(),
-        status: "Unknown".to_owned(),
-        reason: reason::NO_REPORT.to_owned(),
-        message: "no measurement of this node has arrived".to_owned(),
-        last_transition_time: node
-            .created
-            .clone()
-            .unwrap_or(Time(jiff::Timestamp::UNIX_EPOCH)),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: since.unwrap_or(Time(Timestamp::UNIX_EPOCH)),
         observed_generation: None,
     }
 }

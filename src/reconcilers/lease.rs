@@ -4,9 +4,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::Resource;
 use serde::Deserialize;
+
+use crate::crd::Summary;
+use crate::metrics_api::compose::Heartbeat;
 
 /// What a Lease holds for that does not say so sensibly...
 const USUAL: Duration = Duration::from_secs(40);
@@ -31,6 +34,7 @@ pub struct Renewal {
 #[serde(from = "Whole")]
 pub struct LeaseObject {
     meta: ObjectMeta,
+    summary: Option<String>,
     spec: Spec,
 }
 
@@ -46,12 +50,20 @@ struct Meta {
     name: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
+    annotations: Option<Annotations>,
+}
+
+#[derive(Default, Deserialize)]
+struct Annotations {
+    #[serde(rename = "plimsoll.dev/summary")]
+    summary: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
     holder_identity: Option<String>,
+    renew_time: Option<MicroTime>,
     lease_duration_seconds: Option<i32>,
 }
 
@@ -65,12 +77,24 @@ impl From<Whole> for LeaseObject {
         };
         Self {
             meta,
+            summary: whole.metadata.annotations.and_then(|known| known.summary),
             spec: whole.spec.unwrap_or_default(),
         }
     }
 }
 
 impl LeaseObject {
+    /// What its agent says of the node; `None`: nobody holds it.
+    pub fn heartbeat(&self) -> Option<Heartbeat> {
+        let holder = self.spec.holder_identity.as_ref();
+        holder.filter(|holder| !holder.is_empty())?;
+        let summary = self.summary.as_deref().map(Summary::parse);
+        Some(Heartbeat {
+            time: self.spec.renew_time.as_ref().map(|time| Time(time.0)),
+            summary: summary.unwrap_or_default(),
+        })
+    }
+
     /// What it says.
     pub fn renewal(self) -> Renewal {
         let seconds = self.spec.lease_duration_seconds.unwrap_or(0);

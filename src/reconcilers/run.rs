@@ -216,9 +216,11 @@ impl Controller {
             }
             if let Some(feed) = &mut self.feed {
                 feed.lead(term.map(|term| term.epoch));
-                feed.flush();
             }
             self.work();
+            if let Some(feed) = &mut self.feed {
+                feed.flush();
+            }
         }
     }
 
@@ -276,6 +278,11 @@ impl Controller {
         }
         for note in self.world.take_notes() {
             self.tell(note);
+        }
+        for (node, silent) in self.world.take_silences() {
+            if let Some(feed) = &mut self.feed {
+                feed.silent(&node, silent);
+            }
         }
         self.metrics.heard(self.world.take_ages());
         self.metrics.count(&self.world, self.writes.len());

@@ -105,6 +105,8 @@ pub struct World {
     silence: Silence,
     /// How old heartbeats were when the next was seen.
     ages: Vec<Duration>,
+    /// Whose agents fell silent (true), or are heard again.
+    silences: Vec<(String, bool)>,
     rollouts: BTreeMap<Key, Rollout>,
     targets: Targets,
     /// Nodes whose `NodeWatermark` may have to be written.
@@ -133,6 +135,7 @@ impl World {
             silent: BTreeSet::new(),
             silence: Silence::new(settings.silent_agent_after),
             ages: Vec::new(),
+            silences: Vec::new(),
             rollouts: BTreeMap::new(),
             targets: Targets::default(),
             dirty: BTreeSet::new(),

@@ -165,9 +165,10 @@ impl Store {
     fn delete(&self, name: &str, world: &mut World, feed: Option<&mut Feed>) {
         if let Some(feed) = feed {
             match self.source {
-                Source::Policy(_) | Source::Leases => {}
-                Source::Nodes => feed.node_gone(name),
-                Source::Watermarks => feed.watermark_gone(name),
+                Source::Policy(_) => {}
+                Source::Nodes => feed.node(name, None),
+                Source::Watermarks => feed.watermark(name, None),
+                Source::Leases => feed.heartbeat(name, None),
             }
         }
         match self.source {
@@ -192,24 +193,27 @@ fn apply(name: &str, object: Item, world: &mut World, feed: Option<&mut Feed>, n
             let seen = NodeSeen::of(*node);
             if let Some(feed) = feed {
                 let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
-                feed.node(
-                    name,
-                    NodeKnown {
-                        uid,
-                        created,
-                        facts,
-                    },
-                );
+                let known = NodeKnown {
+                    uid,
+                    created,
+                    facts,
+                };
+                feed.node(name, Some(known));
             }
             world.apply_node(name, seen);
         }
         Item::Watermark(object) => {
             let seen = Watermark::of(*object);
             if let Some(feed) = feed {
-                feed.watermark(name, &seen.status());
+                feed.watermark(name, Some(&seen.status()));
             }
             world.apply_live(name, &seen);
         }
-        Item::Lease(object) => world.apply_lease(name, object.renewal(), now),
+        Item::Lease(object) => {
+            if let Some(feed) = feed {
+                feed.heartbeat(name, object.heartbeat());
+            }
+            world.apply_lease(name, object.renewal(), now);
+        }
     }
 }

@@ -50,6 +50,11 @@ impl World {
         std::mem::take(&mut self.ages)
     }
 
+    /// Nodes whose agents fell silent (true), or are heard again, since the last call.
+    pub fn take_silences(&mut self) -> Vec<(String, bool)> {
+        std::mem::take(&mut self.silences)
+    }
+
     /// How many agents are how silent.
     pub const fn silence_figures(&self) -> Figures {
         self.silence.figures()
@@ -92,6 +97,9 @@ impl World {
             let message = format!("most agents {} are heard again", place(&zone));
             self.note_fleet(false, "AgentsHeard", message);
         }
+        let silent = look.silent.iter().map(|(node, _)| (node.clone(), true));
+        let back = look.back.iter().map(|node| (node.clone(), false));
+        self.silences.extend(silent.chain(back));
         for (node, grace) in look.silent {
             let message = format!(
                 "its agent has renewed its Lease for {} no more. What is in force on the node stays; see why the agent's \

@@ -1,0 +1,159 @@
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::cluster::election::{Standing, Term};
+use crate::crd::Summary;
+use crate::engine::policy::NodeFacts;
+use crate::engine::units::Bytes;
+use crate::metrics_api::encode::Writer;
+use crate::metrics_api::negotiate::Form;
+use crate::metrics_api::options::Include;
+use crate::metrics_api::store::Limits;
+
+use super::*;
+
+struct Replica {
+    feed: Feed,
+    data: Arc<Data>,
+    standing: watch::Sender<Standing>,
+}
+
+impl Replica {
+    fn new() -> Self {
+        let (standing, seen) = watch::channel(Standing::default());
+        let data = Arc::new(Data::new(Limits::default(), seen));
+        let feed = Feed::new(Arc::clone(&data));
+        let mut replica = Self {
+            feed,
+            data,
+            standing,
+        };
+        replica.lead(1);
+        replica
+    }
+
+    fn lead(&mut self, epoch: u64) {
+        let until = clock::now() + std::time::Duration::from_hours(1);
+        self.standing
+            .send_replace(Standing::new(Some(Term { epoch, until }), None));
+        self.feed.lead(Some(epoch));
+    }
+
+    /// The object, or null.
+    fn get(&self, name: &str) -> Value {
+        let found = self.data.read(|store| store.get(name)).unwrap().unwrap();
+        let (form, include, now) = (Form::Plain, Include::None, clock::wall());
+        let writer = Writer { form, include, now };
+        found.map_or(Value::Null, |object| {
+            serde_json::from_str(&writer.object(&object, false)).unwrap()
+        })
+    }
+
+    fn healthy(&self, name: &str) -> (Value, Value) {
+        let condition = &self.get(name)["status"]["conditions"][0];
+        (condition["status"].clone(), condition["reason"].clone())
+    }
+}
+
+fn node(cpus: u32) -> NodeKnown {
+    NodeKnown {
+        uid: "u".to_owned(),
+        created: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            "2026-01-01T00:00:00Z".parse().unwrap(),
+        )),
+        facts: NodeFacts {
+            cpus,
+            memory: Bytes(16 << 30),
+            ..NodeFacts::default()
+        },
+    }
+}
+
+fn heartbeat(text: &str) -> Heartbeat {
+    Heartbeat {
+        time: None,
+        summary: Summary::parse(text),
+    }
+}
+
+#[test]
+fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
+    let mut replica = Replica::new();
+    // What is told of a node that is not there yet is kept for it.
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0 mem=25.0")));
+    assert!(replica.get("n1").is_null());
+    replica.feed.node("n1", Some(node(8)));
+    let usage = &replica.get("n1")["status"]["usage"];
+    assert_eq!(
+        *usage,
+        json!({"node": {"cpu": "4000m", "memory": "4096Mi"}})
+    );
+    replica.feed.node("n1", None);
+    assert!(replica.get("n1").is_null());
+    replica.feed.node("n2", Some(node(8)));
+    assert_eq!(replica.healthy("n2"), (json!("Unknown"), json!("NoReport")));
+    assert!(replica.get("n2")["status"]["usage"].is_null());
+}
+
+#[test]
+fn nothing_is_zero_that_is_not_known() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(0)));
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    let status = &replica.get("n1")["status"];
+    assert!(status["usage"].is_null(), "{status}");
+    assert_eq!(status["capacity"], json!({"memory": "16777216Ki"}));
+    assert!(status["rules"].is_null());
+}
+
+#[test]
+fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    let condition = |replica: &Replica| replica.get("n1")["status"]["conditions"][0].clone();
+    assert_eq!(
+        condition(&replica)["lastTransitionTime"],
+        "2026-01-01T00:00:00Z"
+    );
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("True"), json!("AgentReporting"))
+    );
+    let since = condition(&replica)["lastTransitionTime"].clone();
+    assert_ne!(since, "2026-01-01T00:00:00Z");
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=2 cpu=60.0")));
+    assert_eq!(condition(&replica)["lastTransitionTime"], since);
+    replica.feed.silent("n1", true);
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("False"), json!("AgentSilent"))
+    );
+    assert_eq!(replica.get("n1")["status"]["usage"]["node"]["cpu"], "4800m");
+    // An agent that gave its Lease back is not silent, but gone.
+    replica.feed.heartbeat("n1", None);
+    assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
+}
+
+#[test]
+fn in_a_new_term_every_agent_counts_as_heard() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    replica.feed.silent("n1", true);
+    replica.lead(2);
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("True"), json!("AgentReporting"))
+    );
+}
