@@ -119,7 +119,8 @@ impl Rollout {
         }
     }
 
-    /// Chooses the first canaries, where there is anything to wait for. Those that have the edit already, for whatever reason, and act, prove nothing.
+    /// Chooses the first canaries, of an edit that is not [`Phase::Done`]. Nodes that have it already, for whatever
+    /// reason, and act prove nothing.
     pub fn begin(&mut self, has_it: impl Fn(&str) -> bool, look: impl Fn(&str) -> Sight) {
         let unclear = self
             .members
