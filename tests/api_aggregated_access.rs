@@ -11,7 +11,7 @@ mod api_support;
 use std::time::Duration;
 
 use api_support::aggregation::FrontProxy;
-use api_support::{ControlPlane, free_port, now};
+use api_support::{ControlPlane, Controller, free_port, now};
 use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
 use k8s_openapi::ByteString;
@@ -104,6 +104,7 @@ async fn only_those_who_prove_who_they_are_and_may_read_do() {
     }
     refuses_whoever_proves_nothing(port, &plane.front_proxy()).await;
     believes_the_front_proxy(port, &plane.front_proxy()).await;
+    lets_the_front_proxy_in_through_a_crowd(&controller, port, &plane.front_proxy()).await;
     asks_what_tokens_may(&plane, port).await;
     tells_strangers_what_is_the_same_for_all(&stranger()).await;
     let refused = r#"plimsoll_controller_metrics_api_answers_total{verb="list",code="401"}"#;
@@ -208,6 +209,32 @@ async fn believes_the_front_proxy(port: u16, proxy: &FrontProxy) {
         .await;
     assert_eq!(code, 405);
     assert!(text.contains("only get, list and watch"), "{text}");
+}
+
+async fn lets_the_front_proxy_in_through_a_crowd(
+    controller: &Controller,
+    port: u16,
+    proxy: &FrontProxy,
+) {
+    let before = controller.resident_kb();
+    // They say nothing. Each would be let wait for 5 s: there is no such time for those who have a certificate.
+    let connect = |_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let crowd: Vec<std::net::TcpStream> = (0..600).map(connect).collect();
+    let certificate = (proxy.certificate.clone(), proxy.key.clone());
+    let caller = Caller::new(port, Some(certificate)).who_claims_to_be_admin();
+    let begun = now();
+    assert_eq!(caller.code(LIST).await, 200);
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
+    let grown = controller.resident_kb().saturating_sub(before);
+    assert!(
+        grown < 16 << 10,
+        "{grown} kB for {} connections",
+        crowd.len()
+    );
 }
 
 async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {
