@@ -39,6 +39,7 @@ bench: tools ## Measures what the README claims, each figure beside its baseline
 
 generate: ## Writes the generated files anew: crds/*.yaml, and the chart's copies
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
+	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
 
 chart: cluster-build ## Checks the Helm chart (builds Helm with the test cluster)

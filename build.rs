@@ -1,5 +1,10 @@
 //! What keeps the binary small at link time.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "cargo tells a build script by its environment"
+)]
+
 use std::path::Path;
 use std::{env, fs};
 

@@ -3,6 +3,7 @@
 mod closing;
 mod contest;
 mod edits;
+mod glance;
 mod live;
 mod notes;
 mod policies;
@@ -25,6 +26,7 @@ use crate::crd::node_watermark::Hash;
 use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
 use contest::Contests;
+use glance::{Asked, Glance};
 use live::Live;
 use targets::Targets;
 
@@ -87,6 +89,7 @@ pub enum Write {
 struct Node {
     uid: String,
     facts: NodeFacts,
+    glance: Glance,
     class: Arc<Class>,
     zone: Arc<str>,
     ready: bool,
@@ -173,6 +176,7 @@ impl World {
         let node = Node {
             uid,
             zone: silent::zone(&facts.labels),
+            glance: Glance::of(&facts.labels),
             facts,
             class,
             ready,
@@ -225,10 +229,14 @@ impl World {
         self.rollouts
             .retain(|rolling, _| rolling != key && !affected.edits(rolling));
         let selectors = self.catalog.selectors_of(affected);
+        let selectors = selectors.iter().map(|it| (Asked::by(it.as_ref()), it));
+        let selectors: Vec<_> = selectors.collect();
         let mut touched = Vec::new();
         for (name, node) in &mut self.nodes {
-            let selected_before = affected.concerns(&node.class.selected);
-            if !selected_before && !selectors.iter().any(|it| takes(it.as_ref(), &node.facts)) {
+            let selected_now = selectors.iter().any(|(asked, selector)| {
+                asked.may_take(node.glance) && takes(selector.as_ref(), &node.facts)
+            });
+            if !selected_now && !affected.concerns(&node.class.selected) {
                 continue;
             }
             node.class = self.catalog.class(&node.facts);
