@@ -132,13 +132,14 @@ fn what_others_take_off_is_put_back_but_not_for_ever() {
     };
     assert!((60..=120).contains(&longer.as_secs()), "{longer:?}");
     // Left alone for a while, all is forgotten.
-    assert!(keeps(&keeper.step(at(200))));
+    let over = 73 + longer.as_secs();
+    assert!(keeps(&keeper.step(at(over))));
     let ours = node(2000, keeper.mark.as_ref());
-    keeper.kept(at(200), Ok(ours));
-    assert!(matches!(keeper.step(at(200)), Step::Rest(Some(_))));
-    assert_eq!(keeper.step(at(400)), Step::Rest(None));
+    keeper.kept(at(over), Ok(ours));
+    assert!(matches!(keeper.step(at(over)), Step::Rest(Some(_))));
+    assert_eq!(keeper.step(at(over + 100)), Step::Rest(None));
     assert!(!keeper.standing().contested);
-    assert!(keeps(&undo(&mut keeper, 401, 1)));
+    assert!(keeps(&undo(&mut keeper, over + 101, 1)));
 }
 
 #[test]
