@@ -170,13 +170,17 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 		if told := strings.Join(events(t, "Pod", s.name, first), "\n"); !strings.Contains(told, s.name+"/hot") {
 			t.Errorf("no event of the pod names the rule:\n%s", told)
 		}
-		now, err := watermarkOf(node)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
-			t.Errorf("the status tells of %d evictions: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
-		}
+		// A status is written every 10 s at most.
+		eventually(t, 15*time.Second, "the status tells of the eviction", func() error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
+				return fmt.Errorf("it tells of %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
+			}
+			return nil
+		})
 		s.waitNoTaint(20 * time.Second)
 	})
 }
