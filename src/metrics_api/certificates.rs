@@ -71,7 +71,28 @@ pub struct Tls {
     /// For connecting to the leader.
     pub client: Arc<ClientConfig>,
     /// Knows replicas by their certificates.
-    pub replicas: Arc<dyn ClientCertVerifier>,
+    replicas: Arc<dyn ClientCertVerifier>,
+}
+
+impl Tls {
+    /// Whether these certificates make a replica of this release: our authority signs nothing else.
+    pub fn is_replica(&self, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
+        is_signed(self.replicas.as_ref(), certificates, now)
+    }
+}
+
+/// Whether these certificates, the client's first, are good at `now` by the authorities of `verifier`.
+pub fn is_signed(
+    verifier: &dyn ClientCertVerifier,
+    certificates: &[CertificateDer<'static>],
+    now: Timestamp,
+) -> bool {
+    let [client, between @ ..] = certificates else {
+        return false;
+    };
+    let since = u64::try_from(now.as_second()).unwrap_or(0);
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(since));
+    verifier.verify_client_cert(client, between, now).is_ok()
 }
 
 /// Where things are.

@@ -10,15 +10,13 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, HOST};
 use hyper::{HeaderMap, Request};
 use hyper_util::rt::TokioIo;
-use jiff::Timestamp;
 use rustls::ClientConfig;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::certificates::Tls;
 use super::server::Answer;
 
 /// The leader's first words have to be here by then.
@@ -49,20 +47,6 @@ pub enum ForwardError {
 /// Whether a request says that it was passed on.
 pub fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(MARK)
-}
-
-/// Whether these certificates make a replica of this release.
-pub fn is_replica(tls: &Tls, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
-    let since = u64::try_from(now.as_second()).unwrap_or(0);
-    let now = UnixTime::since_unix_epoch(Duration::from_secs(since));
-    match certificates {
-        // Our authority signs nothing but replicas.
-        [client, between @ ..] => tls
-            .replicas
-            .verify_client_cert(client, between, now)
-            .is_ok(),
-        [] => false,
-    }
 }
 
 /// The leader's answer to a GET. Its body comes as it is read.

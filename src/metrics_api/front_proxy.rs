@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use hyper::HeaderMap;
@@ -13,8 +12,8 @@ use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use percent_encoding::percent_decode_str;
 use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use thiserror::Error;
@@ -24,6 +23,7 @@ use webpki::EndEntityCert;
 use crate::cluster::client::describe;
 
 use super::authn::User;
+use super::certificates::is_signed;
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "extension-apiserver-authentication";
@@ -91,13 +91,10 @@ impl Trust {
     /// Whether these certificates, the client's first, are of the authority and of an allowed name. Without a
     /// certificate nobody is, whatever names are allowed.
     pub fn is_proxy(&self, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
-        let (Some(authority), [client, between @ ..]) = (&self.authority, certificates) else {
+        let (Some(authority), [client, ..]) = (&self.authority, certificates) else {
             return false;
         };
-        let since = u64::try_from(now.as_second()).unwrap_or(0);
-        let now = UnixTime::since_unix_epoch(Duration::from_secs(since));
-        let verified = authority.verify_client_cert(client, between, now).is_ok();
-        verified
+        is_signed(authority.as_ref(), certificates, now)
             && (self.allowed.is_empty()
                 || common_name(client).is_some_and(|name| self.allowed.contains(&name)))
     }

@@ -138,7 +138,7 @@ impl Api {
         self.tls
             .borrow()
             .as_ref()
-            .is_some_and(|tls| forward::is_replica(tls, certificates, clock::wall()))
+            .is_some_and(|tls| tls.is_replica(certificates, clock::wall()))
     }
 
     async fn authorize(&self, user: &User, asked: &Asked) -> Result<(), Refusal> {
