@@ -1,4 +1,4 @@
-//! The edge to an API server: client, election, watches, writes, events. Every call has a deadline of ours.
+//! The edge to an API server: client, election, watches, writes, reviews, events. Every call has a deadline of ours.
 
 pub mod backoff;
 pub mod client;
@@ -7,6 +7,7 @@ pub mod election;
 pub mod events;
 pub mod eviction;
 pub mod requests;
+pub mod reviews;
 pub mod taint;
 pub mod typed;
 pub mod watch;

@@ -2,7 +2,6 @@
 //! authority that the cluster names for that, and its name one of those allowed. Anybody else brings a token.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
@@ -10,21 +9,16 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInf
 use kube::api::PostParams;
 use kube::{Api, Client};
 use rustls::pki_types::CertificateDer;
-use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use crate::cluster::client::call;
 use crate::cluster::clock;
+use crate::cluster::reviews::{Bounds, Reviews};
 
-use super::cache::{Cache, key};
 use super::front_proxy::Trust;
 use super::status::Refusal;
 
-/// Answers of token reviews are kept for so long, the bad ones too.
-const KEPT: Duration = Duration::from_secs(10);
-const MOST_KEPT: usize = 4096;
-/// At most so many reviews at a time; a longer token is none.
-const MOST_REVIEWS: usize = 16;
+/// A longer token is none.
 const LONGEST_TOKEN: usize = 16 << 10;
 
 /// Who asks.
@@ -55,8 +49,8 @@ impl From<UserInfo> for User {
 pub struct Authenticator {
     client: Client,
     trust: watch::Receiver<Trust>,
-    tokens: Cache<Option<User>>,
-    reviews: Semaphore,
+    /// Whose a token is; `None`: nobody's.
+    tokens: Reviews<Option<User>>,
 }
 
 impl Authenticator {
@@ -65,8 +59,7 @@ impl Authenticator {
         Self {
             client,
             trust,
-            tokens: Cache::new(MOST_KEPT, KEPT),
-            reviews: Semaphore::new(MOST_REVIEWS),
+            tokens: Reviews::new(Bounds::default()),
         }
     }
 
@@ -91,38 +84,33 @@ impl Authenticator {
         };
         match (passed_on, bearer(headers)) {
             (Some(user), _) => Ok(user),
-            (None, Some(token)) => self.review(token).await,
+            (None, Some(token)) => {
+                let review = review(&self.client, token);
+                let user = self.tokens.answer(token.as_bytes(), review).await?;
+                user.ok_or_else(Refusal::unauthorized)
+            }
             (None, None) => Err(Refusal::unauthorized()),
         }
     }
+}
 
-    async fn review(&self, token: &str) -> Result<User, Refusal> {
-        let key = key(token.as_bytes());
-        if let Some(known) = self.tokens.get(&key, clock::now()) {
-            return known.ok_or_else(Refusal::unauthorized);
-        }
-        let _room = self.reviews.acquire().await;
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                token: Some(token.to_owned()),
-                ..TokenReviewSpec::default()
-            },
-            ..TokenReview::default()
-        };
-        let api: Api<TokenReview> = Api::all(self.client.clone());
-        let answer = call(api.create(&PostParams::default(), &review)).await;
-        let answer = answer.map_err(|error| {
-            tracing::warn!(why = error.words(), "failed to review a token");
-            Refusal::unknown("whose token this is")
-        })?;
-        let status = answer.status.unwrap_or_default();
-        let user = status
-            .user
-            .filter(|_| status.authenticated == Some(true))
-            .map(User::from);
-        self.tokens.put(key, clock::now(), user.clone());
-        user.ok_or_else(Refusal::unauthorized)
-    }
+async fn review(client: &Client, token: &str) -> Result<Option<User>, Refusal> {
+    let review = TokenReview {
+        spec: TokenReviewSpec {
+            token: Some(token.to_owned()),
+            ..TokenReviewSpec::default()
+        },
+        ..TokenReview::default()
+    };
+    let api: Api<TokenReview> = Api::all(client.clone());
+    let answer = call(api.create(&PostParams::default(), &review)).await;
+    let answer = answer.map_err(|error| {
+        tracing::warn!(why = error.words(), "failed to review a token");
+        Refusal::unknown("whose token this is")
+    })?;
+    let status = answer.status.unwrap_or_default();
+    let user = status.user.filter(|_| status.authenticated == Some(true));
+    Ok(user.map(User::from))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

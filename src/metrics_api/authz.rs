@@ -2,26 +2,19 @@
 //!
 //! The API server has asked itself before it passes a request on; those who come directly have not been asked of.
 
-use std::time::Duration;
-
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::sync::Semaphore;
 
 use crate::cluster::client::call;
-use crate::cluster::clock;
+use crate::cluster::reviews::{Bounds, Reviews};
 use crate::crd::node_metric::{GROUP, PLURAL, VERSION};
 
 use super::authn::User;
-use super::cache::{Cache, key};
 use super::status::Refusal;
 
-const KEPT: Duration = Duration::from_secs(10);
-const MOST_KEPT: usize = 4096;
-const MOST_REVIEWS: usize = 16;
 /// Its members may do everything; the API server says so too, but can't always be asked.
 const MASTERS: &str = "system:masters";
 
@@ -40,8 +33,7 @@ type Answer = Result<(), Option<String>>;
 /// Finds out whether somebody may do something.
 pub struct Authorizer {
     client: Client,
-    answers: Cache<Answer>,
-    reviews: Semaphore,
+    answers: Reviews<Answer>,
 }
 
 impl Authorizer {
@@ -49,8 +41,7 @@ impl Authorizer {
     pub fn new(client: Client) -> Self {
         Self {
             client,
-            answers: Cache::new(MOST_KEPT, KEPT),
-            reviews: Semaphore::new(MOST_REVIEWS),
+            answers: Reviews::new(Bounds::default()),
         }
     }
 
@@ -61,36 +52,30 @@ impl Authorizer {
             return Ok(());
         }
         let spec = question(user, deed);
-        let key = key(&serde_json::to_vec(&spec).unwrap_or_default());
-        let answer = if let Some(known) = self.answers.get(&key, clock::now()) {
-            known
-        } else {
-            let answer = self.review(spec).await?;
-            self.answers.put(key, clock::now(), answer.clone());
-            answer
-        };
+        let question = serde_json::to_vec(&spec).unwrap_or_default();
+        let review = review(&self.client, spec);
+        let answer = self.answers.answer(&question, review).await?;
         answer.map_err(|why| Refusal::forbidden(&user.name, deed.verb, deed.name, why.as_deref()))
     }
+}
 
-    async fn review(&self, spec: SubjectAccessReviewSpec) -> Result<Answer, Refusal> {
-        let _room = self.reviews.acquire().await;
-        let review = SubjectAccessReview {
-            spec,
-            ..SubjectAccessReview::default()
-        };
-        let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
-        let answer = call(api.create(&PostParams::default(), &review)).await;
-        let answer = answer.map_err(|error| {
-            tracing::warn!(why = error.words(), "failed to review an access");
-            Refusal::unknown("whether this is allowed")
-        })?;
-        let status = answer.status.unwrap_or_default();
-        Ok(if status.allowed {
-            Ok(())
-        } else {
-            Err(status.reason.filter(|why| !why.is_empty()))
-        })
-    }
+async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer, Refusal> {
+    let review = SubjectAccessReview {
+        spec,
+        ..SubjectAccessReview::default()
+    };
+    let api: Api<SubjectAccessReview> = Api::all(client.clone());
+    let answer = call(api.create(&PostParams::default(), &review)).await;
+    let answer = answer.map_err(|error| {
+        tracing::warn!(why = error.words(), "failed to review an access");
+        Refusal::unknown("whether this is allowed")
+    })?;
+    let status = answer.status.unwrap_or_default();
+    Ok(if status.allowed {
+        Ok(())
+    } else {
+        Err(status.reason.filter(|why| !why.is_empty()))
+    })
 }
 
 fn question(user: &User, deed: Deed<'_>) -> SubjectAccessReviewSpec {

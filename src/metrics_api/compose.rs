@@ -11,7 +11,6 @@ use crate::crd::summary::Percent;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermarkStatus, Summary};
 use crate::engine::policy::NodeFacts;
 
-use super::cache::hex;
 use super::store::Content;
 use super::table;
 
@@ -191,7 +190,7 @@ fn uid(node: &str) -> String {
     // Version 8, "of one's own making", of RFC 9562.
     bytes[6] = bytes[6] & 0x0f | 0x80;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex = hex(&bytes);
+    let hex = format!("{:032x}", u128::from_be_bytes(bytes));
     let parts = [
         &hex[..8],
         &hex[8..12],

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::crd::node_metric::{API_VERSION, GROUP};
 
-use super::cache::hex;
 use super::status::Refusal;
 use super::{discovery, negotiate, openapi};
 
@@ -30,13 +29,21 @@ impl Document {
     fn new(value: &Value, media: &'static str) -> Self {
         let body = value.to_string();
         let digest = digest(&SHA512, body.as_bytes());
-        let hex = hex(digest.as_ref());
         Self {
             body: body.into(),
             media,
-            etag: format!("\"{hex}\""),
+            etag: format!("\"{}\"", hex(digest.as_ref())),
         }
     }
+}
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
+    let digits = bytes
+        .iter()
+        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
+    digits.collect()
 }
 
 /// All documents.

@@ -6,7 +6,6 @@
 pub mod authn;
 mod authorities;
 mod authz;
-mod cache;
 mod certificates;
 pub mod compose;
 pub mod data;
