@@ -57,32 +57,24 @@ pub async fn pass(
     path: &str,
     accept: &str,
 ) -> Result<Answer, ForwardError> {
-    let passed = timeout(ANSWER, ask(leader, tls, name, path, accept));
-    passed.await.map_err(|_| ForwardError::TimedOut)?
-}
-
-async fn ask(
-    leader: SocketAddr,
-    tls: Arc<ClientConfig>,
-    name: &str,
-    path: &str,
-    accept: &str,
-) -> Result<Answer, ForwardError> {
-    let stream = TcpStream::connect(leader).await?;
-    stream.set_nodelay(true)?;
-    let server = ServerName::try_from(name.to_owned())?;
-    let stream = TlsConnector::from(tls).connect(server, stream).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer's body, or when the client is gone and nobody reads that.
-    tokio::spawn(async move { drop(connection.await) });
-    let mut request = Request::get(path).header(HOST, name).header(MARK, "1");
-    if !accept.is_empty() {
-        request = request.header(ACCEPT, accept);
-    }
-    let answer = sender
-        .send_request(request.body(Empty::<Bytes>::new())?)
-        .await?;
-    let (mut parts, body) = answer.into_parts();
+    let asked = async {
+        let stream = TcpStream::connect(leader).await?;
+        stream.set_nodelay(true)?;
+        let server = ServerName::try_from(name.to_owned())?;
+        let stream = TlsConnector::from(tls).connect(server, stream).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // It ends with the answer's body, or when the client is gone and nobody reads that.
+        tokio::spawn(async move { drop(connection.await) });
+        let mut request = Request::get(path).header(HOST, name).header(MARK, "1");
+        if !accept.is_empty() {
+            request = request.header(ACCEPT, accept);
+        }
+        let request = request.body(Empty::<Bytes>::new())?;
+        Ok::<_, ForwardError>(sender.send_request(request).await?)
+    };
+    let answer = timeout(ANSWER, asked).await;
+    let (mut parts, body) = answer.map_err(|_| ForwardError::TimedOut)??.into_parts();
+    // They are of that connection.
     for name in ["connection", "transfer-encoding", "content-length"] {
         parts.headers.remove(name);
     }
