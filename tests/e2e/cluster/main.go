@@ -64,6 +64,9 @@ func run(here layout, command string, args []string) error {
 		return packImage(here, args)
 	case "load":
 		return loadImages(here, args)
+	case "help", "-h", "--help":
+		fmt.Print(usage)
+		return nil
 	case "sandbox-init":
 		return sandboxInit(here)
 	case "supervise":

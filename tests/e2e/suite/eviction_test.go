@@ -297,7 +297,7 @@ func (s *scene) static(name string) {
 	manifest := fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: %s, labels: {app: %s}}
-spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: Never, args: [burn, "30"]}]}`, name, s.name, name, toolsImage)
+spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: IfNotPresent, args: [burn, "30"]}]}`, name, s.name, name, toolsImage)
 	file := folder + "/" + s.name + ".yaml"
 	onNode(s, s.node, "mkdir -p "+folder+" && cat > "+file+" <<'END'\n"+manifest+"\nEND")
 	s.Cleanup(func() { onNode(s, s.node, "rm "+file) })

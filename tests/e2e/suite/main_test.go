@@ -145,6 +145,9 @@ func install() error {
 		// Each test has a node to itself: the cap on closed nodes has a test of its own.
 		"--set", "controller.maxUnschedulable=100%"}
 	if given != "" {
+		if values := os.Getenv("PLIMSOLL_E2E_VALUES"); values != "" {
+			args = append(args, "--values", values)
+		}
 		_, err = helm("", args...)
 		return err
 	}

@@ -3,9 +3,11 @@
 package suite
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,9 +24,11 @@ import (
 // nodes are the names of the nodes under test: one or two.
 var nodes []string
 
+// toolsImage is what the tests' pods run.
+var toolsImage = cmp.Or(os.Getenv("PLIMSOLL_E2E_TOOLS_IMAGE"), "plimsoll.dev/e2e/tools:latest")
+
 const (
-	taintKey   = "interference.crane.io"
-	toolsImage = "plimsoll.dev/e2e/tools:latest"
+	taintKey = "interference.crane.io"
 	// mark is the watermark of each scene's rule; cold and hot are values of its metric below and above.
 	mark, cold, hot = 50, 10, 90
 )
@@ -234,7 +238,7 @@ func (s *scene) template(w work) corev1.PodTemplateSpec {
 		PriorityClassName:             w.priority,
 		AutomountServiceAccountToken:  ptr.To(false),
 		Containers: []corev1.Container{{
-			Name: "work", Image: toolsImage, ImagePullPolicy: corev1.PullNever, Args: w.args,
+			Name: "work", Image: toolsImage, ImagePullPolicy: corev1.PullIfNotPresent, Args: w.args,
 			Resources: corev1.ResourceRequirements{Requests: resources(w.requests), Limits: resources(w.limits)},
 		}},
 	}
@@ -334,7 +338,7 @@ spec:
   tolerations: [{operator: Exists}]
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: gauge, image: "plimsoll.dev/e2e/tools:latest", imagePullPolicy: Never, args: [gauge, ":8080"]}
+  - {name: gauge, image: %q, imagePullPolicy: IfNotPresent, args: [gauge, ":8080"]}
 ---
 apiVersion: v1
 kind: Service
@@ -346,7 +350,7 @@ spec:
 
 // startGauge runs the server of the tests' metrics.
 func startGauge() error {
-	if _, err := tryKubectl(fmt.Sprintf(gauge, nodes[0]), "apply", "-f", "-"); err != nil {
+	if _, err := tryKubectl(fmt.Sprintf(gauge, nodes[0], toolsImage), "apply", "-f", "-"); err != nil {
 		return err
 	}
 	if _, err := tryKubectl("", "wait", "-n", "e2e", "pod/gauge", "--for=condition=Ready", "--timeout=60s"); err != nil {
