@@ -85,16 +85,16 @@ pub struct NodeMetricStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<ReportingAgent>,
     /// All CPUs that are online, and all memory of the machine: what percentages are of.
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub capacity: Amounts,
     /// What is in use.
-    #[serde(default, skip_serializing_if = "Usage::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub usage: Usage,
     /// Pressure stall information of the node: how much of the time work had to wait for a resource.
-    #[serde(default, skip_serializing_if = "Pressures::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pressure: Pressures,
     /// The use of the node over longer times, in percent of its capacity.
-    #[serde(default, skip_serializing_if = "Windows::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub windows: Windows,
     /// How many pods the agent looks after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,33 +148,21 @@ pub struct Amounts {
     pub memory: Option<Quantity>,
 }
 
-impl Amounts {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// What is in use, and by what.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
     /// The whole node. CPU: all that is not idle or waiting for I/O, time stolen by a hypervisor included. Memory: what
     /// is not available to new work (`MemTotal` less `MemAvailable`).
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub node: Amounts,
     /// All pods together, page cache included.
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pods: Amounts,
     /// The node less its pods: the kubelet, the container runtime, the system. Absent where the pods' page cache makes
     /// their memory larger than the node's.
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub system: Amounts,
-}
-
-impl Usage {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// Pressure by resource.
@@ -190,12 +178,6 @@ pub struct Pressures {
     /// Waiting for disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<Pressure>,
-}
-
-impl Pressures {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// One resource's pressure.
@@ -231,12 +213,6 @@ pub struct Windows {
     /// Percent of the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ResourceWindows>,
-}
-
-impl Windows {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// One resource's use over longer times.
@@ -405,6 +381,11 @@ impl Resource for NodeMetric {
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
     }
+}
+
+/// What says nothing is left out.
+fn is_default<T: Default + PartialEq>(part: &T) -> bool {
+    *part == T::default()
 }
 
 fn metadata(_: &mut SchemaGenerator) -> Schema {
