@@ -1,6 +1,7 @@
 //! Objects as API servers send them, read only as far as they are used: of a `NodeWatermark` most bytes are the same on
 //! many nodes, and are left as they stand until it is known whether equal ones were read before.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -150,6 +151,8 @@ pub struct Watermark {
     /// The rest of the spec.
     pub blocks: Blocks,
     status: Option<Box<RawValue>>,
+    /// The status once it was read.
+    said: OnceCell<NodeWatermarkStatus>,
 }
 
 impl Watermark {
@@ -203,9 +206,9 @@ impl Watermark {
         hasher.finish()
     }
 
-    /// What the agent says; what can't be read is as if it said nothing.
-    pub fn status(&self) -> NodeWatermarkStatus {
-        read(self.status.as_deref())
+    /// What the agent says, read when it is first asked for; what can't be read is as if it said nothing.
+    pub fn status(&self) -> &NodeWatermarkStatus {
+        self.said.get_or_init(|| read(self.status.as_deref()))
     }
 }
 

@@ -205,7 +205,7 @@ fn apply(name: &str, object: Item, world: &mut World, feed: Option<&mut Feed>, n
         Item::Watermark(object) => {
             let seen = Watermark::of(*object);
             if let Some(feed) = feed {
-                feed.watermark(name, Some(&seen.status()));
+                feed.watermark(name, Some(seen.status()));
             }
             world.apply_live(name, &seen);
         }

@@ -69,7 +69,7 @@ impl Live {
         let status_print = seen.status_print();
         let status = match before {
             Some(before) if before.status_print == status_print => Arc::clone(&before.status),
-            _ => Arc::new(Status::of(&seen.status())),
+            _ => Arc::new(Status::of(seen.status())),
         };
         Self {
             uid: seen.uid.clone(),
