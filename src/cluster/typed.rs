@@ -13,17 +13,10 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub struct Typed<K>(pub K);
 
-/// Decodes an object so.
-///
-/// # Errors
-/// It is not of the kind.
-pub fn decode<'de, K: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<K, D::Error> {
-    serde_json::from_value(Value::deserialize(from)?).map_err(D::Error::custom)
-}
-
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Typed<K> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        decode(from).map(Self)
+        let object = serde_json::from_value(Value::deserialize(from)?);
+        object.map(Self).map_err(D::Error::custom)
     }
 }
 

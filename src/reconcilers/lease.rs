@@ -1,6 +1,5 @@
 //! The Lease of an agent, read only as far as it is used: five hundred may arrive in a second.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -30,10 +29,11 @@ pub struct Renewal {
 }
 
 /// A Lease.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = Lease)]
 #[serde(from = "Whole")]
 pub struct LeaseObject {
-    meta: ObjectMeta,
+    metadata: ObjectMeta,
     summary: Option<String>,
     spec: Spec,
 }
@@ -69,14 +69,14 @@ struct Spec {
 
 impl From<Whole> for LeaseObject {
     fn from(whole: Whole) -> Self {
-        let meta = ObjectMeta {
+        let metadata = ObjectMeta {
             name: whole.metadata.name,
             uid: whole.metadata.uid,
             resource_version: whole.metadata.resource_version,
             ..ObjectMeta::default()
         };
         Self {
-            meta,
+            metadata,
             summary: whole.metadata.annotations.and_then(|known| known.summary),
             spec: whole.spec.unwrap_or_default(),
         }
@@ -101,8 +101,8 @@ impl LeaseObject {
         let holds = u64::try_from(seconds).map_or(Duration::ZERO, Duration::from_secs);
         let holder = self.spec.holder_identity;
         Renewal {
-            uid: self.meta.uid.unwrap_or_default(),
-            version: self.meta.resource_version.unwrap_or_default(),
+            uid: self.metadata.uid.unwrap_or_default(),
+            version: self.metadata.resource_version.unwrap_or_default(),
             holds: if holds.is_zero() {
                 USUAL
             } else {
@@ -110,35 +110,6 @@ impl LeaseObject {
             },
             held: holder.is_some_and(|holder| !holder.is_empty()),
         }
-    }
-}
-
-impl Resource for LeaseObject {
-    type DynamicType = ();
-    type Scope = <Lease as Resource>::Scope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Lease::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Lease::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Lease::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Lease::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.meta
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.meta
     }
 }
 

@@ -1,13 +1,16 @@
 //! What the API server tells: this node, what it has to keep, its pods. Watches as the kubelet's: filtered by the
 //! server, begun anew with growing, jittered pauses.
 
+use std::fmt::Debug;
+
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use kube::core::Status;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 
-use super::objects::{Excerpt, SeenNode, SeenPod, SeenWatermark, Trimmed};
+use super::objects::{SeenNode, SeenPod, SeenWatermark};
 use super::rules::Seen;
 use crate::cluster::client::describe;
 
@@ -40,11 +43,11 @@ impl Source {
 #[derive(Debug)]
 pub enum Change {
     /// Of our Node.
-    Node(Event<Trimmed<SeenNode>>),
+    Node(Event<SeenNode>),
     /// Of our `NodeWatermark`.
-    Watermark(Event<Trimmed<SeenWatermark>>),
+    Watermark(Event<SeenWatermark>),
     /// Of the pods of our node.
-    Pods(Event<Trimmed<SeenPod>>),
+    Pods(Event<SeenPod>),
     /// A watch failed, and is begun anew.
     Failed(Source, Failure),
 }
@@ -77,13 +80,16 @@ pub fn feed(client: &Client, node: &str) -> Feed {
     feed
 }
 
-fn changes<T: Excerpt>(
+fn changes<T>(
     client: &Client,
     source: Source,
     fields: &str,
-    change: fn(Event<Trimmed<T>>) -> Change,
-) -> BoxStream<'static, Change> {
-    let api: Api<Trimmed<T>> = Api::all(client.clone());
+    change: fn(Event<T>) -> Change,
+) -> BoxStream<'static, Change>
+where
+    T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let api: Api<T> = Api::all(client.clone());
     let config = watcher::Config::default().fields(fields).page_size(PAGE);
     watcher(api, config)
         .default_backoff()
@@ -130,7 +136,7 @@ fn status(error: &watcher::Error) -> Option<&Status> {
 #[derive(Debug)]
 pub struct Named<T> {
     /// What is known of it.
-    pub seen: Seen<Trimmed<T>>,
+    pub seen: Seen<T>,
     /// It was in the list that is being read.
     listed: bool,
 }
@@ -146,7 +152,7 @@ impl<T> Default for Named<T> {
 
 impl<T> Named<T> {
     /// Takes a change.
-    pub fn take(&mut self, event: Event<Trimmed<T>>) {
+    pub fn take(&mut self, event: Event<T>) {
         match event {
             Event::Init => self.listed = false,
             Event::InitApply(object) => {
@@ -167,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    fn watermark() -> Trimmed<SeenWatermark> {
+    fn watermark() -> SeenWatermark {
         let object = json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}});
         serde_json::from_value(object).expect("an object")
     }

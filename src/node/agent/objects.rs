@@ -1,96 +1,44 @@
 //! The objects that the agent watches, each cut down to what it needs while it is decoded: a whole Pod or Node is in
 //! memory only one at a time, and only for that long.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cluster::taint::Marked;
-use crate::cluster::typed::decode;
+use crate::cluster::typed::Typed;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
 use crate::node::pod_facts::{annotation, phase, pod_facts};
 
-/// What is kept of an object.
-pub trait Excerpt: Clone + std::fmt::Debug + Send + Sync + 'static {
-    /// The kind of object.
-    type Kind: Resource<DynamicType = ()>;
-    /// The object as it is decoded.
-    type Whole: DeserializeOwned;
-
-    /// What is kept, and what identifies the object.
-    fn of(whole: Self::Whole) -> (ObjectMeta, Self);
+/// `metadata.uid`
+pub fn uid(object: &impl Resource) -> &str {
+    object.meta().uid.as_deref().unwrap_or_default()
 }
 
-/// An object of which only an excerpt is kept.
-#[derive(Clone, Debug)]
-pub struct Trimmed<T> {
-    meta: ObjectMeta,
-    /// What is kept.
-    pub kept: T,
-}
-
-impl<T> Trimmed<T> {
-    /// `metadata.uid`
-    pub fn uid(&self) -> &str {
-        self.meta.uid.as_deref().unwrap_or_default()
-    }
-}
-
-impl<'de, T: Excerpt> Deserialize<'de> for Trimmed<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (meta, kept) = T::of(decode(deserializer)?);
-        let meta = ObjectMeta {
-            name: meta.name,
-            namespace: meta.namespace,
-            uid: meta.uid,
-            resource_version: meta.resource_version,
-            ..ObjectMeta::default()
-        };
-        Ok(Self { meta, kept })
-    }
-}
-
-impl<T: Excerpt> Resource for Trimmed<T> {
-    type DynamicType = ();
-    type Scope = <T::Kind as Resource>::Scope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        T::Kind::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        T::Kind::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        T::Kind::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        T::Kind::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.meta
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.meta
+/// What identifies an object.
+fn identity(metadata: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
+        ..ObjectMeta::default()
     }
 }
 
 /// A pod of this node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = k8s::Pod)]
+#[serde(from = "Typed<k8s::Pod>")]
 pub struct SeenPod {
+    metadata: ObjectMeta,
     /// Its facts, or why they can't be told.
     pub facts: Result<Arc<Pod>, String>,
     /// The UID that its cgroup is named by: that of a static pod is the kubelet's, not the API server's.
@@ -110,18 +58,15 @@ pub struct Owner {
     pub uid: String,
 }
 
-impl Excerpt for SeenPod {
-    type Kind = k8s::Pod;
-    type Whole = k8s::Pod;
-
-    fn of(whole: k8s::Pod) -> (ObjectMeta, Self) {
-        let seen = Self {
+impl From<Typed<k8s::Pod>> for SeenPod {
+    fn from(Typed(whole): Typed<k8s::Pod>) -> Self {
+        Self {
             facts: facts(&whole),
             cgroup_uid: cgroup_uid(&whole.metadata),
             finished: matches!(phase(&whole), Some("Succeeded" | "Failed")),
             daemon_set: daemon_set(&whole.metadata),
-        };
-        (whole.metadata, seen)
+            metadata: identity(whole.metadata),
+        }
     }
 }
 
@@ -182,8 +127,11 @@ fn daemon_set(meta: &ObjectMeta) -> Option<Owner> {
 }
 
 /// This node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = k8s::Node)]
+#[serde(from = "WholeNode")]
 pub struct SeenNode {
+    metadata: ObjectMeta,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Our marks on it.
@@ -191,8 +139,8 @@ pub struct SeenNode {
 }
 
 /// A Node without its images, addresses and the like.
-#[derive(Debug, Deserialize)]
-pub struct WholeNode {
+#[derive(Deserialize)]
+struct WholeNode {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: WholeNodeSpec,
@@ -200,36 +148,40 @@ pub struct WholeNode {
     status: WholeNodeStatus,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 struct WholeNodeSpec {
     #[serde(default)]
     taints: Value,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 struct WholeNodeStatus {
     #[serde(default)]
     conditions: Value,
 }
 
-impl Excerpt for SeenNode {
-    type Kind = k8s::Node;
-    type Whole = WholeNode;
-
-    fn of(mut whole: WholeNode) -> (ObjectMeta, Self) {
+impl From<WholeNode> for SeenNode {
+    fn from(mut whole: WholeNode) -> Self {
         let labels = whole.metadata.labels.take().unwrap_or_default();
         let marked = Marked::new(
             &whole.metadata,
             &whole.spec.taints,
             &whole.status.conditions,
         );
-        (whole.metadata, Self { labels, marked })
+        Self {
+            metadata: identity(whole.metadata),
+            labels,
+            marked,
+        }
     }
 }
 
 /// What this node has to keep.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = NodeWatermark)]
+#[serde(from = "WholeWatermark")]
 pub struct SeenWatermark {
+    metadata: ObjectMeta,
     /// `metadata.generation`
     pub generation: i64,
     /// What it says, or why that can't be read.
@@ -237,24 +189,21 @@ pub struct SeenWatermark {
 }
 
 /// A `NodeWatermark`, whatever stands in it.
-#[derive(Debug, Deserialize)]
-pub struct WholeWatermark {
+#[derive(Deserialize)]
+struct WholeWatermark {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Value,
 }
 
-impl Excerpt for SeenWatermark {
-    type Kind = NodeWatermark;
-    type Whole = WholeWatermark;
-
-    fn of(whole: WholeWatermark) -> (ObjectMeta, Self) {
+impl From<WholeWatermark> for SeenWatermark {
+    fn from(whole: WholeWatermark) -> Self {
         let spec = serde_json::from_value(whole.spec);
-        let seen = Self {
+        Self {
             generation: whole.metadata.generation.unwrap_or_default(),
             spec: spec.map(Arc::new).map_err(|error| error.to_string()),
-        };
-        (whole.metadata, seen)
+            metadata: identity(whole.metadata),
+        }
     }
 }
 
@@ -264,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(object: Value) -> Trimmed<SeenPod> {
+    fn pod(object: Value) -> SeenPod {
         serde_json::from_value(object).expect("a pod")
     }
 
@@ -281,12 +230,9 @@ mod tests {
             "spec": {"containers": [{"name": "etcd"}]},
             "status": {"phase": "Running"},
         }));
-        assert_eq!(mirror.uid(), "api-uid");
-        assert_eq!(
-            &*mirror.kept.cgroup_uid.0,
-            "0123456789abcdef0123456789abcdef"
-        );
-        let facts = mirror.kept.facts.expect("facts");
+        assert_eq!(uid(&mirror), "api-uid");
+        assert_eq!(&*mirror.cgroup_uid.0, "0123456789abcdef0123456789abcdef");
+        let facts = mirror.facts.expect("facts");
         assert_eq!(&*facts.uid.0, "api-uid");
     }
 
@@ -301,7 +247,7 @@ mod tests {
             "spec": {"containers": [{"name": "c"}]},
             "status": {"phase": "Running"},
         }));
-        assert_eq!(&*named.kept.cgroup_uid.0, "own");
+        assert_eq!(&*named.cgroup_uid.0, "own");
     }
 
     #[test]
@@ -317,7 +263,7 @@ mod tests {
                 {"name": "side", "containerID": "containerd://def", "image": "", "imageID": "", "ready": true, "restartCount": 0},
             ]},
         }));
-        let requests = seen.kept.facts.expect("facts").container_requests.clone();
+        let requests = seen.facts.expect("facts").container_requests.clone();
         assert_eq!(requests.get("abc"), Some(&MilliCpu(300)));
         assert_eq!(
             requests.get("cri-containerd-abc.scope"),
@@ -332,7 +278,7 @@ mod tests {
             "metadata": {"name": "a", "namespace": "b", "uid": "u"},
             "spec": {"containers": [{"name": "web", "resources": {"requests": {"cpu": "-1"}}}]},
         }));
-        let error = seen.kept.facts.expect_err("no facts");
+        let error = seen.facts.expect_err("no facts");
         assert!(error.contains("below zero"), "{error}");
     }
 
@@ -341,9 +287,7 @@ mod tests {
         let owner = |kind: &str, controller: bool| json!({"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "y", "controller": controller});
         let kept_owner = |owner: Value| {
             let meta = json!({"name": "a", "namespace": "b", "ownerReferences": [owner]});
-            pod(json!({"metadata": meta, "spec": {"containers": []}}))
-                .kept
-                .daemon_set
+            pod(json!({"metadata": meta, "spec": {"containers": []}})).daemon_set
         };
         assert_eq!(kept_owner(owner("ReplicaSet", true)), None);
         assert_eq!(kept_owner(owner("DaemonSet", false)), None);
@@ -355,12 +299,12 @@ mod tests {
 
     #[test]
     fn a_watermark_of_another_shape_is_still_seen() {
-        let seen: Trimmed<SeenWatermark> = serde_json::from_value(json!({
+        let seen: SeenWatermark = serde_json::from_value(json!({
             "metadata": {"name": "n", "generation": 3},
             "spec": {"rules": 7},
         }))
         .expect("seen");
-        assert_eq!(seen.kept.generation, 3);
-        seen.kept.spec.expect_err("no spec");
+        assert_eq!(seen.generation, 3);
+        seen.spec.expect_err("no spec");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 
-use super::objects::{Owner, SeenPod, Trimmed};
+use super::objects::{self, Owner, SeenPod};
 use super::place::Place;
 use crate::engine::pod::PodUid;
 use crate::node::cgroup::CgroupPath;
@@ -51,12 +51,12 @@ impl Pods {
     }
 
     /// Takes a change.
-    pub fn take(&mut self, event: Event<Trimmed<SeenPod>>) {
+    pub fn take(&mut self, event: Event<SeenPod>) {
         match event {
             Event::Init => self.listed = Some(BTreeSet::new()),
             Event::InitApply(pod) => {
                 if let Some(listed) = &mut self.listed {
-                    listed.insert(pod.uid().to_owned());
+                    listed.insert(objects::uid(&pod).to_owned());
                 }
                 self.apply(pod);
             }
@@ -69,16 +69,15 @@ impl Pods {
             }
             Event::Apply(pod) => self.apply(pod),
             Event::Delete(pod) => {
-                self.changed |= self.known.remove(pod.uid()).is_some();
+                self.changed |= self.known.remove(objects::uid(&pod)).is_some();
             }
         }
     }
 
-    fn apply(&mut self, pod: Trimmed<SeenPod>) {
-        let own = self.is_own(&pod);
-        let uid = pod.uid().to_owned();
-        let name = pod.name_any();
-        let mut seen = pod.kept;
+    fn apply(&mut self, mut seen: SeenPod) {
+        let own = self.is_own(&seen);
+        let uid = objects::uid(&seen).to_owned();
+        let name = seen.name_any();
         match &mut seen.facts {
             Ok(facts) if own => Arc::make_mut(facts).protected = true,
             Ok(_) => {}
@@ -99,7 +98,7 @@ impl Pods {
         self.known.insert(uid, known);
     }
 
-    fn is_own(&self, pod: &Trimmed<SeenPod>) -> bool {
+    fn is_own(&self, pod: &SeenPod) -> bool {
         let own = self.own.as_ref();
         own.is_some_and(|own| {
             pod.meta().name.as_ref() == Some(&own.name)
@@ -181,7 +180,7 @@ mod tests {
     use super::*;
     use crate::node::cgroup::Hierarchy;
 
-    fn pod(name: &str, uid: &str, phase: &str) -> Trimmed<SeenPod> {
+    fn pod(name: &str, uid: &str, phase: &str) -> SeenPod {
         let pod = json!({
             "metadata": {"name": name, "namespace": "default", "uid": uid},
             "spec": {"containers": [{"name": "c"}]},

@@ -15,7 +15,7 @@ use super::feed::{Change, Failure, Feed, Named, Source, feed};
 use super::memory::Memory;
 use super::metrics::{KindLabels, Metrics};
 use super::node_lock::NodeLock;
-use super::objects::{SeenNode, SeenWatermark, Trimmed};
+use super::objects::{self, SeenNode, SeenWatermark};
 use super::place::Place;
 use super::pods::Pods;
 use super::report::{Reporter, Target, log};
@@ -149,7 +149,7 @@ impl Agent {
             Change::Node(event) => {
                 self.node.take(event);
                 let marked = self.node.seen.present();
-                let marked = marked.map(|node| node.kept.marked.clone());
+                let marked = marked.map(|node| node.marked.clone());
                 self.marked.send_replace(marked);
                 Source::Node
             }
@@ -179,9 +179,14 @@ impl Agent {
 
     /// Does what is due.
     fn turn(&mut self, now: BootTime) -> Result<(), AgentError> {
-        let uid = self.node.seen.present().map(|node| node.uid().to_owned());
-        let seen = self.watermark.seen.as_ref().map(|seen| &seen.kept);
-        let changed = self.rules.judge(seen, uid.as_deref(), now);
+        let uid = self
+            .node
+            .seen
+            .present()
+            .map(|node| objects::uid(node).to_owned());
+        let changed = self
+            .rules
+            .judge(self.watermark.seen.as_ref(), uid.as_deref(), now);
         if self.machine.is_none() {
             self.start(now)?;
         } else if changed {
@@ -366,7 +371,7 @@ impl Agent {
             log(event);
         }
         self.metrics.sampled(now);
-        let node_uid = self.node.seen.present().map(Trimmed::uid);
+        let node_uid = self.node.seen.present().map(objects::uid);
         self.vitals.turned(machine, node_uid, now);
         machine.outside().explain(machine.reports());
         self.evaluated |= machine.plan().evaluated;
@@ -444,7 +449,7 @@ impl Agent {
         };
         let node = NodeView {
             name: &self.options.node,
-            labels: self.node.seen.present().map(|node| &node.kept.labels),
+            labels: self.node.seen.present().map(|node| &node.labels),
         };
         ending::ask(&self.client, &own.namespace, owner, node).await
     }
@@ -463,9 +468,9 @@ impl Agent {
     }
 }
 
-fn target(watermark: &Trimmed<SeenWatermark>) -> Target<'_> {
+fn target(watermark: &SeenWatermark) -> Target<'_> {
     Target {
-        uid: watermark.uid(),
-        generation: watermark.kept.generation,
+        uid: objects::uid(watermark),
+        generation: watermark.generation,
     }
 }

@@ -44,15 +44,6 @@ impl<T> Seen<T> {
         }
     }
 
-    /// The same of something else.
-    pub fn map<U>(self, with: impl FnOnce(T) -> U) -> Seen<U> {
-        match self {
-            Self::Unknown => Seen::Unknown,
-            Self::Absent => Seen::Absent,
-            Self::Present(object) => Seen::Present(with(object)),
-        }
-    }
-
     /// Whether there is one is known.
     pub const fn is_known(&self) -> bool {
         !matches!(self, Self::Unknown)
@@ -219,11 +210,12 @@ mod tests {
         for (key, value) in changes.as_object().expect("fields") {
             spec[key] = value.clone();
         }
-        let spec: NodeWatermarkSpec = serde_json::from_value(spec).expect("a spec");
-        SeenWatermark {
-            generation: 1,
-            spec: Ok(Arc::new(spec)),
-        }
+        watermark(&spec)
+    }
+
+    fn watermark(spec: &Value) -> SeenWatermark {
+        let object = json!({"metadata": {"name": "n", "generation": 1}, "spec": spec});
+        serde_json::from_value(object).expect("an object")
     }
 
     fn at(seconds: u64) -> BootTime {
@@ -265,10 +257,7 @@ mod tests {
         assert_eq!(count(&rules), Some(1));
         let trouble = rules.trouble().expect("told");
         assert!(trouble.to_string().contains("spec.moonPhase"), "{trouble}");
-        let broken = SeenWatermark {
-            generation: 2,
-            spec: Err("invalid type".to_owned()),
-        };
+        let broken = watermark(&json!({"rules": 7}));
         assert!(!rules.judge(Seen::Present(&broken), NODE, at(999)));
         assert_eq!(count(&rules), Some(1));
         rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(1000));
