@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use clap::ValueEnum;
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::core::{ObjectList, PartialObjectMeta};
@@ -23,6 +22,7 @@ use self::view::{Row, Screen, Sort};
 use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::{CallError, call, connect};
 use crate::cluster::clock;
+use crate::reconcilers::lease::LeaseObject;
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
@@ -126,7 +126,7 @@ async fn show(args: &Args) -> anyhow::Result<()> {
 
 async fn look(args: &Args, client: &Client) -> anyhow::Result<Screen> {
     let namespace = &args.lease_namespace;
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let leases: Api<LeaseObject> = Api::namespaced(client.clone(), namespace);
     let leases = all(async |page| leases.list(&page).await).await;
     let leases = leases.map_err(|error| {
         anyhow!(
@@ -153,7 +153,7 @@ async fn look(args: &Args, client: &Client) -> anyhow::Result<Screen> {
             None
         }
     };
-    let rows = rows(&leases, known, clock::wall());
+    let rows = rows(leases, known, clock::wall());
     Ok(Screen::new(rows, args.sort, notes))
 }
 
@@ -177,8 +177,8 @@ where
 }
 
 /// One for each node; where nodes are not known, one for each Lease.
-fn rows(leases: &[Lease], nodes: Option<BTreeSet<String>>, now: Timestamp) -> Vec<Row> {
-    let there = leases.iter().map(|lease| Row::of(lease, now));
+fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestamp) -> Vec<Row> {
+    let there = leases.into_iter().map(|lease| Row::of(lease, now));
     let Some(mut nodes) = nodes else {
         return there.collect();
     };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::Resource;
@@ -14,6 +15,8 @@ use crate::metrics_api::compose::Heartbeat;
 const USUAL: Duration = Duration::from_secs(40);
 /// ...and at most.
 const LONGEST: Duration = Duration::from_hours(1);
+/// A renewal takes its way: an agent is silent so long after its Lease has run out.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// One state of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,13 @@ pub struct Renewal {
     pub holds: Duration,
     /// Somebody holds it.
     pub held: bool,
+}
+
+impl Renewal {
+    /// How long after it its holder is silent.
+    pub fn grace(&self) -> Duration {
+        self.holds + GRACE
+    }
 }
 
 /// A Lease.
@@ -86,21 +96,34 @@ impl From<Whole> for LeaseObject {
 impl LeaseObject {
     /// What its agent says of the node; `None`: nobody holds it.
     pub fn heartbeat(&self) -> Option<Heartbeat> {
-        let holder = self.spec.holder_identity.as_ref();
-        holder.filter(|holder| !holder.is_empty())?;
-        let summary = self.summary.as_deref().map(Summary::parse);
-        Some(Heartbeat {
-            time: self.spec.renew_time.as_ref().map(|time| Time(time.0)),
-            summary: summary.unwrap_or_default(),
+        self.is_held().then(|| Heartbeat {
+            time: self.renewed().map(Time),
+            summary: self.summary(),
         })
+    }
+
+    /// When it was renewed last, by the clock of the node.
+    pub fn renewed(&self) -> Option<Timestamp> {
+        self.spec.renew_time.as_ref().map(|time| time.0)
+    }
+
+    /// The node's health and load, as its agent told it last.
+    pub fn summary(&self) -> Summary {
+        let summary = self.summary.as_deref().map(Summary::parse);
+        summary.unwrap_or_default()
+    }
+
+    fn is_held(&self) -> bool {
+        let holder = self.spec.holder_identity.as_deref();
+        holder.is_some_and(|holder| !holder.is_empty())
     }
 
     /// What it says.
     pub fn renewal(self) -> Renewal {
         let seconds = self.spec.lease_duration_seconds.unwrap_or(0);
         let holds = u64::try_from(seconds).map_or(Duration::ZERO, Duration::from_secs);
-        let holder = self.spec.holder_identity;
         Renewal {
+            held: self.is_held(),
             uid: self.metadata.uid.unwrap_or_default(),
             version: self.metadata.resource_version.unwrap_or_default(),
             holds: if holds.is_zero() {
@@ -108,7 +131,6 @@ impl LeaseObject {
             } else {
                 holds.min(LONGEST)
             },
-            held: holder.is_some_and(|holder| !holder.is_empty()),
         }
     }
 }

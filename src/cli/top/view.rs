@@ -6,18 +6,14 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt as _;
 use serde::{Serialize, Serializer};
 
 use crate::crd::Summary;
-use crate::crd::summary::{ANNOTATION, Percent, Scheduling};
+use crate::crd::summary::{Percent, Scheduling};
 use crate::preview::Table;
+use crate::reconcilers::lease::LeaseObject;
 
-/// An agent is silent so long after its Lease ran out, as the controller counts.
-const GRACE: Duration = Duration::from_secs(10);
-/// What a Lease holds that does not say.
-const USUAL: Duration = Duration::from_secs(40);
 /// Cells of a bar.
 const WIDTH: usize = 20;
 
@@ -72,27 +68,23 @@ fn seconds<S: Serializer>(age: &Option<Duration>, serializer: S) -> Result<S::Ok
 
 impl Row {
     /// By a Lease.
-    pub(super) fn of(lease: &Lease, now: Timestamp) -> Self {
-        let spec = lease.spec.clone().unwrap_or_default();
-        let seconds = spec.lease_duration_seconds.unwrap_or(0);
-        let holds = u64::try_from(seconds).map_or(USUAL, Duration::from_secs);
-        let renewed = spec.renew_time.map(|time| now.duration_since(time.0));
+    pub(super) fn of(lease: LeaseObject, now: Timestamp) -> Self {
+        let node = lease.name_any();
+        let (renewed, summary) = (lease.renewed(), lease.summary());
+        let renewal = lease.renewal();
+        let age = renewed.map(|renewed| now.duration_since(renewed));
         // A clock of a node may be ahead.
-        let age = renewed.map(|age| Duration::try_from(age).unwrap_or_default());
-        let held = spec
-            .holder_identity
-            .is_some_and(|holder| !holder.is_empty());
+        let age = age.map(|age| Duration::try_from(age).unwrap_or_default());
         let agent = match age {
-            _ if !held => Agent::Left,
-            Some(age) if age <= holds + GRACE => Agent::Alive,
+            _ if !renewal.held => Agent::Left,
+            Some(age) if age <= renewal.grace() => Agent::Alive,
             _ => Agent::Silent,
         };
-        let summary = lease.annotations().get(ANNOTATION);
         Self {
-            node: lease.name_any(),
+            node,
             agent,
             age,
-            summary: summary.map(|text| Summary::parse(text)).unwrap_or_default(),
+            summary,
         }
     }
 

@@ -1,25 +1,26 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::crd::summary::ANNOTATION;
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-fn lease(node: &str, age: i64, summary: &str) -> Lease {
-    let renewed = now() - jiff::SignedDuration::from_secs(age);
-    serde_json::from_value(json!({
-        "metadata": {"name": node, "annotations": {ANNOTATION: summary}},
-        "spec": {
-            "holderIdentity": node, "leaseDurationSeconds": 40,
-            "renewTime": format!("{renewed:.6}"),
-        },
-    }))
-    .unwrap()
+fn row(node: &str, age: i64, summary: &str) -> Row {
+    row_of(Some(node), node, age, summary)
 }
 
-fn row(node: &str, age: i64, summary: &str) -> Row {
-    Row::of(&lease(node, age, summary), now())
+fn row_of(holder: Option<&str>, node: &str, age: i64, summary: &str) -> Row {
+    let renewed = now() - jiff::SignedDuration::from_secs(age);
+    let lease = json!({
+        "metadata": {"name": node, "annotations": {ANNOTATION: summary}},
+        "spec": {
+            "holderIdentity": holder, "leaseDurationSeconds": 40,
+            "renewTime": format!("{renewed:.6}"),
+        },
+    });
+    Row::of(serde_json::from_value(lease).unwrap(), now())
 }
 
 fn fleet() -> Vec<Row> {
@@ -91,9 +92,7 @@ fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
 fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_not() {
     assert_eq!(row("a", 50, "").agent, Agent::Alive);
     assert_eq!(row("a", 51, "").agent, Agent::Silent);
-    let mut left = lease("a", 600, "cpu=1 throttled=1");
-    left.spec.as_mut().unwrap().holder_identity = None;
-    let left = Row::of(&left, now());
+    let left = row_of(None, "a", 600, "cpu=1 throttled=1");
     assert_eq!(left.agent, Agent::Left);
     assert_eq!(left.heartbeat(), "left 10m0s ago");
     assert_eq!(left.in_force(), "-");
@@ -110,11 +109,10 @@ fn a_node_whose_clock_is_ahead_has_just_been_heard() {
 
 #[test]
 fn a_lease_that_says_nothing_sensible_is_shown_as_silent() {
-    let lease: Lease = serde_json::from_value(json!({
+    let lease = json!({
         "metadata": {"name": "odd"}, "spec": {"holderIdentity": "odd", "leaseDurationSeconds": -1},
-    }))
-    .unwrap();
-    let row = Row::of(&lease, now());
+    });
+    let row = Row::of(serde_json::from_value(lease).unwrap(), now());
     assert_eq!(
         (row.agent, row.heartbeat().as_str()),
         (Agent::Silent, "SILENT for ?")

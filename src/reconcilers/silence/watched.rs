@@ -8,8 +8,6 @@ use super::super::lease::Renewal;
 use super::{InForce, Look, MOST_ASKED};
 use crate::engine::time::BootTime;
 
-/// A renewal takes its way: an agent is silent so long after its Lease has run out.
-const GRACE: Duration = Duration::from_secs(10);
 /// What a watch shows may be old. Nothing is told or undone unless the Lease itself was read so short a while ago.
 const CONFIRMED: Duration = Duration::from_mins(1);
 
@@ -88,7 +86,7 @@ impl Watched {
 
     /// How long it may be silent by its Lease.
     fn grace(&self) -> Option<Duration> {
-        self.lease.as_ref().map(|lease| lease.holds + GRACE)
+        self.lease.as_ref().map(Renewal::grace)
     }
 
     /// It is silent.
