@@ -3,7 +3,6 @@
 mod view;
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::io::{IsTerminal as _, Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,18 +13,16 @@ use clap::ValueEnum;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
-use kube::core::{ObjectList, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
-use serde::de::DeserializeOwned;
 
 use self::view::{Row, Screen, Sort};
 use super::{LEASE_NAMESPACE, duration, runtime};
-use crate::cluster::client::{CallError, call, connect};
+use crate::cluster::client::connect;
 use crate::cluster::clock;
+use crate::cluster::list::all;
 use crate::reconcilers::lease::LeaseObject;
 
-/// Objects in one answer to a list.
-const PAGE: u32 = 500;
 /// Moves to the corner of the terminal and wipes it.
 const WIPE: &str = "\x1b[H\x1b[2J";
 
@@ -127,7 +124,7 @@ async fn show(args: &Args) -> anyhow::Result<()> {
 async fn look(args: &Args, client: &Client) -> anyhow::Result<Screen> {
     let namespace = &args.lease_namespace;
     let leases: Api<LeaseObject> = Api::namespaced(client.clone(), namespace);
-    let leases = all(async |page| leases.list(&page).await).await;
+    let leases = all(ListParams::default(), async |page| leases.list(&page).await).await;
     let leases = leases.map_err(|error| {
         anyhow!(
             "failed to list the Leases of the agents in namespace {namespace}: {}",
@@ -135,7 +132,10 @@ async fn look(args: &Args, client: &Client) -> anyhow::Result<Screen> {
         )
     })?;
     let api: Api<Node> = Api::all(client.clone());
-    let known = all(async |page| api.list_metadata(&page).await).await;
+    let known = all(ListParams::default(), async |page| {
+        api.list_metadata(&page).await
+    })
+    .await;
     let mut notes = Vec::new();
     if leases.is_empty() {
         notes.push(format!(
@@ -155,25 +155,6 @@ async fn look(args: &Args, client: &Client) -> anyhow::Result<Screen> {
     };
     let rows = rows(leases, known, clock::wall());
     Ok(Screen::new(rows, args.sort, notes))
-}
-
-/// Every object, page by page.
-async fn all<K>(
-    list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,
-) -> Result<Vec<K>, CallError>
-where
-    K: Clone + Debug + DeserializeOwned,
-{
-    let mut objects = Vec::new();
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let found = call(list(page.clone())).await?;
-        objects.extend(found.items);
-        match found.metadata.continue_.filter(|more| !more.is_empty()) {
-            Some(more) => page = page.continue_token(&more),
-            None => return Ok(objects),
-        }
-    }
 }
 
 /// One for each node; where nodes are not known, one for each Lease.

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod election;
 pub mod events;
 pub mod eviction;
+pub mod list;
 pub mod requests;
 pub mod reviews;
 pub mod taint;

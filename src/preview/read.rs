@@ -1,6 +1,7 @@
 //! Reads the cluster. GET and LIST are all it ever sends.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
@@ -13,14 +14,13 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::{Kept, Subject, Summary};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::CallError;
+use crate::cluster::list::all;
 use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
 use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
 
-/// Objects in one answer to a list.
-const PAGE: u32 = 500;
 /// So many kubelets are asked at a time...
 const AT_ONCE: usize = 64;
 /// ...and each is given so long.
@@ -129,11 +129,11 @@ impl Cluster {
         }
         let mut found = Vec::new();
         if selection.names.is_empty() {
-            found = list(&api, &params).await.map_err(failed("nodes"))?;
+            found = list(&api, params.clone()).await.map_err(failed("nodes"))?;
         }
         for name in &selection.names {
             let params = params.clone().fields(&format!("metadata.name={name}"));
-            let one = list(&api, &params).await.map_err(failed("nodes"))?;
+            let one = list(&api, params).await.map_err(failed("nodes"))?;
             if one.is_empty() && selection.labels.is_none() {
                 return Err(ReadError::NoSuchNode(name.clone()));
             }
@@ -163,7 +163,7 @@ impl Cluster {
         let mut found: BTreeMap<String, Vec<k8s::Pod>> = BTreeMap::new();
         for fields in fields {
             let params = ListParams::default().fields(&fields);
-            for Typed(pod) in list(&api, &params).await.map_err(failed("pods"))? {
+            for Typed(pod) in list(&api, params).await.map_err(failed("pods"))? {
                 let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
                 found.entry(node.unwrap_or_default()).or_default().push(pod);
             }
@@ -243,7 +243,7 @@ impl Cluster {
 
     async fn dynamic(&self, resource: &ApiResource) -> Result<Vec<DynamicObject>, CallError> {
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), resource);
-        list(&api, &ListParams::default()).await
+        list(&api, ListParams::default()).await
     }
 }
 
@@ -254,21 +254,11 @@ fn failed(what: &'static str) -> impl Fn(CallError) -> ReadError {
     }
 }
 
-/// All objects, page by page, each with a deadline.
-async fn list<K>(api: &Api<K>, params: &ListParams) -> Result<Vec<K>, CallError>
+async fn list<K>(api: &Api<K>, params: ListParams) -> Result<Vec<K>, CallError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
+    K: Clone + DeserializeOwned + Debug,
 {
-    let mut params = params.clone().limit(PAGE);
-    let mut found = Vec::new();
-    loop {
-        let page = call(api.list(&params)).await?;
-        found.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(found),
-        }
-    }
+    all(params, async |page| api.list(&page).await).await
 }
 
 /// As a manifest has it: the items of a list come without kind.
