@@ -23,7 +23,7 @@ mod patience;
 mod server;
 mod status;
 pub mod store;
-mod table;
+pub mod table;
 mod watch;
 
 use std::net::SocketAddr;

@@ -155,7 +155,7 @@ fn health(metric: &NodeMetric) -> String {
 }
 
 /// A time in seconds as kubectl writes ages (`k8s.io/apimachinery/pkg/util/duration.HumanDuration`).
-fn age(seconds: i64) -> String {
+pub fn age(seconds: i64) -> String {
     let two = |large: i64, unit: &str, small: i64, rest: &str| match small {
         0 => format!("{large}{unit}"),
         small => format!("{large}{unit}{small}{rest}"),

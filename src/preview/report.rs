@@ -11,7 +11,7 @@ use crate::engine::plan::Change;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
-use crate::node::machine::wording::{count, format_value, short};
+use crate::node::machine::wording::{count, format_value, short, whole};
 
 /// So many pods that no policy matches are named; JSON names all.
 const NAMED: usize = 5;
@@ -179,10 +179,6 @@ impl fmt::Display for Standing {
             Self::Unknown => "UNKNOWN",
         })
     }
-}
-
-fn whole(duration: Duration) -> String {
-    short(Duration::from_secs(duration.as_secs()))
 }
 
 /// How many pods each kind of action would be taken on.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::policy::RuleId;
-use crate::node::machine::wording::{count, short};
+use crate::node::machine::wording::{count, whole};
 use crate::trace::replay::{Replay, RuleSummary, Summary};
 
 /// The summary of a replay, with the names of pods.
@@ -91,8 +91,4 @@ fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
         )?;
     }
     Ok(())
-}
-
-fn whole(duration: Duration) -> String {
-    short(Duration::from_secs(duration.as_secs()))
 }

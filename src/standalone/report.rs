@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::status::{RuleStatus, Status};
 use crate::engine::policy::Strategy;
-use crate::node::machine::wording::{count, format_value, short, unknown_reason};
+use crate::node::machine::wording::{count, format_value, short, unknown_reason, whole};
 
 /// Prints a status.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl<'a> Report<'a> {
                 "{:width$}  {:8}  {:>8}  {:>12}  {:>12}  {}{}",
                 rule.rule,
                 format!("{:?}", rule.state),
-                rule.lasts.map_or_else(|| "-".to_owned(), whole_seconds),
+                rule.lasts.map_or_else(|| "-".to_owned(), whole),
                 value.as_deref().unwrap_or("unknown"),
                 format_value(metric, rule.watermark),
                 metric.unwrap_or("-"),
@@ -120,10 +120,6 @@ fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, title: &str, items: &[T]) -
         writeln!(f, "\n{title}")?;
     }
     items.iter().try_for_each(|item| writeln!(f, "{item}"))
-}
-
-fn whole_seconds(duration: Duration) -> String {
-    short(Duration::from_secs(duration.as_secs()))
 }
 
 fn notes(rule: &RuleStatus) -> String {

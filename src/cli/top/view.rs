@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::crd::Summary;
 use crate::crd::summary::{Percent, Scheduling};
+use crate::metrics_api::table;
 use crate::preview::Table;
 use crate::reconcilers::lease::LeaseObject;
 
@@ -186,7 +187,9 @@ impl Row {
     }
 
     fn heartbeat(&self) -> String {
-        let age = self.age.map_or_else(|| "?".to_owned(), age);
+        let seconds = |age: Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        let age = self.age.map(seconds);
+        let age = age.map_or_else(|| "?".to_owned(), table::age);
         match self.agent {
             Agent::Alive => age,
             Agent::Left => format!("left {age} ago"),
@@ -221,18 +224,6 @@ fn cells(percent: f64) -> usize {
     (1..=WIDTH)
         .take_while(|at| *at as f64 * cell - cell / 2.0 <= percent)
         .count()
-}
-
-/// `7s`, `3m12s`, `2h5m`, `4d`.
-fn age(age: Duration) -> String {
-    let seconds = age.as_secs();
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
-        (0, ..) => format!("{hours}h{}m", minutes % 60),
-        _ => format!("{days}d"),
-    }
 }
 
 /// All of it.

@@ -291,6 +291,11 @@ pub fn short(duration: Duration) -> String {
     format!("{:#}", SignedDuration::from_millis(millis))
 }
 
+/// The same, of its whole seconds.
+pub fn whole(duration: Duration) -> String {
+    short(Duration::from_secs(duration.as_secs()))
+}
+
 /// A value of a metric with its unit, as short as it can be read.
 pub fn format_value(metric: Option<&str>, value: f64) -> String {
     let plain = || {
