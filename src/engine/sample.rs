@@ -66,6 +66,11 @@ impl CpuTimes {
     pub fn busy_since(self, before: Self, interval: Duration) -> Option<f64> {
         busy(before, self, interval.as_nanos() as f64).ok()
     }
+
+    /// So many millicores in percent of the CPUs online.
+    pub fn percent(self, millicores: f64) -> f64 {
+        millicores / f64::from(self.online) / 10.0
+    }
 }
 
 /// Memory of the node.
@@ -76,6 +81,13 @@ pub struct NodeMemory {
     pub total: Bytes,
     /// `MemAvailable`.
     pub available: Bytes,
+}
+
+impl NodeMemory {
+    /// What is not available to new work; `None` where more is said to be available than there is.
+    pub fn used(self) -> Option<Bytes> {
+        self.total.0.checked_sub(self.available.0).map(Bytes)
+    }
 }
 
 /// One pressure file: percent of time stalled, averaged over 10, 60 and 300 s.

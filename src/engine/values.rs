@@ -143,9 +143,7 @@ impl Judge<'_> {
         let node = &self.view.sample.node;
         match &self.rule.metric {
             Metric::CpuUsage => self.cpu().map(|(millicores, _)| millicores),
-            Metric::CpuUtilization => self
-                .cpu()
-                .map(|(millicores, cpus)| millicores / cpus / 10.0),
+            Metric::CpuUtilization => self.cpu().map(|(millicores, cpu)| cpu.percent(millicores)),
             Metric::MemoryUsage => memory(node).map(|(used, _)| used),
             Metric::MemoryUtilization => memory(node).map(|(used, total)| used / total * 100.0),
             Metric::Load(index) => node
@@ -163,12 +161,12 @@ impl Judge<'_> {
         }
     }
 
-    /// Busy millicores over the interval, and CPUs online.
-    fn cpu(&self) -> Result<(f64, f64), Unknown> {
+    /// Busy millicores over the interval, and the CPUs.
+    fn cpu(&self) -> Result<(f64, CpuTimes), Unknown> {
         let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
         let interval = self.interval(self.view.base.at, self.view.sample.at)?;
         let before = self.view.base.cpu.ok_or(Unknown::Rebased)?;
-        Ok((busy(before, now, interval)?, f64::from(now.online)))
+        Ok((busy(before, now, interval)?, now))
     }
 
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {
@@ -378,9 +376,8 @@ fn throttled_ratio(before: &ContainerSample, container: &ContainerSample) -> Val
 /// Bytes used, and bytes there are.
 pub(super) fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
     let memory = node.memory.ok_or(Unknown::Missing)?;
-    let used = memory.total.0.checked_sub(memory.available.0);
-    match used {
-        Some(used) if memory.total.0 > 0 => Ok((used as f64, memory.total.0 as f64)),
+    match memory.used() {
+        Some(used) if memory.total.0 > 0 => Ok((used.0 as f64, memory.total.0 as f64)),
         _ => Err(Unknown::Impossible),
     }
 }

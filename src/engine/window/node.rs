@@ -7,7 +7,7 @@ use crate::engine::metric::{Resource, Windowed};
 use crate::engine::plan::Unknown;
 use crate::engine::sample::{CpuTimes, Sample};
 use crate::engine::time::BootTime;
-use crate::engine::values::{busy, memory};
+use crate::engine::values::memory;
 
 /// CPU and memory over time, in percent of the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,8 +83,7 @@ fn keep(series: &mut Series, last: Look, now: Look, mean: Option<f64>) {
 }
 
 fn cpu_percent(last: Look, now: Look) -> Option<f64> {
-    let interval = now.at.as_nanos().checked_sub(last.at.as_nanos())?;
-    let (before, after) = (last.cpu?, now.cpu?);
-    let millicores = busy(before, after, interval as f64).ok()?;
-    Some((millicores / f64::from(after.online) / 10.0).min(100.0))
+    let cpu = now.cpu?;
+    let busy = cpu.busy_since(last.cpu?, now.at.since(last.at))?;
+    Some(cpu.percent(busy).min(100.0))
 }

@@ -18,7 +18,7 @@ use crate::crd::node_metric::{
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{CpuTimes, NodeSample, PodSample, Sample};
+use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample, PodSample, Sample};
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
@@ -227,18 +227,14 @@ fn cpu(last: &Look, sample: &Sample) -> Option<f64> {
 
 /// CPU and memory in percent of what there is.
 fn percents(node: &NodeSample, cpu: Option<f64>) -> [Option<f64>; 2] {
-    let cpus = node.cpu.map(|cpu| f64::from(cpu.online));
-    let memory = node.memory.map(|memory| memory.total.0 as f64);
-    let percent = |part: f64, whole: f64| part / whole * 100.0;
+    let memory = |memory: NodeMemory| {
+        let used = memory.used()?;
+        Some(used.0 as f64 / memory.total.0 as f64 * 100.0)
+    };
     [
-        cpu.zip(cpus).map(|(cpu, cpus)| percent(cpu / 1000.0, cpus)),
-        used(node).zip(memory).map(|(u, m)| percent(u.0 as f64, m)),
+        node.cpu.zip(cpu).map(|(cpus, busy)| cpus.percent(busy)),
+        node.memory.and_then(memory),
     ]
-}
-
-fn used(node: &NodeSample) -> Option<Bytes> {
-    let memory = node.memory?;
-    memory.total.0.checked_sub(memory.available.0).map(Bytes)
 }
 
 fn capacity(node: &NodeSample) -> Amounts {
@@ -250,7 +246,7 @@ fn capacity(node: &NodeSample) -> Amounts {
 
 fn total(node: &NodeSample, cpu: Option<f64>, pods: &[Used<'_>]) -> Usage {
     let cpu = cpu.map(millicores);
-    let memory = used(node);
+    let memory = node.memory.and_then(NodeMemory::used);
     let pod_cpu: Option<MilliCpu> = sum(pods.iter().map(|pod| pod.cpu));
     let pod_memory: Option<Bytes> = sum(pods.iter().map(|pod| pod.sample.memory));
     let rest = memory.zip(pod_memory);
