@@ -78,7 +78,7 @@ pub struct Metrics {
     pub writes: Family<WriteLabels, Counter>,
     running: Gauge,
     watch_errors: Family<WatchLabels, Counter>,
-    /// Events that were dropped, because too many were under way.
+    /// Events that were dropped, because too many wait.
     pub events_dropped: Counter,
     /// Taints of silent agents that were taken away.
     pub taints_removed: Counter,
@@ -155,7 +155,7 @@ impl Metrics {
         registry.register("running_writes", help, self.running.clone());
         let help = "Failures of watches";
         registry.register("watch_errors", help, self.watch_errors.clone());
-        let help = "Events that were dropped, because too many were under way";
+        let help = "Events that were dropped, because too many wait";
         registry.register("events_dropped", help, self.events_dropped.clone());
         let help = "Taints of silent agents that were taken away";
         registry.register("taints_removed", help, self.taints_removed.clone());
