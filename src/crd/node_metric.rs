@@ -10,15 +10,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Resource;
 use kube::core::ClusterResourceScope;
-use kube::core::schema::{OptionalEnum, StructuralSchemaRewriter};
-use schemars::generate::SchemaSettings;
-use schemars::transform::AddNullable;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::schema::tidy;
+use super::schema::{inlined_schema, tidy};
 
 /// The API group.
 pub const GROUP: &str = "metrics.plimsoll.dev";
@@ -319,20 +316,8 @@ impl NodeMetric {
     /// The schema of the whole object: structural, as an `OpenAPI` document of an API server holds it. `metadata` is
     /// only said to be an object: `ObjectMeta` has a schema of its own in such a document.
     pub fn schema() -> Value {
-        let settings = SchemaSettings::openapi3().with(|settings| {
-            settings.inline_subschemas = true;
-            settings.meta_schema = None;
-        });
-        let generator = settings
-            .with_transform(AddNullable::default())
-            .with_transform(StructuralSchemaRewriter)
-            .with_transform(OptionalEnum)
-            .into_generator();
-        let mut schema = generator.into_root_schema_for::<Self>().to_value();
+        let mut schema = inlined_schema::<Self>();
         tidy(&mut schema);
-        if let Some(fields) = schema.as_object_mut() {
-            fields.remove("title");
-        }
         schema["properties"]["apiVersion"] = json!({
             "type": "string",
             "description": "The version of this kind: metrics.plimsoll.dev/v1alpha1.",

@@ -2,7 +2,10 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
-use schemars::{Schema, SchemaGenerator, json_schema};
+use kube::core::schema::{OptionalEnum, StructuralSchemaRewriter};
+use schemars::generate::SchemaSettings;
+use schemars::transform::AddNullable;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use super::common::LabelSelector;
@@ -24,6 +27,24 @@ pub fn definitions() -> [CustomResourceDefinition; 4] {
         NodeWatermark::crd(),
     ]
     .map(finish)
+}
+
+/// The schema of a type with all that it is made of in it, as kube makes those of definitions: structural.
+pub fn inlined_schema<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::openapi3().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    let generator = settings
+        .with_transform(AddNullable::default())
+        .with_transform(StructuralSchemaRewriter)
+        .with_transform(OptionalEnum)
+        .into_generator();
+    let mut schema = generator.into_root_schema_for::<T>().to_value();
+    if let Some(fields) = schema.as_object_mut() {
+        fields.remove("title");
+    }
+    schema
 }
 
 /// Takes out what an API server would warn of or read in another way than we do.

@@ -1,13 +1,10 @@
 //! The `OpenAPI` documents, made from the type: `kubectl explain` and clients that validate read them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
-use kube::core::schema::StructuralSchemaRewriter;
-use schemars::JsonSchema;
-use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
-use crate::crd::NodeMetric;
 use crate::crd::node_metric::{GROUP, KIND, PLURAL, VERSION};
+use crate::crd::{NodeMetric, inlined_schema};
 
 /// Where the document of version 3 is, below `/openapi/v3/`.
 pub const V3_PATH: &str = "apis/metrics.plimsoll.dev/v1alpha1";
@@ -52,22 +49,6 @@ fn schemas(reference: impl Fn(&str) -> Value) -> Value {
     json!({OBJECT: object, LIST: list})
 }
 
-/// The schema of a type of Kubernetes', with all that it is made of in it.
-fn inlined<T: JsonSchema>() -> Value {
-    let settings = SchemaSettings::openapi3().with(|settings| {
-        settings.inline_subschemas = true;
-        settings.meta_schema = None;
-    });
-    let generator = settings
-        .with_transform(StructuralSchemaRewriter)
-        .into_generator();
-    let mut schema = generator.into_root_schema_for::<T>().to_value();
-    if let Some(fields) = schema.as_object_mut() {
-        fields.remove("title");
-    }
-    schema
-}
-
 fn operation(action: &str, kind: &str, summary: &str, ok: &Value) -> Value {
     json!({
         "operationId": format!("{action}Metrics{VERSION}{kind}"),
@@ -108,8 +89,8 @@ fn info() -> Value {
 pub fn v3() -> Value {
     let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let mut schemas = schemas(reference);
-    schemas[OBJECT_META] = inlined::<ObjectMeta>();
-    schemas[LIST_META] = inlined::<ListMeta>();
+    schemas[OBJECT_META] = inlined_schema::<ObjectMeta>();
+    schemas[LIST_META] = inlined_schema::<ListMeta>();
     let answer = |name: &str| {
         json!({
             "description": "OK",
