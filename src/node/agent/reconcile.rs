@@ -207,7 +207,7 @@ impl Agent {
             self.reporter.recount(machine);
             self.builder.changed();
         }
-        if now >= machine.next_tick() || self.builder.is_due(now) {
+        if now >= machine.next_tick() || self.builder.calls_for_sample(now) {
             self.tick(now);
         }
         if let Some(machine) = &self.machine {

@@ -84,7 +84,7 @@ impl Builder {
         }
     }
 
-    /// When the next report is due; `None`: at once.
+    /// When the next report is due; `None`: with the next sample.
     pub const fn due(&self) -> Option<BootTime> {
         self.due
     }
@@ -92,6 +92,12 @@ impl Builder {
     /// Whether the next sample has to hold what a report needs.
     pub fn is_due(&self, now: BootTime) -> bool {
         self.due.is_none_or(|due| due <= now)
+    }
+
+    /// Whether a sample has to be taken for a report alone: what changed is told with the next one that is taken anyway,
+    /// so that changes that come thick and fast make no more samples.
+    pub fn calls_for_sample(&self, now: BootTime) -> bool {
+        self.due.is_some_and(|due| due <= now)
     }
 
     /// Something changed that is worth a report of its own.

@@ -245,6 +245,20 @@ fn a_report_of_110_pods_stays_within_4_kib_whatever_they_are_called() {
 }
 
 #[test]
+fn a_change_is_told_with_the_next_sample_and_calls_for_none_of_its_own() {
+    let mut node = Node::plain(1);
+    node.second_report();
+    for _ in 0..100 {
+        node.builder.changed();
+        assert!(node.builder.is_due(node.now));
+        assert!(!node.builder.calls_for_sample(node.now));
+    }
+    node.report();
+    assert!(!node.builder.calls_for_sample(node.now + INTERVAL / 2));
+    assert!(node.builder.calls_for_sample(node.now + INTERVAL));
+}
+
+#[test]
 fn a_report_is_due_after_ten_seconds_or_when_the_use_has_moved() {
     let mut node = Node::plain(1);
     assert!(node.builder.is_due(node.now), "the first at once");
