@@ -16,14 +16,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use api_support::{ControlPlane, Controller, Process, aggregation, free_port};
+use api_support::{ControlPlane, Controller, Process, aggregation, free_port, names};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
-
-fn names(count: usize) -> Vec<String> {
-    (0..count).map(|index| format!("node{index:02}")).collect()
-}
 
 /// A control plane whose aggregation layer reaches controllers at these ports.
 fn plane(ports: &[u16]) -> Option<ControlPlane> {

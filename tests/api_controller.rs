@@ -11,24 +11,11 @@ mod api_support;
 
 use std::time::Duration;
 
-use api_support::ControlPlane;
+use api_support::{ControlPlane, names, policy};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
-
-fn names(count: usize) -> Vec<String> {
-    (0..count).map(|index| format!("node{index:02}")).collect()
-}
-
-fn policy(kind: &str, name: &str, spec: &Value) -> Value {
-    json!({
-        "apiVersion": "ensurance.crane.io/v1alpha1",
-        "kind": kind,
-        "metadata": {"name": name},
-        "spec": spec,
-    })
-}
 
 fn node_qos(name: &str, value: u32) -> Value {
     let rule = json!({

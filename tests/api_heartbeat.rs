@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use agent_support::{NODE, Node, closing};
 use api_support::faults::{Fault, Proxy};
-use api_support::{ControlPlane, now};
+use api_support::{ControlPlane, LEASES, lease_namespace, now};
 use futures::future::join_all;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::{Api, Client};
@@ -32,7 +32,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-const LEASES: &str = "plimsoll-node-lease";
 const SOON: Duration = Duration::from_mins(1);
 
 /// Not a test: what runs in the pods.
@@ -42,10 +41,6 @@ fn burn() {
     loop {
         std::hint::spin_loop();
     }
-}
-
-fn namespace() -> Value {
-    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
 }
 
 /// One agent's heartbeat, behind a proxy of its own.
@@ -313,7 +308,7 @@ async fn a_lease_is_kept_whatever_becomes_of_its_calls() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
-    plane.apply(&[namespace()]);
+    plane.apply(&[lease_namespace()]);
     let client = connect(Some(&plane.kubeconfig)).await.unwrap();
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
@@ -349,7 +344,7 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
     agent.until("it is ready", || agent.is_ready());
     let said = "create the namespace plimsoll-node-lease, or name another with --lease-namespace";
     agent.until("it says what is missing", || agent.said().contains(said));
-    node.plane.apply(&[namespace()]);
+    node.plane.apply(&[lease_namespace()]);
     agent.until("there is a Lease", || !lease(&node).is_null());
     agent.until("the metrics tell it", || {
         let (_, text) = agent.http("/metrics").unwrap();

@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api_support::ControlPlane;
+use api_support::{ControlPlane, policy};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 
@@ -107,10 +107,6 @@ fn summary() -> Value {
             "memory": {"time": time, "usageBytes": 30, "workingSetBytes": 20, "rssBytes": 10},
         }],
     })
-}
-
-fn policy(kind: &str, name: &str, spec: &Value) -> Value {
-    json!({"apiVersion": "ensurance.crane.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
 fn policies() -> [Value; 3] {

@@ -10,8 +10,8 @@ mod api_support;
 
 use std::time::Duration;
 
-use api_support::ControlPlane;
 use api_support::faults::{Fault, Proxy};
+use api_support::{ControlPlane, LEASES, lease_namespace};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
@@ -106,12 +106,6 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
     assert!(controller.metric("plimsoll_controller_silent_agents_throttling") > 0.5);
 }
 
-const LEASES: &str = "plimsoll-node-lease";
-
-fn namespace() -> Value {
-    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
-}
-
 /// What an agent writes that renews its Lease, which holds for a second.
 fn renew(plane: &ControlPlane, node: &str, times: u32) {
     plane.apply(&[json!({
@@ -133,7 +127,7 @@ fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time(
         return;
     };
     plane.nodes(&["alive".to_owned(), "dead".to_owned()]);
-    plane.apply(&[namespace()]);
+    plane.apply(&[lease_namespace()]);
     for node in ["alive", "dead"] {
         marked(&plane, node);
         renew(&plane, node, 0);

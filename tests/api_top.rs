@@ -15,11 +15,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use api_support::faults::{Fault, Proxy};
-use api_support::{ControlPlane, Process};
+use api_support::{ControlPlane, LEASES, Process, lease_namespace};
 use plimsoll::cluster::clock::wall;
 use serde_json::{Value, json};
-
-const LEASES: &str = "plimsoll-node-lease";
 
 fn top(kubeconfig: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
@@ -43,10 +41,9 @@ fn lease(node: &str, age: Duration, summary: &str) -> Value {
 fn cluster() -> Option<ControlPlane> {
     let plane = ControlPlane::start()?;
     plane.nodes(&["hot".to_owned(), "quiet".to_owned(), "bare".to_owned()]);
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}});
     let hot = "cpu=91.0 mem=40.0 cpumark=75.0 psi=1.0/2.0/3.0 rules=1 throttled=2 scheduling=NoSchedule breached=1:q/cpu";
     plane.apply(&[
-        namespace,
+        lease_namespace(),
         lease("hot", Duration::from_secs(1), hot),
         lease("quiet", Duration::from_mins(5), "cpu=1.0"),
         lease("gone", Duration::from_mins(5), "cpu=1.0"),

@@ -350,8 +350,8 @@ fn an_edit_that_is_on_its_way_goes_on_where_it_was_after_a_short_loss_of_the_api
     assert_eq!(cluster.with_rules(), 300);
 }
 
-#[test]
-fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_server() {
+/// Of 20 nodes, all of which act by a rule.
+fn all_acting() -> Cluster {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
     cluster.rest();
@@ -359,6 +359,12 @@ fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_se
         cluster.report(&name, breached(5000.0));
     }
     cluster.settle(0);
+    cluster
+}
+
+#[test]
+fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_server() {
+    let mut cluster = all_acting();
     apply(&mut cluster, 3000);
     assert_eq!(cluster.with("watermark", 3000.0).len(), 1);
     cluster.world.follow();
@@ -370,13 +376,7 @@ fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_se
 
 #[test]
 fn a_new_leader_tries_an_edit_on_a_node_of_which_it_knows_what_it_did_before() {
-    let mut cluster = ready(20);
-    apply(&mut cluster, 4000);
-    cluster.rest();
-    for name in cluster.names() {
-        cluster.report(&name, breached(5000.0));
-    }
-    cluster.settle(0);
+    let mut cluster = all_acting();
     apply(&mut cluster, 3000);
     cluster.fail_over();
     cluster.settle(0);

@@ -44,6 +44,28 @@ pub fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
+/// Where agents have their Leases.
+pub const LEASES: &str = "plimsoll-node-lease";
+
+pub fn lease_namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
+}
+
+/// Names for so many nodes, in order.
+pub fn names(count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("node{index:02}")).collect()
+}
+
+/// A policy of this kind.
+pub fn policy(kind: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    })
+}
+
 /// Says past the test harness, which swallows the output of tests that pass.
 fn say(text: &str) {
     std::io::stderr().lock().write_all(text.as_bytes()).unwrap();
