@@ -11,7 +11,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
-use crate::cluster::{client, clock};
+use crate::cluster::client::Server;
+use crate::cluster::clock;
 use crate::metrics_api::{self, Place};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
@@ -153,8 +154,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         args.silent_agent_after
     );
     let metrics = Arc::new(Metrics::default());
-    let observer = Arc::clone(&metrics);
-    let client = client::connect_observed(args.kubeconfig.as_deref(), observer).await?;
+    let server = Server::find(args.kubeconfig.as_deref()).await?;
     let options = Options {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
@@ -187,7 +187,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         // Kept until the end: a dropped sender would look like a second signal.
         std::future::pending::<()>().await;
     });
-    let ended = Box::pin(run::run(client, options, metrics, stopped)).await;
+    let ended = Box::pin(run::run(server, options, metrics, stopped)).await;
     signals.abort();
     Ok(ended?)
 }

@@ -1,4 +1,4 @@
-//! The one thread on which everything runs that talks to an API server.
+//! The one thread on which everything runs that talks to an API server; the metrics API has its own.
 
 use anyhow::Context;
 use tokio::runtime::{Builder, Runtime};

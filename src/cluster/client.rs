@@ -39,18 +39,11 @@ pub enum ClientError {
 
 /// A client by this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    connect_observed(kubeconfig, Arc::new(())).await
-}
-
-/// The same, with every request told of.
-pub async fn connect_observed(
-    kubeconfig: Option<&Path>,
-    observer: Arc<dyn Observer>,
-) -> Result<Client, ClientError> {
-    Server::find(kubeconfig).await?.client(observer)
+    Server::find(kubeconfig).await?.client(Arc::new(()))
 }
 
 /// An API server, and who we are to it.
+#[derive(Clone)]
 pub struct Server(Config);
 
 impl Server {
@@ -66,7 +59,7 @@ impl Server {
         Ok(Self(config))
     }
 
-    /// A client with connections of its own.
+    /// A client with connections of its own, which belong to the runtime that it is made on; every request is told of.
     pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
         let builder = ClientBuilder::try_from(self.0.clone()).map_err(ClientError::Client)?;
         Ok(builder.with_layer(&Requests(observer)).build())

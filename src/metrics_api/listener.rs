@@ -28,6 +28,8 @@ const HEADERS: Duration = Duration::from_secs(100);
 const TAKES: Duration = Duration::from_secs(30);
 /// No connection lasts longer.
 const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
+/// When this replica ends, what is under way has to be answered by then.
+const DRAIN: Duration = Duration::from_secs(3);
 /// Connections whose client is not known; one more, and the oldest goes.
 const MOST_STRANGERS: usize = 256;
 /// Connections of API servers and replicas.
@@ -68,13 +70,19 @@ impl Room {
     }
 }
 
-/// Takes connections for ever; all end with it.
-pub async fn listen(listener: TcpListener, api: Arc<Api>, tls: watch::Receiver<Option<Tls>>) {
+/// Takes connections until `stop` is true, and lets those that are there end then; all end with it.
+pub async fn listen(
+    listener: TcpListener,
+    api: Arc<Api>,
+    tls: watch::Receiver<Option<Tls>>,
+    mut stop: watch::Receiver<bool>,
+) {
     let strangers = Arc::new(Room::new(MOST_STRANGERS));
     let known = Arc::new(Room::new(MOST_KNOWN));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
             accepted = listener.accept() => accepted,
             Some(_) = connections.join_next() => continue,
         };
@@ -91,10 +99,14 @@ pub async fn listen(listener: TcpListener, api: Arc<Api>, tls: watch::Receiver<O
             tls,
             strangers: Arc::clone(&strangers),
             known: Arc::clone(&known),
+            stop: stop.clone(),
         };
         let served = async move { drop(timeout(LIFE, connection.serve(stream)).await) };
         strangers.enter(|| connections.spawn(served));
     }
+    drop(listener);
+    let ended = async { while connections.join_next().await.is_some() {} };
+    drop(timeout(DRAIN, ended).await);
 }
 
 struct Connection {
@@ -102,10 +114,11 @@ struct Connection {
     tls: Tls,
     strangers: Arc<Room>,
     known: Arc<Room>,
+    stop: watch::Receiver<bool>,
 }
 
 impl Connection {
-    async fn serve(self, stream: TcpStream) {
+    async fn serve(mut self, stream: TcpStream) {
         drop(stream.set_nodelay(true));
         let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.server));
         let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await else {
@@ -123,8 +136,14 @@ impl Connection {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
         http.header_read_timeout(HEADERS).max_buf_size(BUFFER);
-        // A peer that goes away early is no concern of ours.
-        drop(http.serve_connection(stream, answer).await);
+        let connection = http.serve_connection(stream, answer);
+        tokio::pin!(connection);
+        tokio::select! {
+            // A peer that goes away early is no concern of ours.
+            _ = &mut connection => return,
+            _ = self.stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+        }
+        drop(connection.await);
     }
 
     /// From the strangers to those who are known.

@@ -21,31 +21,17 @@ mod openapi;
 pub mod options;
 mod patience;
 mod server;
+mod serving;
 mod status;
 pub mod store;
 pub mod table;
 mod watch;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-
-use kube::Client;
-use tokio::sync::watch as channel;
-
-use crate::cluster::election::Standing;
-use crate::serve::{self, ServeError};
-
-use authn::Authenticator;
-use authz::Authorizer;
-use certificates::Keeper;
-use data::Data;
-use documents::Documents;
-use front_proxy::Trust;
-use server::Api;
-use store::Limits;
 
 pub use certificates::Place;
 pub use feed::Feed;
+pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
 
 /// How it is served.
@@ -63,40 +49,4 @@ pub trait Observer: Send + Sync {
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);
-}
-
-/// Listens, and says how the store is fed and what has to run for requests to be answered.
-///
-/// # Errors
-/// The address can't be listened on.
-pub async fn start(
-    client: Client,
-    options: Options,
-    standing: channel::Receiver<Standing>,
-    observer: Arc<dyn Observer>,
-) -> Result<(Feed, impl Future<Output = ()>), ServeError> {
-    let listener = serve::listen(options.listen).await?;
-    let data = Arc::new(Data::new(Limits::default(), standing.clone()));
-    let feed = Feed::new(Arc::clone(&data));
-    let (trust, trusted) = channel::channel(Trust::default());
-    let (tls, kept) = channel::channel(None);
-    let api = Api {
-        data,
-        documents: Documents::default(),
-        authenticator: Authenticator::new(client.clone(), trusted),
-        authorizer: Authorizer::new(client.clone()),
-        standing: standing.clone(),
-        tls: kept.clone(),
-        server_name: options.place.server_name(),
-        observer: Arc::clone(&observer),
-    };
-    let keeper = Keeper::new(client.clone(), options.place, standing, tls, observer);
-    let serving = async move {
-        tokio::select! {
-            () = listener::listen(listener, Arc::new(api), kept) => {}
-            () = front_proxy::follow(client, trust) => {}
-            () = keeper.keep() => {}
-        }
-    };
-    Ok((feed, serving))
 }

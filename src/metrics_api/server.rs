@@ -1,12 +1,14 @@
 //! Requests to answers.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
@@ -14,7 +16,8 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use rustls::pki_types::CertificateDer;
-use tokio::sync::watch as channel;
+use tokio::sync::{Semaphore, watch as channel};
+use tokio::time::{sleep, timeout};
 
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
@@ -33,6 +36,13 @@ use super::options::{Ask, Filter, List, Options};
 use super::status::Refusal;
 use super::store::Unavailable;
 use super::watch;
+
+/// Requests for data wait so long for a replica to lead: longer than a failover takes, shorter than API servers wait.
+const LEADERLESS: Duration = Duration::from_secs(20);
+/// At least so often they look.
+const LOOK: Duration = Duration::from_secs(1);
+/// So many may wait; others are refused, and come back later.
+pub const MOST_WAITING: usize = 256;
 
 /// What is sent.
 pub type Answer = Response<Body>;
@@ -55,6 +65,10 @@ pub struct Api {
     pub tls: channel::Receiver<Option<Tls>>,
     /// Our name in our certificate.
     pub server_name: String,
+    /// Whether this replica is about to end.
+    pub stop: channel::Receiver<bool>,
+    /// For requests that may wait for a replica to lead.
+    pub room: Semaphore,
     /// Who is told of each answer.
     pub observer: Arc<dyn Observer>,
 }
@@ -121,12 +135,48 @@ impl Api {
             .identify(request.headers(), certificates)
             .await?;
         self.authorize(&user, &asked).await?;
-        match self.serve(&asked) {
-            Err(refusal) if refusal == Refusal::not_leading() => {
-                self.pass_on(&request, &accept).await
+        let Ok(_room) = self.room.try_acquire() else {
+            return self.serve_or_pass_on(&asked, &request, &accept).await;
+        };
+        // A client that is refused comes back later and later; one that waits is answered as soon as a replica leads.
+        let answer = self.serve_when_led(&asked, &request, &accept);
+        let answer = timeout(LEADERLESS, answer).await;
+        answer.unwrap_or_else(|_| Err(Refusal::not_leading()))
+    }
+
+    async fn serve_when_led(
+        &self,
+        asked: &Asked,
+        request: &Request<Incoming>,
+        accept: &str,
+    ) -> Result<Answer, Refusal> {
+        let (mut standing, mut moved) = (self.standing.clone(), self.data.moved());
+        standing.mark_unchanged();
+        loop {
+            let answer = self.serve_or_pass_on(asked, request, accept).await;
+            if !is_not_leading(&answer) {
+                return answer;
             }
-            answer => answer,
+            tokio::select! {
+                _ = standing.changed() => {}
+                _ = moved.changed() => {}
+                () = sleep(LOOK) => {}
+                () = self.stopped() => return answer,
+            }
         }
+    }
+
+    async fn serve_or_pass_on(
+        &self,
+        asked: &Asked,
+        request: &Request<Incoming>,
+        accept: &str,
+    ) -> Result<Answer, Refusal> {
+        let answer = self.serve(asked);
+        if is_not_leading(&answer) {
+            return self.pass_on(request, accept, asked.verb()).await;
+        }
+        answer
     }
 
     /// Whether these certificates are those of an API server, or of another replica.
@@ -149,7 +199,12 @@ impl Api {
         self.authorizer.allow(user, deed).await
     }
 
-    async fn pass_on(&self, request: &Request<Incoming>, accept: &str) -> Result<Answer, Refusal> {
+    async fn pass_on(
+        &self,
+        request: &Request<Incoming>,
+        accept: &str,
+        verb: &str,
+    ) -> Result<Answer, Refusal> {
         let leader = self.standing.borrow().leader();
         let tls = self.tls.borrow().clone();
         let (Some(leader), Some(tls)) = (leader, tls) else {
@@ -160,10 +215,33 @@ impl Api {
             .path_and_query()
             .map_or("/", |path| path.as_str());
         let passed = forward::pass(leader, tls.client, &self.server_name, path, accept).await;
-        passed.map_err(|error| {
+        let answer = passed.map_err(|error| {
             tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
             Refusal::not_leading()
-        })
+        })?;
+        Ok(answer.map(|body| until(body, self.leads_no_more(leader, verb == "watch"))))
+    }
+
+    /// When nothing is to be awaited from this leader any more: it may have been stopped where it stands, and would keep
+    /// a watch open that tells nothing.
+    fn leads_no_more(
+        &self,
+        leader: SocketAddr,
+        watches: bool,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let mut standing = self.standing.clone();
+        let stopped = self.stopped();
+        async move {
+            tokio::select! {
+                _ = standing.wait_for(|standing| standing.leader() != Some(leader)) => {}
+                () = stopped, if watches => {}
+            }
+        }
+    }
+
+    fn stopped(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut stop = self.stop.clone();
+        async move { drop(stop.wait_for(|stop| *stop).await) }
     }
 
     fn serve(&self, asked: &Asked) -> Result<Answer, Refusal> {
@@ -184,7 +262,8 @@ impl Api {
                 Ask::Watch(watch) => {
                     let (data, filter) = (Arc::clone(&self.data), options.filter.clone());
                     let lines = watch::stream(data, *watch, filter, *writer)?;
-                    Ok(streamed(lines))
+                    // A part is whole events.
+                    Ok(streamed(lines.take_until(self.stopped())))
                 }
             },
         }
@@ -205,6 +284,10 @@ impl Api {
             writer.list(page, counts).map(Bytes::from),
         )))
     }
+}
+
+fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
+    matches!(answer, Err(refusal) if *refusal == Refusal::not_leading())
 }
 
 const JSON: &str = "application/json";
@@ -311,6 +394,11 @@ fn streamed(parts: impl futures::Stream<Item = Bytes> + Send + 'static) -> Answe
     set(&mut answer, CONTENT_TYPE, JSON);
     set(&mut answer, CACHE_CONTROL, "no-cache, private");
     answer
+}
+
+/// The body up to then.
+fn until(body: Body, over: impl Future<Output = ()> + Send + 'static) -> Body {
+    StreamBody::new(BodyStream::new(body).take_until(over)).boxed_unsync()
 }
 
 fn set(answer: &mut Answer, name: HeaderName, value: &str) {

@@ -14,18 +14,19 @@ use futures::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client};
+use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::lease::{LeaseObject, Renewal};
 use super::metrics::Metrics;
 use super::world::{Failed, Note, Settings, Subject, World, Write};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, ClientError, Server, call};
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Standing};
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
-use crate::metrics_api::{self, Feed};
+use crate::metrics_api::{self, Feed, Serving, StartError};
 use crate::serve::{self, ServeError};
 use outbox::Outbox;
 use store::{Item, Source, Store};
@@ -57,17 +58,32 @@ pub struct Options {
     pub address: Option<SocketAddr>,
 }
 
+/// Why the controller can't run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// There is no client for the API server.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The address of probes and metrics can't be listened on.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The `NodeMetrics` can't be served.
+    #[error(transparent)]
+    MetricsApi(#[from] StartError),
+}
+
 /// Runs until `stop` is true.
 ///
 /// # Errors
-/// The address can't be listened on.
+/// An address can't be listened on, or there is no client for the API server.
 pub async fn run(
-    client: Client,
+    server: Server,
     options: Options,
     metrics: Arc<Metrics>,
     mut stop: watch::Receiver<bool>,
-) -> Result<(), ServeError> {
+) -> Result<(), RunError> {
     metrics.beat(clock::now());
+    let client = server.client(Arc::clone(&metrics) as _)?;
     let listener = serve::listen(options.listen).await?;
     let Options {
         namespace,
@@ -84,32 +100,45 @@ pub async fn run(
     );
     let (standing, elected) = watch::channel(Standing::default());
     let stopped = stop.clone();
-    let election = async move { election::run(elector, &standing, stopped).await };
+    let election = election::run(elector, &standing, stopped);
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
-    let api = match options.metrics_api {
-        Some(options) => {
-            let (feed, serving) = {
-                let observer: Arc<dyn metrics_api::Observer> = Arc::clone(&metrics) as _;
-                metrics_api::start(client.clone(), options, elected.clone(), observer).await?
-            };
-            controller.feed = Some(feed);
-            serving.boxed()
-        }
-        None => std::future::pending().boxed(),
-    };
+    let mut api = None;
+    if let Some(options) = options.metrics_api {
+        let (requests, observer) = (Arc::clone(&metrics) as _, Arc::clone(&metrics) as _);
+        let started = metrics_api::start(server, requests, options, elected.clone(), observer);
+        let (feed, serving) = started.await?;
+        controller.feed = Some(feed);
+        api = Some(serving);
+    }
     let definitions = definitions::check(client, Arc::clone(&metrics));
     // Whatever ends first ends the process: nothing goes on half-dead.
     let serving = serve::serve(listener, metrics);
-    tokio::pin!(election, serving, definitions, api);
+    tokio::pin!(election, serving, definitions);
     tokio::select! {
-        () = controller.run(elected) => {}
-        () = &mut serving => {}
-        () = &mut api => {}
-        never = &mut definitions => match never {},
+        // In this order: the election of a standby ends in the moment in which it is to stop.
+        biased;
+        _ = stop.wait_for(|stop| *stop) => {
+            // First another replica may lead: clients whose watches end look for it at once.
+            election.await;
+            if let Some(api) = api {
+                api.end().await?;
+            }
+        }
         () = &mut election => {}
-        _ = stop.wait_for(|stop| *stop) => election.await,
+        () = &mut serving => {}
+        ended = ended(api.as_mut()) => ended?,
+        never = &mut definitions => match never {},
+        () = controller.run(elected) => {}
     }
     Ok(())
+}
+
+/// Waits for the metrics API to end by itself.
+async fn ended(api: Option<&mut Serving>) -> Result<(), StartError> {
+    match api {
+        Some(api) => api.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 const LEASE: &str = "Lease";

@@ -1,0 +1,119 @@
+//! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, and discovery must
+//! not wait for what the controller computes.
+
+use std::sync::Arc;
+use std::{io, thread};
+
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use crate::cluster::client::{ClientError, Server};
+use crate::cluster::election::Standing;
+use crate::cluster::requests;
+use crate::serve::{self, ServeError};
+
+use super::authn::Authenticator;
+use super::authz::Authorizer;
+use super::certificates::Keeper;
+use super::data::Data;
+use super::documents::Documents;
+use super::feed::Feed;
+use super::front_proxy::{self, Trust};
+use super::listener;
+use super::server::{Api, MOST_WAITING};
+use super::store::Limits;
+use super::{Observer, Options};
+
+/// Why nothing is served.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The address can't be listened on.
+    #[error(transparent)]
+    Listen(#[from] ServeError),
+    /// The system refuses a thread, or what it needs.
+    #[error("failed to start the thread of the metrics API")]
+    Thread(#[from] io::Error),
+    /// There is no client for the API server.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+}
+
+/// The thread that serves. It ends when this is dropped; [`Self::end`] waits for that.
+pub struct Serving {
+    stop: watch::Sender<bool>,
+    ended: oneshot::Receiver<Result<(), StartError>>,
+}
+
+impl Serving {
+    /// Waits for it to end by itself, which it should not.
+    ///
+    /// # Errors
+    /// It could not begin.
+    pub async fn ended(&mut self) -> Result<(), StartError> {
+        // Nothing is told by a thread that panicked.
+        (&mut self.ended).await.unwrap_or(Ok(()))
+    }
+
+    /// Ends it in order: watches between two events, so that clients go on where they are, and the rest as it is answered.
+    ///
+    /// # Errors
+    /// It could not begin.
+    pub async fn end(mut self) -> Result<(), StartError> {
+        self.stop.send_replace(true);
+        self.ended().await
+    }
+}
+
+/// Listens, and says how the store is fed. `requests` is told of what is asked of the API server.
+///
+/// # Errors
+/// The address can't be listened on, or there is no thread.
+pub async fn start(
+    server: Server,
+    requests: Arc<dyn requests::Observer>,
+    options: Options,
+    standing: watch::Receiver<Standing>,
+    observer: Arc<dyn Observer>,
+) -> Result<(Feed, Serving), StartError> {
+    let listener = serve::listen(options.listen).await?.into_std()?;
+    let data = Arc::new(Data::new(Limits::default(), standing.clone()));
+    let feed = Feed::new(Arc::clone(&data));
+    let (stop, stopped) = watch::channel(false);
+    let (tell, ended) = oneshot::channel();
+    let serving = async move {
+        // Both belong to the thread that they are made on.
+        let listener = TcpListener::from_std(listener)?;
+        let client = server.client(requests)?;
+        let (trust, trusted) = watch::channel(Trust::default());
+        let (tls, kept) = watch::channel(None);
+        let api = Api {
+            data,
+            documents: Documents::default(),
+            authenticator: Authenticator::new(client.clone(), trusted),
+            authorizer: Authorizer::new(client.clone()),
+            standing: standing.clone(),
+            tls: kept.clone(),
+            server_name: options.place.server_name(),
+            stop: stopped.clone(),
+            room: Semaphore::new(MOST_WAITING),
+            observer: Arc::clone(&observer),
+        };
+        let keeper = Keeper::new(client.clone(), options.place, standing, tls, observer);
+        tokio::select! {
+            () = listener::listen(listener, Arc::new(api), kept, stopped) => {}
+            () = front_proxy::follow(client, trust) => {}
+            () = keeper.keep() => {}
+        }
+        Ok(())
+    };
+    let thread = thread::Builder::new().name("metrics-api".to_owned());
+    thread.spawn(move || drop(tell.send(block_on(serving))))?;
+    Ok((feed, Serving { stop, ended }))
+}
+
+fn block_on(serving: impl Future<Output = Result<(), StartError>>) -> Result<(), StartError> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serving)
+}

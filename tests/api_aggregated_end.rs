@@ -1,0 +1,204 @@
+//! What clients see of a controller that ends, stands still or computes: watches end in order, discovery does not wait.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api_support::{ControlPlane, Controller, free_port};
+use http_body_util::BodyExt;
+use hyper::{Request, StatusCode};
+use kube::client::Body;
+use kube::{Client, Config};
+use nix::sys::signal::Signal;
+use plimsoll::cluster::client::Server;
+use plimsoll::cluster::election::Standing;
+use plimsoll::metrics_api::{self, Observer, Options, Place};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+const SOON: Duration = Duration::from_mins(1);
+const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
+const WATCH: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1";
+
+/// A controller, and a client that asks it directly.
+struct Replica {
+    controller: Controller,
+    client: Client,
+}
+
+impl Replica {
+    fn start(plane: &ControlPlane, name: &str) -> Self {
+        let port = free_port();
+        let listen = format!("127.0.0.1:{port}");
+        let args = ["--metrics-api-listen", &listen, "--pod-ip", "127.0.0.1"];
+        let mut config = Config::new(format!("https://{listen}").parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.default_retry = false;
+        config.auth_info.token = Some("admin".to_owned().into());
+        Self {
+            controller: plane.controller(name, &args),
+            client: Client::try_from(config).unwrap(),
+        }
+    }
+
+    /// The version of a list, once there is one.
+    async fn version(&self) -> u64 {
+        let listed = async {
+            loop {
+                let request = Request::get(LIST).body(Body::empty()).unwrap();
+                if let Ok(answer) = self.client.send(request).await
+                    && answer.status() == StatusCode::OK
+                    && let Ok(body) = answer.into_body().collect().await
+                {
+                    let list: Value = serde_json::from_slice(&body.to_bytes()).unwrap();
+                    let version = list["metadata"]["resourceVersion"].as_str().unwrap();
+                    return version.parse().unwrap();
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(SOON, listed).await.expect("it answers")
+    }
+
+    /// A watch that has told of the first node.
+    async fn watch(&self) -> Pin<Box<Body>> {
+        let request = Request::get(WATCH).body(Body::empty()).unwrap();
+        let answer = self.client.send(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        let mut body = Box::pin(answer.into_body());
+        let mut told = Vec::new();
+        while !told.ends_with(b"\n") {
+            let frame = timeout(SOON, body.frame()).await.expect("it begins");
+            told.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
+        }
+        let event: Value = serde_json::from_slice(&told).unwrap();
+        assert_eq!(event["object"]["metadata"]["name"], "node00");
+        body
+    }
+
+    fn signal(&self, signal: Signal) {
+        self.controller.signal(signal);
+    }
+}
+
+/// It has its last chunk: what is cut off is an error.
+async fn ends_in_order(watch: Pin<Box<Body>>) {
+    let rest = timeout(SOON, watch.collect())
+        .await
+        .expect("the watch ends");
+    let rest = rest.expect("it ends in order").to_bytes();
+    assert!(
+        rest.is_empty() || rest.ends_with(b"\n"),
+        "it ends within an event: {rest:?}"
+    );
+}
+
+/// Two replicas that serve one node, the one that leads first.
+async fn replicas() -> Option<(ControlPlane, Replica, Replica)> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    plane.nodes(&["node00".to_owned()]);
+    let leader = Replica::start(&plane, "leader");
+    plane.until("it leads", SOON, |_| leader.controller.leads());
+    let standby = Replica::start(&plane, "standby");
+    leader.version().await;
+    standby.version().await;
+    Some((plane, leader, standby))
+}
+
+#[tokio::test]
+async fn watches_end_in_order_with_the_replica_that_serves_them() {
+    let Some((plane, mut leader, mut standby)) = replicas().await else {
+        return;
+    };
+    let (own, passed_on) = (leader.watch().await, standby.watch().await);
+    standby.signal(Signal::SIGTERM);
+    ends_in_order(passed_on).await;
+    leader.signal(Signal::SIGTERM);
+    ends_in_order(own).await;
+    for (name, replica) in [("leader", &mut leader), ("standby", &mut standby)] {
+        let status = replica.controller.process.0.wait().unwrap();
+        assert!(status.success(), "{status:?}\n{}", plane.log_of(name));
+    }
+}
+
+#[tokio::test]
+async fn watches_that_are_passed_on_end_when_their_leader_stands_still() {
+    let Some((plane, leader, standby)) = replicas().await else {
+        return;
+    };
+    let before = standby.version().await;
+    let watch = standby.watch().await;
+    leader.signal(Signal::SIGSTOP);
+    ends_in_order(watch).await;
+    let after = standby.version().await;
+    assert!(after > before, "{after} after {before}");
+    leader.signal(Signal::SIGCONT);
+    // From its first answer on it passes on what the new one says.
+    assert!(leader.version().await >= after);
+    plane.until("it leads no more", SOON, |_| !leader.controller.leads());
+    assert!(standby.controller.leads());
+}
+
+#[tokio::test]
+async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader() {
+    let Some((_plane, mut leader, standby)) = replicas().await else {
+        return;
+    };
+    let before = standby.version().await;
+    leader.controller.process.0.kill().unwrap();
+    leader.controller.process.0.wait().unwrap();
+    let request = Request::get(LIST).body(Body::empty()).unwrap();
+    let answer = timeout(SOON, standby.client.send(request)).await.unwrap();
+    assert_eq!(answer.unwrap().status(), StatusCode::OK);
+    assert!(standby.version().await > before);
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn answered(&self, _: &'static str, _: u16) {}
+    fn certified(&self, _: Result<(), &str>) {}
+}
+
+#[tokio::test]
+async fn discovery_answers_while_the_controller_computes() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    let server = Server::find(Some(&plane.kubeconfig)).await.unwrap();
+    let port = free_port();
+    let options = Options {
+        listen: format!("127.0.0.1:{port}").parse().unwrap(),
+        place: Place {
+            namespace: "default".to_owned(),
+            service: "plimsoll-metrics".to_owned(),
+            secret: "plimsoll-metrics-ca".to_owned(),
+        },
+    };
+    let (_standing, elected) = watch::channel(Standing::default());
+    let started = metrics_api::start(server, Arc::new(()), options, elected, Arc::new(Nobody));
+    let (_feed, serving) = started.await.unwrap();
+    // From here to the end the thread that the controller has, which is this one, does nothing but wait for kubectl.
+    let address = format!("--server=https://127.0.0.1:{port}");
+    let ask = [
+        "get",
+        "--raw",
+        "/apis",
+        "--insecure-skip-tls-verify",
+        &address,
+    ];
+    plane.until("discovery answers", SOON, |plane| {
+        let answer = plane.try_kubectl(&[&ask[..], &["--request-timeout=2s"]].concat(), "");
+        answer.is_ok_and(|groups| groups.contains("metrics.plimsoll.dev"))
+    });
+    serving.end().await.unwrap();
+}
