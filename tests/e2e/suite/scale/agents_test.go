@@ -48,7 +48,7 @@ func (p *plane) agents() *agents {
 			}
 		}
 	}()
-	p.t.Cleanup(func() { end(); <-ended })
+	p.T.Cleanup(func() { end(); <-ended })
 	return a
 }
 
@@ -63,7 +63,7 @@ func (a *agents) measures(value func(node string) float64, nodes ...string) {
 
 // round lets every agent evaluate once.
 func (a *agents) round() {
-	list, err := a.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+	list, err := a.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
 		return
 	}
@@ -111,7 +111,7 @@ func (a *agents) evaluate(object *unstructured.Unstructured) {
 	if string(status) == said || a.taint(node, effect) != nil {
 		return
 	}
-	_, err := a.objects.Resource(watermarks).Patch(background, node, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	_, err := a.Objects.Resource(watermarks).Patch(background, node, types.MergePatchType, status, metav1.PatchOptions{}, "status")
 	if err == nil {
 		a.lock.Lock()
 		a.said[node] = string(status)
@@ -132,7 +132,7 @@ func number(value any) float64 {
 // taint makes the node bear our taint with this effect, or none.
 func (a *agents) taint(name, effect string) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		node, err := a.kube.CoreV1().Nodes().Get(background, name, metav1.GetOptions{})
+		node, err := a.Kube.CoreV1().Nodes().Get(background, name, metav1.GetOptions{})
 		if err != nil || effectOf(node) == effect {
 			return err
 		}
@@ -146,7 +146,7 @@ func (a *agents) taint(name, effect string) error {
 			taints = append(taints, corev1.Taint{Key: taintKey, Effect: corev1.TaintEffect(effect)})
 		}
 		node.Spec.Taints = taints
-		_, err = a.kube.CoreV1().Nodes().Update(background, node, metav1.UpdateOptions{})
+		_, err = a.Kube.CoreV1().Nodes().Update(background, node, metav1.UpdateOptions{})
 		return err
 	})
 }
@@ -177,8 +177,8 @@ func (p *plane) nodes(count int) []string {
 				ObjectMeta: metav1.ObjectMeta{Name: names[index], Labels: map[string]string{"pool": fmt.Sprintf("pool%d", index%50)}},
 				Status:     corev1.NodeStatus{Capacity: size, Allocatable: size},
 			}
-			if _, err := p.kube.CoreV1().Nodes().Create(background, node, metav1.CreateOptions{}); err != nil {
-				p.t.Error(err)
+			if _, err := p.Kube.CoreV1().Nodes().Create(background, node, metav1.CreateOptions{}); err != nil {
+				p.T.Error(err)
 			}
 		}()
 	}
@@ -186,15 +186,15 @@ func (p *plane) nodes(count int) []string {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "simulated"}, Spec: corev1.PodSpec{
 		NodeName: names[0], Containers: []corev1.Container{{Name: "it", Image: "none"}},
 	}}
-	if _, err := p.kube.CoreV1().Pods("default").Create(background, pod, metav1.CreateOptions{}); err != nil {
-		p.t.Fatal(err)
+	if _, err := p.Kube.CoreV1().Pods("default").Create(background, pod, metav1.CreateOptions{}); err != nil {
+		p.T.Fatal(err)
 	}
-	p.eventually(2*time.Minute, "kwok runs the nodes and the pod", func() error {
-		pod, err := p.kube.CoreV1().Pods("default").Get(background, "simulated", metav1.GetOptions{})
+	p.Eventually(2*time.Minute, "kwok runs the nodes and the pod", func() error {
+		pod, err := p.Kube.CoreV1().Pods("default").Get(background, "simulated", metav1.GetOptions{})
 		if err != nil || pod.Status.Phase != corev1.PodRunning {
 			return fmt.Errorf("the pod is %q: %v", pod.Status.Phase, err)
 		}
-		list, err := p.kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
+		list, err := p.Kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

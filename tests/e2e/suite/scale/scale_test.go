@@ -35,9 +35,9 @@ func policy(name, pool string, mark int, immediate bool) string {
 
 // effects gives the nodes by the effect of our taint.
 func (p *plane) effects() map[string][]string {
-	nodes, err := p.kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
+	nodes, err := p.Kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
 	if err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
 	effects := map[string][]string{}
 	for _, node := range nodes.Items {
@@ -49,9 +49,9 @@ func (p *plane) effects() map[string][]string {
 
 // marks counts the nodes by the mark of their first rule.
 func (p *plane) marks() map[float64]int {
-	list, err := p.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+	list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
 	marks := map[float64]int{}
 	for _, object := range list.Items {
@@ -67,9 +67,9 @@ func (p *plane) marks() map[float64]int {
 
 // allKeep waits until all agents say that they keep what their nodes are to keep: only such nodes try an edit first.
 func (p *plane) allKeep(limit time.Duration, nodes int) {
-	p.t.Helper()
-	p.eventually(limit, "all agents keep what they are to keep", func() error {
-		list, err := p.objects.Resource(watermarks).List(background, metav1.ListOptions{})
+	p.T.Helper()
+	p.Eventually(limit, "all agents keep what they are to keep", func() error {
+		list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -89,8 +89,8 @@ func (p *plane) allKeep(limit time.Duration, nodes int) {
 }
 
 func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
-	p.t.Helper()
-	return p.eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
+	p.T.Helper()
+	return p.Eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
 		if marks := p.marks(); marks[float64(mark)] < nodes {
 			return fmt.Errorf("nodes by mark: %v", marks)
 		}
@@ -104,13 +104,13 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
-	p.apply(closes, policy("all", "", 4000, true))
+	p.Apply(closes, policy("all", "", 4000, true))
 	p.reachAll(30*time.Second, 4000, 20)
 	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
 	agents.measures(over, nodes...)
 	begun := time.Now()
 	tooMany := time.Duration(0)
-	settled := p.eventually(time.Minute, "six are closed", func() error {
+	settled := p.Eventually(time.Minute, "six are closed", func() error {
 		effects := p.effects()
 		if len(effects["NoSchedule"]) > 6 {
 			tooMany = time.Since(begun)
@@ -126,8 +126,8 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 			t.Fatalf("not the six that are most over their mark: %v", effects)
 		}
 	}
-	p.eventually(10*time.Second, "an event tells which was softened and why", func() error {
-		events := p.kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
+	p.Eventually(10*time.Second, "an event tells which was softened and why", func() error {
+		events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
 			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
 		for line := range strings.Lines(events) {
 			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes are over their marks and at most 6 are closed at once") {
@@ -137,7 +137,7 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 		return fmt.Errorf("events:\n%s", events)
 	})
 	agents.measures(func(string) float64 { return 1000 }, nodes...)
-	p.eventually(time.Minute, "all are open when it is over", func() error {
+	p.Eventually(time.Minute, "all are open when it is over", func() error {
 		if effects := p.effects(); len(effects["Enabled"]) != 20 {
 			return fmt.Errorf("%v", effects)
 		}
@@ -150,20 +150,20 @@ func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
-	p.apply(closes, policy("all", "", 4000, true))
+	p.Apply(closes, policy("all", "", 4000, true))
 	agents.measures(func(string) float64 { return 3000 }, nodes...)
 	p.reachAll(30*time.Second, 4000, 20)
 	p.allKeep(30*time.Second, 20)
-	p.apply(policy("all", "", 2000, false))
-	p.eventually(time.Minute, "the edit stops", func() error {
-		reason := p.kubectl("get", "nodeqos", "all", "-o", `jsonpath={.status.conditions[?(@.type=="RolledOut")].reason}`)
+	p.Apply(policy("all", "", 2000, false))
+	p.Eventually(time.Minute, "the edit stops", func() error {
+		reason := p.Kubectl("get", "nodeqos", "all", "-o", `jsonpath={.status.conditions[?(@.type=="RolledOut")].reason}`)
 		if reason != "CanariesAct" {
 			return fmt.Errorf("RolledOut is %q", reason)
 		}
 		return nil
 	})
-	p.eventually(10*time.Second, "an event tells of it", func() error {
-		if events := p.kubectl("get", "events", "-A", "--field-selector", "reason=RolloutStopped"); !strings.Contains(events, "nodeqos/all") {
+	p.Eventually(10*time.Second, "an event tells of it", func() error {
+		if events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=RolloutStopped"); !strings.Contains(events, "nodeqos/all") {
 			return fmt.Errorf("events: %s", events)
 		}
 		return nil
@@ -180,7 +180,7 @@ func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
 func (p *plane) versions() map[string]string {
 	versions := map[string]string{}
 	for _, kind := range []string{"nodewatermarks", "nodeqoss", "podqoss", "avoidanceactions"} {
-		out := p.kubectl("get", kind, "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`)
+		out := p.Kubectl("get", kind, "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`)
 		for line := range strings.Lines(out) {
 			name, version, _ := strings.Cut(strings.TrimSpace(line), " ")
 			versions[kind+"/"+name] = version
@@ -199,18 +199,18 @@ func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
 	for index := range 49 {
 		manifests = append(manifests, policy(fmt.Sprintf("pool%02d", index), fmt.Sprintf("pool%d", index), 7500, true))
 	}
-	p.apply(manifests...)
+	p.Apply(manifests...)
 	first := p.reachAll(3*time.Minute, 7000, count)
 	agents := p.agents()
 	agents.measures(func(string) float64 { return 1000 }, nodes...)
-	p.eventually(2*time.Minute, "all nodes are matched", func() error {
-		if matched := p.kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); matched != "1000" {
+	p.Eventually(2*time.Minute, "all nodes are matched", func() error {
+		if matched := p.Kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); matched != "1000" {
 			return fmt.Errorf("matched: %s", matched)
 		}
 		return nil
 	})
 	p.allKeep(2*time.Minute, count)
-	p.apply(policy("all", "", 6000, false))
+	p.Apply(policy("all", "", 6000, false))
 	edit := p.reachAll(2*time.Minute, 6000, count)
 	// A machine that could not write all of them within ten seconds before can't now.
 	most := time.Minute + max(10*time.Second, first) + 15*time.Second
@@ -219,7 +219,7 @@ func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
 	}
 	t.Logf("%d nodes and 50 policies written in %s; an edit that tightens reached all in %s", count, first.Round(time.Second), edit.Round(time.Second))
 	before := p.versions()
-	p.eventually(2*time.Minute, "all comes to rest", func() error {
+	p.Eventually(2*time.Minute, "all comes to rest", func() error {
 		last := before
 		time.Sleep(5 * time.Second)
 		if before = p.versions(); !maps.Equal(last, before) {
@@ -233,7 +233,7 @@ func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
 		t.Error("something was written though nothing changed")
 	}
 	rate := (p.metric("plimsoll_controller_api_requests_total") - requests) / 60
-	t.Logf("at rest: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.resident())
+	t.Logf("at rest: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.controller.Resident())
 	if rate > 3 {
 		t.Errorf("%.2f requests a second at rest", rate)
 	}

@@ -1,0 +1,232 @@
+//go:build e2e
+
+// Package plane starts an etcd, an API server and controllers that are real, on this machine's loopback: no kubelet is needed, so
+// that it runs without root. What it starts ends with the test.
+package plane
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const repository = "../../../.."
+
+// A Plane is an API server that has the project's definitions.
+type Plane struct {
+	T          *testing.T
+	Kubeconfig string
+	Kube       kubernetes.Interface
+	Objects    dynamic.Interface
+	// Server is the API server, Address where it is.
+	Server  *Process
+	Address string
+	dir     string
+}
+
+// Start starts one with more flags for its API server. It knows the tokens "admin" and users, as administrators.
+func Start(t *testing.T, flags []string, users ...string) *Plane {
+	p := &Plane{T: t, dir: t.TempDir()}
+	etcd, server := FreePort(t), FreePort(t)
+	p.Run("etcd", "--unsafe-no-fsync", "--data-dir", p.File("etcd"), "--listen-client-urls", Local("http", etcd),
+		"--advertise-client-urls", Local("http", etcd), "--listen-peer-urls", Local("http", FreePort(t)))
+	p.keys()
+	tokens := ""
+	for _, user := range append(users, "admin") {
+		tokens += fmt.Sprintf("%[1]s,%[1]s,%[1]s,system:masters\n", user)
+	}
+	p.Write("tokens.csv", tokens)
+	p.Address = Local("https", server)
+	p.Server = p.Run("kube-apiserver", append([]string{"--etcd-servers=" + Local("http", etcd), "--bind-address=127.0.0.1",
+		"--secure-port=" + strconv.Itoa(server), "--service-cluster-ip-range=10.0.0.0/24",
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--authorization-mode=RBAC",
+		"--cert-dir=" + p.File("certificates"), "--token-auth-file=" + p.File("tokens.csv"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + p.File("sa.pub"),
+		"--service-account-signing-key-file=" + p.File("sa.key")}, flags...)...)
+	p.Kubeconfig = p.KubeconfigOf("admin")
+	config := p.Config()
+	config.QPS, config.Burst, config.Timeout = 500, 1000, 15*time.Second
+	p.Kube, p.Objects = kubernetes.NewForConfigOrDie(config), dynamic.NewForConfigOrDie(config)
+	p.UntilReady()
+	p.Kubectl("apply", "--server-side", "-f", Absolute(t, "crds"))
+	p.Kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+	return p
+}
+
+// UntilReady waits for the API server.
+func (p *Plane) UntilReady() {
+	p.T.Helper()
+	p.Eventually(2*time.Minute, "the API server is ready", func() error {
+		return p.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(context.Background()).Error()
+	})
+}
+
+// Config is how the administrator reaches the API server.
+func (p *Plane) Config() *rest.Config {
+	config := &rest.Config{Host: p.Address, BearerToken: "admin"}
+	config.TLSClientConfig.Insecure = true
+	return config
+}
+
+// KubeconfigOf is a file by which a user reaches the API server.
+func (p *Plane) KubeconfigOf(user string) string {
+	return p.Write(user+".kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"it",
+		"contexts":[{"name":"it","context":{"cluster":"it","user":"it"}}],"users":[{"name":"it","user":{"token":%q}}],
+		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, user, p.Address))
+}
+
+// Controller starts the project's controller as this user.
+func (p *Plane) Controller(user string, args ...string) *Process {
+	path := os.Getenv("PLIMSOLL_E2E_BINARY")
+	if path == "" {
+		path = Absolute(p.T, "target/x86_64-unknown-linux-musl/release/plimsoll")
+	}
+	return p.start(path, append([]string{"controller", "--kubeconfig", p.KubeconfigOf(user), "--namespace", "default"}, args...)...)
+}
+
+// Absolute is the path of a file of the repository.
+func Absolute(t *testing.T, path string) string {
+	full, err := filepath.Abs(filepath.Join(repository, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return full
+}
+
+// FreePort is a port that nobody listens on.
+func FreePort(t *testing.T) int {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// Local is the URL of a port of this machine.
+func Local(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
+
+// File is the path of a file of the plane's own.
+func (p *Plane) File(name string) string { return filepath.Join(p.dir, name) }
+
+// Write writes one, whole at any time.
+func (p *Plane) Write(name, content string) string {
+	path := p.File(name)
+	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
+		p.T.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		p.T.Fatal(err)
+	}
+	return path
+}
+
+// keys makes the pair that signs tokens of service accounts.
+func (p *Plane) keys() {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	private, _ := x509.MarshalECPrivateKey(key)
+	public, _ := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	p.Write("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
+	p.Write("sa.pub", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})))
+}
+
+// Tool is the path of one of the test cluster's programs.
+func (p *Plane) Tool(name string) string {
+	bin := os.Getenv("PLIMSOLL_E2E_BIN")
+	if bin == "" {
+		bin = Absolute(p.T, "target/e2e/bin")
+	}
+	path := filepath.Join(bin, name)
+	if _, err := os.Stat(path); err != nil {
+		p.T.Fatalf("%v: `make cluster-build` builds it, PLIMSOLL_E2E_BIN names another folder", err)
+	}
+	return path
+}
+
+// Run starts one of the test cluster's programs.
+func (p *Plane) Run(name string, args ...string) *Process { return p.start(p.Tool(name), args...) }
+
+// TryKubectl runs kubectl with an input: its output, and what it complains of.
+func (p *Plane) TryKubectl(input string, args ...string) (string, error) {
+	command := exec.Command(p.Tool("kubectl"), append([]string{"--kubeconfig", p.Kubeconfig}, args...)...)
+	command.Env = append(os.Environ(), "HOME="+p.dir)
+	command.Stdin = strings.NewReader(input)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Kubectl runs kubectl, which has to succeed.
+func (p *Plane) Kubectl(args ...string) string {
+	p.T.Helper()
+	out, err := p.TryKubectl("", args...)
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	return out
+}
+
+// Apply does as `kubectl apply` does.
+func (p *Plane) Apply(manifests ...string) {
+	p.T.Helper()
+	if _, err := p.TryKubectl(strings.Join(manifests, "\n---\n"), "apply", "-f", "-"); err != nil {
+		p.T.Fatal(err)
+	}
+}
+
+// Eventually waits for a condition, and says how long it took.
+func (p *Plane) Eventually(limit time.Duration, what string, condition func() error) time.Duration {
+	p.T.Helper()
+	begun := time.Now()
+	for {
+		err := condition()
+		if err == nil {
+			return time.Since(begun)
+		}
+		if time.Since(begun) > limit {
+			p.T.Fatalf("%s: not within %s: %v", what, limit, err)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// Metric is the sum of a series that is served at this port.
+func Metric(port int, series string) (float64, error) {
+	client := http.Client{Timeout: 5 * time.Second}
+	response, err := client.Get(Local("http", port) + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	sum := 0.0
+	for _, line := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(series)+`.* (\S+)$`).FindAllStringSubmatch(string(text), -1) {
+		value, _ := strconv.ParseFloat(line[1], 64)
+		sum += value
+	}
+	return sum, err
+}

@@ -1,0 +1,95 @@
+//go:build e2e
+
+package plane
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// A Process is a program that was started, and may be again.
+type Process struct {
+	t       *testing.T
+	path    string
+	args    []string
+	command *exec.Cmd
+	log     buffer
+}
+
+// buffer is what all lives of a process have logged.
+type buffer struct {
+	lock sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *buffer) Write(text []byte) (int, error) {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	return b.text.Write(text)
+}
+
+func (p *Plane) start(path string, args ...string) *Process {
+	process := &Process{t: p.T, path: path, args: args}
+	process.Start()
+	p.T.Cleanup(func() {
+		process.Kill()
+		if p.T.Failed() {
+			lines := strings.Split(strings.TrimSpace(process.Log()), "\n")
+			p.T.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-15):], "\n"))
+		}
+	})
+	return process
+}
+
+// Start begins another life of it.
+func (p *Process) Start() {
+	p.command = exec.Command(p.path, p.args...)
+	p.command.Stdout, p.command.Stderr = io.Discard, &p.log
+	if err := p.command.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// Signal sends it a signal.
+func (p *Process) Signal(signal syscall.Signal) {
+	if err := p.command.Process.Signal(signal); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// Kill ends it as kill -9 does.
+func (p *Process) Kill() {
+	p.command.Process.Kill()
+	p.command.Wait()
+}
+
+// Terminate ends it as SIGTERM does, and waits for that.
+func (p *Process) Terminate() error {
+	p.Signal(syscall.SIGTERM)
+	return p.command.Wait()
+}
+
+// Log is what it has logged.
+func (p *Process) Log() string {
+	p.log.lock.Lock()
+	defer p.log.lock.Unlock()
+	return p.log.text.String()
+}
+
+// Resident is its memory, in kB.
+func (p *Process) Resident() string {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.command.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return string(regexp.MustCompile(`VmRSS:\s+(\d+)`).FindSubmatch(status)[1])
+}
