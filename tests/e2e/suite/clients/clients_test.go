@@ -1,0 +1,176 @@
+//go:build e2e
+
+package clients
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	runtimecache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// handler notes in the ledger what an informer tells.
+func (l *ledger) handler() cache.ResourceEventHandlerFuncs {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { l.saw(object.(*unstructured.Unstructured)) },
+		UpdateFunc: func(_, object any) { l.saw(object.(*unstructured.Unstructured)) },
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				l.gone(unknown.Key)
+				return
+			}
+			l.gone(object.(*unstructured.Unstructured).GetName())
+		},
+	}
+}
+
+// running is a context that ends with the test.
+func (s *scene) running() context.Context {
+	running, end := context.WithCancel(background)
+	s.T.Cleanup(end)
+	return running
+}
+
+// lists makes client-go list first and watch then, as all did before streaming lists were.
+type lists struct{ dynamic.Interface }
+
+func (lists) IsWatchListSemanticsUnSupported() bool { return true }
+
+// informer is one of client-go, by a connection of its own.
+func (s *scene) informer(name string, streams bool) *ledger {
+	l := s.ledger(name)
+	var objects dynamic.Interface = dynamic.NewForConfigOrDie(s.quick())
+	if !streams {
+		objects = lists{objects}
+	}
+	informer := dynamicinformer.NewFilteredDynamicInformer(objects, nodemetrics, "", 0, cache.Indexers{}, nil).Informer()
+	if _, err := informer.AddEventHandler(l.handler()); err != nil {
+		s.T.Fatal(err)
+	}
+	go informer.RunWithContext(s.running())
+	go s.followVersion(l, informer.LastSyncResourceVersion)
+	return l
+}
+
+// followVersion notes if the version up to which an informer knows all goes back.
+func (s *scene) followVersion(l *ledger, version func() string) {
+	running, last := s.running(), uint64(0)
+	for running.Err() == nil {
+		var now uint64
+		if text := version(); text != "" {
+			if _, err := fmt.Sscan(text, &now); err != nil || now < last {
+				l.lock.Lock()
+				l.complain("the list's version is %q after %d", text, last)
+				l.lock.Unlock()
+			}
+			last = max(now, last)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (s *scene) quick() *rest.Config {
+	config := s.Config()
+	config.QPS, config.Burst = 500, 1000
+	return config
+}
+
+// runtimeCache is the cache of controller-runtime, as a controller would use it: its events, and what can be read from it.
+func (s *scene) runtimeCache() *ledger {
+	l := s.ledger("controller-runtime's cache")
+	kept, err := runtimecache.New(s.quick(), runtimecache.Options{})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	running := s.running()
+	go kept.Start(running)
+	kind := schema.GroupVersionKind{Group: nodemetrics.Group, Version: nodemetrics.Version, Kind: "NodeMetric"}
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(kind)
+	informer, err := kept.GetInformer(running, object)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	if _, err := informer.AddEventHandler(l.handler()); err != nil {
+		s.T.Fatal(err)
+	}
+	if !kept.WaitForCacheSync(running) {
+		s.T.Fatal("controller-runtime's cache does not fill")
+	}
+	read := s.ledger("a reader of controller-runtime's cache")
+	go func() {
+		for running.Err() == nil {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(kind)
+			if err := kept.List(running, list, client.MatchingLabels{"pool": "a"}); err == nil {
+				read.listed(list.Items)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	return l
+}
+
+// untold is a ledger that no judgement is made by.
+func (s *scene) untold(name string) *ledger {
+	return &ledger{name: name, agents: s.agents, versions: map[string]uint64{}, beats: map[string]int64{}}
+}
+
+// list asks once, for pages of this size where one is given; an answer takes three seconds at most.
+func (s *scene) list(page int64) ([]unstructured.Unstructured, error) {
+	var items []unstructured.Unstructured
+	options := metav1.ListOptions{Limit: page}
+	for {
+		within, end := context.WithTimeout(background, 3*time.Second)
+		list, err := s.Objects.Resource(nodemetrics).List(within, options)
+		end()
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, list.Items...)
+		if options.Continue = list.GetContinue(); options.Continue == "" {
+			return items, nil
+		}
+	}
+}
+
+// poller lists again and again, by pages where their size is given. What it is refused it asks again; what it is told has to be right.
+func (s *scene) poller(name string, page int64) *ledger {
+	l := s.ledger(name)
+	running := s.running()
+	go func() {
+		for running.Err() == nil {
+			if list, err := s.list(page); err == nil {
+				l.listed(list)
+			} else {
+				l.refused(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	return l
+}
+
+// get asks for a page of plain HTTP, which has to be there.
+func get(url string) error {
+	client := http.Client{Timeout: 5 * time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", answer.Status)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+//go:build e2e
+
+package clients
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var nodeqoss = schema.GroupVersionResource{Group: "ensurance.crane.io", Version: "v1alpha1", Resource: "nodeqoss"}
+
+// all are clients of every sort.
+func (s *scene) all() []*ledger {
+	return []*ledger{
+		s.informer("client-go's informer that streams", true),
+		s.informer("client-go's informer that lists", false),
+		s.runtimeCache(),
+		s.poller("a client that lists by pages", 2),
+		s.poller("a client that lists", 0),
+	}
+}
+
+// edits a policy of all nodes again and again, so that the leader always has something to write.
+func (s *scene) edits() {
+	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
+		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"all","annotations":{"plimsoll.dev/rollout":"immediate"}},
+		"spec":{"selector":{},"rules":[{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":7000}}]}}`)
+	running := s.running()
+	go func() {
+		for mark := int64(7000); running.Err() == nil; mark++ {
+			policy, err := s.Objects.Resource(nodeqoss).Get(running, "all", v1.GetOptions{})
+			if err == nil {
+				rules, _, _ := unstructured.NestedSlice(policy.Object, "spec", "rules")
+				_ = unstructured.SetNestedField(rules[0].(map[string]any), mark, "metricRule", "value")
+				_ = unstructured.SetNestedSlice(policy.Object, rules, "spec", "rules")
+				s.Objects.Resource(nodeqoss).Update(running, policy, v1.UpdateOptions{})
+			}
+			time.Sleep(time.Second)
+		}
+	}()
+}
+
+// TestClientsStayRightWhenTheLeaderIsKilled: each client has new data of all nodes soon after the leader is killed, twice.
+func TestClientsStayRightWhenTheLeaderIsKilled(t *testing.T) {
+	s := open(t)
+	s.edits()
+	all := s.all()
+	s.allKnow(soon, all)
+	for range 2 {
+		leader, _ := s.leader()
+		leader.Kill()
+		// As the kubelet does.
+		leader.Start()
+		took := s.allKnow(soon, all)
+		t.Logf("killed: all clients have new data after %s", took.Round(100*time.Millisecond))
+		if took > failover {
+			t.Errorf("clients had new data only after %s", took)
+		}
+		s.ready(leader)
+	}
+}
+
+// TestClientsStayRightWhenTheLeaderEnds: as in a rolling update, one replica after the other.
+func TestClientsStayRightWhenTheLeaderEnds(t *testing.T) {
+	s := open(t)
+	s.edits()
+	all := s.all()
+	s.allKnow(soon, all)
+	for range 2 {
+		leader, _ := s.leader()
+		if err := leader.Terminate(); err != nil {
+			t.Errorf("%s: %v", leader.name, err)
+		}
+		s.leave(leader)
+		took := s.allKnow(soon, all)
+		t.Logf("ended: all clients have new data after %s", took.Round(100*time.Millisecond))
+		if took > failover {
+			t.Errorf("clients had new data only after %s", took)
+		}
+		s.again(leader)
+		s.join(leader)
+	}
+}
+
+// TestClientsStayRightWhenTheLeaderStandsStill: it is stopped for 30 s or more, and goes on. A client that asks has new data meanwhile,
+// as soon as the API server picks the other replica for it. A watch that the stopped process itself holds open shows nothing until it
+// goes on: nobody else can end it; what it shows then is right.
+func TestClientsStayRightWhenTheLeaderStandsStill(t *testing.T) {
+	s := open(t)
+	s.edits()
+	all := s.all()
+	poller := all[len(all)-1:]
+	s.allKnow(soon, all)
+	leader, standby := s.leader()
+	leader.Signal(syscall.SIGSTOP)
+	stopped := time.Now()
+	took := s.allKnow(soon, poller)
+	t.Logf("stopped: a client that asks has new data after %s", took.Round(100*time.Millisecond))
+	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
+	leader.Signal(syscall.SIGCONT)
+	took = s.allKnow(soon, all)
+	t.Logf("going on: all clients have new data after %s", took.Round(100*time.Millisecond))
+	if took > failover {
+		t.Errorf("clients had new data only after %s", took)
+	}
+	if now, _ := s.leader(); now != standby {
+		t.Errorf("%s leads again", now.name)
+	}
+}
+
+// TestClientsStayRightWhenTheAPIServerIsRestarted: all watches break, and neither replica can renew its Lease for a while.
+func TestClientsStayRightWhenTheAPIServerIsRestarted(t *testing.T) {
+	s := open(t)
+	s.edits()
+	all := s.all()
+	s.allKnow(soon, all)
+	s.Server.Kill()
+	time.Sleep(5 * time.Second)
+	s.Server.Start()
+	s.UntilReady()
+	took := s.allKnow(soon, all)
+	t.Logf("all clients have new data %s after the API server is back", took.Round(100*time.Millisecond))
+}
+
+// TestAHundredInformersListAnewAtOnce: each failover makes all of them list, and all stay right.
+func TestAHundredInformersListAnewAtOnce(t *testing.T) {
+	s := open(t)
+	var all []*ledger
+	for index := range 100 {
+		all = append(all, s.informer(fmt.Sprintf("informer %d", index), index%2 == 0))
+	}
+	s.allKnow(soon, all)
+	leader, standby := s.leader()
+	before := standby.Resident()
+	leader.Kill()
+	leader.Start()
+	took := s.allKnow(soon, all)
+	t.Logf("a hundred informers have new data after %s; the new leader's memory went from %s kB to %s kB", took.Round(100*time.Millisecond), before, standby.Resident())
+	if took > failover {
+		t.Errorf("clients had new data only after %s", took)
+	}
+	if log := standby.Log(); strings.Contains(log, "panicked") {
+		t.Error(log)
+	}
+}

@@ -1,0 +1,70 @@
+//go:build e2e
+
+package clients
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestClientsStayRightWhileTheFrontProxysAuthorityRotates: as an administrator does it on an API server that runs. First both are
+// believed, then the API server gets a certificate of the new one, and in the end the old one is believed no more.
+func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
+	s := open(t)
+	all := s.all()
+	s.allKnow(soon, all)
+	next := newAuthority(t, "front-proxy-ca-2")
+	believed := func() string {
+		trusted, err := s.Kube.CoreV1().ConfigMaps("kube-system").Get(background, "extension-apiserver-authentication", metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		return trusted.Data["requestheader-client-ca-file"]
+	}
+	s.secret("ca.crt", s.authority.pem+next.pem)
+	s.Eventually(soon, "both authorities are believed", func() error { return contains(believed(), next.pem) })
+	s.allKnow(soon, all)
+
+	certificate, key := next.client(proxy)
+	s.secret("proxy.key", key)
+	s.secret("proxy.crt", certificate)
+	s.allKnow(soon, all)
+	// What is connected stays; the next connections show the new certificate.
+	again := append(all, s.informer("an informer that comes later", true))
+	s.allKnow(soon, again)
+
+	s.secret("ca.crt", next.pem)
+	// The API server adds what it believes itself, and takes nothing away.
+	s.Eventually(soon, "the old authority is believed no more", func() error {
+		if !strings.Contains(believed(), s.authority.pem) {
+			return nil
+		}
+		patch, _ := json.Marshal(map[string]any{"data": map[string]string{"requestheader-client-ca-file": next.pem}})
+		_, err := s.Kube.CoreV1().ConfigMaps("kube-system").Patch(background, "extension-apiserver-authentication", types.MergePatchType, patch, metav1.PatchOptions{})
+		return fmt.Errorf("it was until now: %v", err)
+	})
+	for _, r := range s.replicas {
+		// No connection is older than the rotation.
+		r.Kill()
+		s.again(r)
+	}
+	last := append(again, s.informer("an informer that comes last", false))
+	took := s.allKnow(soon, last)
+	t.Logf("of the new authority alone: all clients have new data after %s", took.Round(100*time.Millisecond))
+	if err := contains(believed(), s.authority.pem); err == nil {
+		t.Error("the old authority is believed again")
+	}
+}
+
+func contains(text, part string) error {
+	if !strings.Contains(text, part) {
+		return fmt.Errorf("%q is not in %q", part, text)
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+//go:build e2e
+
+// Package clients shows the API metrics.plimsoll.dev by clients that nobody here wrote: client-go's informers, controller-runtime's
+// cache, kubectl. The API server and two replicas of the controller are real; nodes are objects, and the test acts for their agents.
+package clients
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"plimsoll.dev/suite/plane"
+)
+
+const (
+	service = "plimsoll-metrics"
+	proxy   = "front-proxy-client"
+	lease   = "plimsoll-controller"
+	soon    = 2 * time.Minute
+	// A client has new data so long after a leader was lost, at the latest.
+	failover = 10 * time.Second
+)
+
+// A scene is a control plane with two replicas and the agents of some nodes, and all that clients were shown.
+type scene struct {
+	*plane.Plane
+	pki       string
+	authority *authority
+	replicas  []*replica
+	agents    *agents
+	ledgers   []*ledger
+}
+
+// A replica is a controller; its name is also that of its user.
+type replica struct {
+	*plane.Process
+	name         string
+	api, metrics int
+}
+
+// open sets it up, with the load of all nodes served.
+func open(t *testing.T) *scene {
+	s := &scene{pki: t.TempDir()}
+	s.Plane = plane.Start(t, s.flags(t), "first", "second")
+	s.agents = begin(s.Plane, 6)
+	s.Apply(s.aggregation()...)
+	for _, name := range []string{"first", "second"} {
+		s.begin(name)
+	}
+	s.agents.report()
+	s.Eventually(soon, "the load of all nodes is served", func() error {
+		l := s.untold("before")
+		list, err := s.list(0)
+		if err != nil {
+			return err
+		}
+		l.listed(list)
+		if wrong := l.verdict(); len(wrong) > 0 {
+			return fmt.Errorf("%s", strings.Join(wrong, "; "))
+		}
+		return nil
+	})
+	// Discovery follows a moment later.
+	s.Eventually(soon, "kubectl and others find the API", func() error {
+		_, err := s.TryKubectl("", "get", "nodemetrics", "--cache-dir="+t.TempDir())
+		return err
+	})
+	t.Cleanup(s.judge)
+	return s
+}
+
+// judge fails the test for whatever was shown to any client and can't be right.
+func (s *scene) judge() {
+	for _, l := range s.ledgers {
+		for why, times := range l.refusals {
+			s.T.Logf("%s was refused %d times: %s", l.name, times, why)
+		}
+		if wrong := l.verdict(); len(wrong) > 0 {
+			s.T.Errorf("%s was shown %d times what can't be right:\n%s", l.name, len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "\n"))
+		}
+	}
+	s.oneWriterAtAnyTime()
+}
+
+func (s *scene) secret(name, content string) string {
+	path := filepath.Join(s.pki, name)
+	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
+		panic(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		panic(err)
+	}
+	return path
+}
+
+// flags are those by which an API server passes requests on, and tells of every write.
+func (s *scene) flags(t *testing.T) []string {
+	s.authority = newAuthority(t, "front-proxy-ca")
+	certificate, key := s.authority.client(proxy)
+	return []string{
+		"--requestheader-client-ca-file=" + s.secret("ca.crt", s.authority.pem),
+		"--proxy-client-cert-file=" + s.secret("proxy.crt", certificate),
+		"--proxy-client-key-file=" + s.secret("proxy.key", key),
+		"--requestheader-allowed-names=" + proxy,
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		// There is no kube-proxy: endpoints are dialled.
+		"--enable-aggregator-routing=true",
+		"--audit-log-path=" + filepath.Join(s.pki, "audit.log"),
+		"--audit-policy-file=" + s.secret("audit.json", `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[
+			{"level":"Metadata","users":["first","second"],"verbs":["create","update","patch","delete"]},{"level":"None"}]}`),
+	}
+}
+
+// aggregation is the Service and how the API server comes to use it.
+func (s *scene) aggregation() []string {
+	return []string{
+		fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"namespace":"default"},"spec":{"ports":[{"name":"https","port":443}]}}`, service),
+		fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1alpha1.metrics.plimsoll.dev"},
+			"spec":{"group":"metrics.plimsoll.dev","version":"v1alpha1","groupPriorityMinimum":100,"versionPriority":100,
+			"service":{"name":%q,"namespace":"default","port":443}}}`, service),
+	}
+}
+
+// begin starts a replica.
+func (s *scene) begin(name string) {
+	r := &replica{name: name, api: plane.FreePort(s.T), metrics: plane.FreePort(s.T)}
+	r.Process = s.Controller(name, "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
+		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1")
+	s.replicas = append(s.replicas, r)
+	s.join(r)
+}
+
+// join makes a replica an endpoint of the Service. As with the chart it is one, ready or not, until leave: when its pod is deleted.
+func (s *scene) join(r *replica) {
+	s.T.Helper()
+	s.Apply(fmt.Sprintf(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4",
+		"metadata":{"name":"%s-%s","namespace":"default","labels":{"kubernetes.io/service-name":%q}},
+		"ports":[{"name":"https","port":%d,"protocol":"TCP"}],"endpoints":[{"addresses":[%q],"conditions":{"ready":true}}]}`,
+		service, r.name, service, r.api, host(s.T)))
+}
+
+func (s *scene) leave(r *replica) {
+	s.T.Helper()
+	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
+}
+
+// host is an address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
+func host(t *testing.T) string {
+	connection, err := net.Dial("udp", "198.51.100.1:9")
+	if err != nil {
+		t.Skipf("NOT TESTED: this machine has no address but loopback ones, which no endpoint may have: %v", err)
+	}
+	defer connection.Close()
+	return connection.LocalAddr().(*net.UDPAddr).IP.String()
+}
+
+func (r *replica) leads() bool {
+	leads, err := plane.Metric(r.metrics, "plimsoll_controller_leader")
+	return err == nil && leads > 0
+}
+
+// leader is the replica that leads, and the one that does not.
+func (s *scene) leader() (*replica, *replica) {
+	s.T.Helper()
+	var leader *replica
+	s.Eventually(soon, "one replica leads", func() error {
+		a, b := s.replicas[0].leads(), s.replicas[1].leads()
+		if a == b {
+			return fmt.Errorf("the first leads: %t, the second: %t", a, b)
+		}
+		leader = s.replicas[1]
+		if a {
+			leader = s.replicas[0]
+		}
+		return nil
+	})
+	if leader == s.replicas[0] {
+		return leader, s.replicas[1]
+	}
+	return leader, s.replicas[0]
+}
+
+// again starts a replica that was ended, and waits until it knows all.
+func (s *scene) again(r *replica) {
+	s.T.Helper()
+	r.Start()
+	s.ready(r)
+}
+
+// ready waits until a replica knows all.
+func (s *scene) ready(r *replica) {
+	s.T.Helper()
+	s.Eventually(soon, r.name+" is ready", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
+}
+
+// allKnow waits until every client has been shown new data of all nodes, and says how long after now that was.
+func (s *scene) allKnow(limit time.Duration, which []*ledger) time.Duration {
+	s.T.Helper()
+	// The next one may be under way.
+	begun, beat := time.Now(), s.agents.last()+2
+	for {
+		var late error
+		for _, l := range which {
+			if err := l.behind(beat); err != nil {
+				late = err
+			}
+		}
+		if late == nil {
+			return time.Since(begun)
+		}
+		if time.Since(begun) > limit {
+			s.T.Fatalf("not within %s: %v", limit, late)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// record is one line of the API server's audit log.
+type record struct {
+	Verb                                     string
+	RequestReceivedTimestamp, StageTimestamp time.Time
+	User                                     struct{ Username string }
+	ObjectRef                                struct{ Resource, Name, APIGroup, Subresource string }
+	ResponseStatus                           struct{ Code int }
+}
+
+// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
+// Lease: as the API server has it.
+func (s *scene) oneWriterAtAnyTime() {
+	file, err := os.Open(filepath.Join(s.pki, "audit.log"))
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	defer file.Close()
+	var taken, written []record
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var r record
+		if json.Unmarshal(lines.Bytes(), &r) != nil || r.ResponseStatus.Code >= 300 {
+			continue
+		}
+		switch of := r.ObjectRef; {
+		case of.Resource == "leases" && of.Name == lease:
+			taken = append(taken, r)
+		case of.Resource == "nodewatermarks", of.APIGroup == "ensurance.crane.io", of.Resource == "nodes":
+			written = append(written, r)
+		}
+	}
+	writers := map[string]int{}
+	for _, write := range written {
+		holder := ""
+		for _, take := range taken {
+			if take.StageTimestamp.Before(write.RequestReceivedTimestamp) {
+				holder = take.User.Username
+			}
+		}
+		writers[write.User.Username]++
+		if holder != write.User.Username {
+			s.T.Errorf("%s wrote %s/%s at %s: the Lease was %s's", write.User.Username, write.ObjectRef.Resource, write.ObjectRef.Name,
+				write.RequestReceivedTimestamp.Format("15:04:05.000"), holder)
+		}
+	}
+	s.T.Logf("writes by replica: %v; writes of the Lease: %d", writers, len(taken))
+	if len(written) == 0 || len(taken) == 0 {
+		s.T.Error("the audit log shows no writes")
+	}
+}
