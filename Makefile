@@ -12,7 +12,7 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 QUICK := Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-quick e2e-long scale cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-quick e2e-long scale clients cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,10 @@ e2e-quick: build ## The part of it that one node on this machine's own kernel ca
 scale: tools build ## Shows the fleet cap, a bad edit that stops, and 1000 nodes with 50 policies (simulated nodes; needs no root)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 15m ./scale
+
+clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root; ten minutes)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 25m ./clients
 
 e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; half an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 30m -v .
