@@ -31,7 +31,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; 1000 nodes: make scale"
+	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; 1000 nodes: make scale; foreign clients of the API: make clients"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)

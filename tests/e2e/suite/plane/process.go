@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -92,4 +93,20 @@ func (p *Process) Resident() string {
 		p.t.Fatal(err)
 	}
 	return string(regexp.MustCompile(`VmRSS:\s+(\d+)`).FindSubmatch(status)[1])
+}
+
+// CPU is the time it has computed in this life, in seconds.
+func (p *Process) CPU() float64 {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.command.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	// After the name, which may hold blanks: utime and stime are fields 14 and 15, in hundredths of a second.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	ticks := 0.0
+	for _, field := range fields[11:13] {
+		value, _ := strconv.ParseFloat(field, 64)
+		ticks += value
+	}
+	return ticks / 100
 }
