@@ -114,7 +114,6 @@ impl Ground {
             state_dir: self.path("state"),
             sample_interval: Duration::from_secs(1),
             sample_everything: false,
-            sample_pressure: false,
         };
         host::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
     }

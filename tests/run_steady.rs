@@ -51,7 +51,6 @@ fn steady(ground: &Machine, watermark: &str) -> host::Machine {
         state_dir: ground.path("state"),
         sample_interval: Duration::from_millis(20),
         sample_everything: false,
-        sample_pressure: false,
     };
     let policy = Arc::new(loaded.policy);
     host::open(settings, policy, found.workloads, boot_time()).unwrap()

@@ -452,7 +452,6 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
         state_dir: state_dir.path().to_owned(),
         sample_interval: FRAME,
         sample_everything: true,
-        sample_pressure: false,
     }
 }
 

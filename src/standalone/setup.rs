@@ -178,7 +178,6 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         state_dir: options.state_dir.clone(),
         sample_interval: options.sample_interval,
         sample_everything: options.record.is_some(),
-        sample_pressure: false,
     };
     let recorder = recorder(options, &node, now)?;
     let machine = host::open(settings, Arc::new(loaded.policy), found.workloads, now)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fastrand::Rng;
 use futures::future::FutureExt;
 use futures::stream::StreamExt;
 use kube::Client;
@@ -87,7 +88,7 @@ impl Agent {
         let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
         let this = Writer::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
-        let builder = node_metric::Builder::new(&options.node, &this.boot_id);
+        let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
         Ok(Self {
             feed: feed(&client, &options.node),
             place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
@@ -305,7 +306,6 @@ impl Agent {
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
             sample_everything: false,
-            sample_pressure: true,
         };
         let policy = self.rules.policy().cloned().unwrap_or_default();
         let pods = workloads.clone();
@@ -372,7 +372,7 @@ impl Agent {
         }
         self.metrics.sampled(now);
         let node_uid = self.node.seen.present().map(objects::uid);
-        self.vitals.turned(machine, node_uid, now);
+        self.vitals.turned(node_uid, now);
         machine.outside().explain(machine.reports());
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
@@ -402,6 +402,7 @@ impl Agent {
             pods: machine.pods(),
             reports: &machine.reports().collect::<Vec<_>>(),
         });
+        self.vitals.measured(machine, self.builder.told());
         self.metrics.reported(metric, json);
     }
 

@@ -8,7 +8,7 @@ use super::{Machine, Options};
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
 use crate::node::actuate::taint::Standing;
-use crate::node::heartbeat::digest::{Digest, Facts};
+use crate::node::heartbeat::digest::{self, Facts};
 use crate::node::heartbeat::{self, Heartbeat, Pulse};
 
 /// The sampling loop stands still when it has not turned for so many of its intervals...
@@ -17,7 +17,6 @@ const INTERVALS: u32 = 5;
 /// The heartbeat, and what it is told.
 pub struct Vitals {
     pulse: watch::Sender<Pulse>,
-    digest: Digest,
     heartbeat: Heartbeat,
 }
 
@@ -39,32 +38,31 @@ impl Vitals {
         let figures = metrics.heartbeats.clone();
         Self {
             pulse,
-            digest: Digest::default(),
             heartbeat: Heartbeat::start(client, how, felt, acknowledged, figures),
         }
     }
 
-    /// The sampling loop turned. Allocates nothing but where a new summary is due.
-    pub fn turned(&mut self, machine: &Machine, node_uid: Option<&str>, now: BootTime) {
-        let summary = self.digest.is_due(now).then(|| {
-            let facts = Facts {
-                node: &machine.sample().node,
-                policy: machine.policy(),
-                reports: machine.reports(),
-                throttled: machine.throttled_pods(),
-                scheduling: scheduling(&machine.outside().standing()),
-            };
-            self.digest.summary(now, facts)
-        });
+    /// The sampling loop turned. Allocates nothing.
+    pub fn turned(&self, node_uid: Option<&str>, now: BootTime) {
         self.pulse.send_modify(|pulse| {
             pulse.turned = Some(now);
             if pulse.node_uid.as_deref() != node_uid {
                 pulse.node_uid = node_uid.map(Into::into);
             }
-            if let Some(summary) = summary {
-                pulse.summary = summary;
-            }
         });
+    }
+
+    /// The node was measured for a report, which tells this use of CPU and memory, in percent.
+    pub fn measured(&self, machine: &Machine, used: [Option<f64>; 2]) {
+        let summary = digest::summary(Facts {
+            node: &machine.sample().node,
+            used,
+            policy: machine.policy(),
+            reports: machine.reports(),
+            throttled: machine.throttled_pods(),
+            scheduling: scheduling(&machine.outside().standing()),
+        });
+        self.pulse.send_modify(|pulse| pulse.summary = summary);
     }
 
     /// The agent leaves for good.

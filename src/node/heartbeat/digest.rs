@@ -1,6 +1,4 @@
-//! The node's health and load in one line, from what the sampling loop has at hand anyway. Pure.
-
-use std::time::Duration;
+//! The node's health and load in one line, from what its last report was made of. Pure.
 
 use crate::crd::Summary;
 use crate::crd::summary::{Percent, Scheduling};
@@ -8,24 +6,15 @@ use crate::engine::RuleReport;
 use crate::engine::metric::Metric;
 use crate::engine::plan::RuleState;
 use crate::engine::policy::PolicySet;
-use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample};
-use crate::engine::time::BootTime;
-
-/// CPU is told over so long, and nothing is told more often.
-const WINDOW: Duration = Duration::from_secs(5);
-
-/// Makes summaries.
-#[derive(Debug, Default)]
-pub struct Digest {
-    /// CPU time at the last summary, and when that was.
-    before: Option<(BootTime, Option<CpuTimes>)>,
-}
+use crate::engine::sample::NodeSample;
 
 /// What a summary is made of.
 #[derive(Debug)]
 pub struct Facts<'a, R> {
-    /// The node as last sampled.
+    /// The node as it was sampled for its last report.
     pub node: &'a NodeSample,
+    /// CPU and memory in use, in percent of the node, as that report tells them.
+    pub used: [Option<f64>; 2],
     /// Its policies.
     pub policy: &'a PolicySet,
     /// How the rules stand.
@@ -36,68 +25,42 @@ pub struct Facts<'a, R> {
     pub scheduling: Option<Scheduling>,
 }
 
-impl Digest {
-    /// Whether it is time for another.
-    pub fn is_due(&self, now: BootTime) -> bool {
-        self.before
-            .is_none_or(|(before, _)| now.since(before) >= WINDOW)
-    }
-
-    /// A summary of now, with CPU since the last one.
-    pub fn summary<R>(&mut self, now: BootTime, facts: Facts<'_, R>) -> Summary
-    where
-        R: Iterator<Item = RuleReport>,
-    {
-        let Facts {
-            node,
-            policy,
-            reports,
-            throttled,
-            scheduling,
-        } = facts;
-        let before = self.before.replace((now, node.cpu));
-        let breached: Vec<_> = reports
-            .filter(|report| report.state == RuleState::Breached)
-            .map(|report| report.id)
-            .collect();
-        let [cpu_mark, memory_mark] = marks(policy, node);
-        Summary {
-            sequence: None,
-            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-            cpu: busy(before.and_then(|(_, cpu)| cpu), node.cpu),
-            memory: node.memory.and_then(used),
-            cpu_mark,
-            memory_mark,
-            pressure: node
-                .pressure
-                .map(|kind| kind.and_then(|kind| Percent::of(kind.some[0]))),
-            rules: Some(count(policy.rules.len())),
-            breached: Some(count(breached.len())),
-            breached_rules: breached,
-            throttled: Some(count(throttled)),
-            scheduling,
-        }
+/// The summary; its sequence is that of the Lease, and not known here.
+pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
+    let Facts {
+        node,
+        used,
+        policy,
+        reports,
+        throttled,
+        scheduling,
+    } = facts;
+    let breached: Vec<_> = reports
+        .filter(|report| report.state == RuleState::Breached)
+        .map(|report| report.id)
+        .collect();
+    let [cpu, memory] = used.map(|percent| percent.and_then(Percent::of));
+    let [cpu_mark, memory_mark] = marks(policy, node);
+    Summary {
+        sequence: None,
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        cpu,
+        memory,
+        cpu_mark,
+        memory_mark,
+        pressure: node
+            .pressure
+            .map(|kind| kind.and_then(|kind| Percent::of(kind.some[0]))),
+        rules: Some(count(policy.rules.len())),
+        breached: Some(count(breached.len())),
+        breached_rules: breached,
+        throttled: Some(count(throttled)),
+        scheduling,
     }
 }
 
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-/// Busy time of all time between two looks.
-fn busy(before: Option<CpuTimes>, now: Option<CpuTimes>) -> Option<Percent> {
-    let (before, now) = (before?, now?);
-    let busy = now.busy.checked_sub(before.busy)?;
-    // Waiting for I/O may be counted backwards.
-    let idle = now.idle.saturating_sub(before.idle);
-    let all = busy.checked_add(idle).filter(|all| *all > 0)?;
-    Percent::of(busy as f64 * 100.0 / all as f64)
-}
-
-fn used(memory: NodeMemory) -> Option<Percent> {
-    let used = memory.total.saturating_sub(memory.available);
-    // No memory at all makes no number.
-    Percent::of(used.0 as f64 * 100.0 / memory.total.0 as f64)
 }
 
 /// The lowest high marks over CPU and memory, in percent of the node. One above 100 is never reached, and left out.
@@ -124,16 +87,15 @@ fn marks(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
 mod tests {
     use super::*;
     use crate::engine::policy::{RuleId, Strategy};
-    use crate::engine::sample::Pressure;
+    use crate::engine::sample::{CpuTimes, NodeMemory, Pressure};
     use crate::engine::testing::rule;
     use crate::engine::units::Bytes;
 
-    fn node(busy: u64, idle: u64) -> NodeSample {
-        let seconds = 1_000_000_000;
+    fn node() -> NodeSample {
         NodeSample {
             cpu: Some(CpuTimes {
-                busy: busy * seconds,
-                idle: idle * seconds,
+                busy: 1,
+                idle: 1,
                 online: 8,
             }),
             memory: Some(NodeMemory {
@@ -167,39 +129,34 @@ mod tests {
         }
     }
 
-    fn digest(digest: &mut Digest, at: u64, node: &NodeSample, policy: &PolicySet) -> Summary {
-        let now = BootTime::default() + Duration::from_secs(at);
+    fn told(node: &NodeSample, used: [Option<f64>; 2], policy: &PolicySet) -> Summary {
         let reports = [
             report("q/cpu", RuleState::Breached),
             report("q/mem", RuleState::Cooling),
         ];
-        let facts = Facts {
+        summary(Facts {
             node,
+            used,
             policy,
             reports: reports.into_iter(),
             throttled: 2,
             scheduling: Some(Scheduling::Enabled),
-        };
-        digest.summary(now, facts)
+        })
     }
 
     #[test]
-    fn cpu_is_what_was_busy_since_the_last_summary_and_not_known_at_the_first() {
-        let mut maker = Digest::default();
+    fn it_tells_what_the_last_report_did_and_leaves_out_what_that_did_not_know() {
         let policy = PolicySet::default();
-        let first = digest(&mut maker, 100, &node(1000, 1000), &policy);
-        assert_eq!(first.cpu, None);
-        assert_eq!(first.memory, Percent::of(75.0));
-        assert_eq!(first.pressure, [Percent::of(1.5), None, None]);
-        assert!(!maker.is_due(BootTime::default() + Duration::from_secs(104)));
-        assert!(maker.is_due(BootTime::default() + Duration::from_secs(105)));
-        let second = digest(&mut maker, 110, &node(1060, 1020), &policy);
-        assert_eq!(second.cpu, Percent::of(75.0));
-        // A counter that ran backwards tells nothing.
-        assert_eq!(digest(&mut maker, 120, &node(10, 5000), &policy).cpu, None);
-        assert_eq!(second.throttled, Some(2));
-        assert_eq!(second.breached, Some(1));
-        assert_eq!(second.breached_rules, [RuleId::from("q/cpu")]);
+        let known = told(&node(), [Some(74.96), Some(33.3)], &policy);
+        assert_eq!(known.cpu, Percent::of(75.0));
+        assert_eq!(known.memory, Percent::of(33.3));
+        assert_eq!(known.pressure, [Percent::of(1.5), None, None]);
+        assert_eq!(known.throttled, Some(2));
+        assert_eq!(known.breached, Some(1));
+        assert_eq!(known.breached_rules, [RuleId::from("q/cpu")]);
+        let unknown = told(&NodeSample::default(), [None; 2], &policy);
+        assert_eq!((unknown.cpu, unknown.memory), (None, None));
+        assert_eq!(unknown.pressure, [None; 3]);
     }
 
     #[test]
@@ -213,12 +170,11 @@ mod tests {
             ],
             ..PolicySet::default()
         };
-        let told = digest(&mut Digest::default(), 1, &node(1, 1), &policy);
-        assert_eq!(told.cpu_mark, Percent::of(75.0));
-        assert_eq!(told.memory_mark, None, "above all memory there is");
-        assert_eq!(told.rules, Some(4));
-        let nothing = digest(&mut Digest::default(), 1, &NodeSample::default(), &policy);
-        assert_eq!(nothing.cpu_mark, Percent::of(90.0), "CPUs are not known");
-        assert_eq!((nothing.cpu, nothing.memory), (None, None));
+        let known = told(&node(), [None; 2], &policy);
+        assert_eq!(known.cpu_mark, Percent::of(75.0));
+        assert_eq!(known.memory_mark, None, "above all memory there is");
+        assert_eq!(known.rules, Some(4));
+        let unknown = told(&NodeSample::default(), [None; 2], &policy);
+        assert_eq!(unknown.cpu_mark, Percent::of(90.0), "CPUs are not known");
     }
 }

@@ -55,8 +55,6 @@ pub struct Settings {
     pub sample_interval: Duration,
     /// Every sample holds the pods and all that any policy could ask for, as a recording needs it.
     pub sample_everything: bool,
-    /// Every sample holds the pressure on the node, as a heartbeat needs it.
-    pub sample_pressure: bool,
 }
 
 /// Why a machine cannot be run. Nothing was changed.
@@ -228,9 +226,6 @@ impl<O: Outside> Machine<O> {
 
     fn refresh_demand(&mut self) {
         self.demand = self.engine.demand();
-        if self.settings.sample_pressure {
-            self.demand.pressure = [true; 3];
-        }
         if self.settings.sample_everything {
             self.demand = Demand {
                 load: true,

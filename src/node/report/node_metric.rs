@@ -1,11 +1,13 @@
 //! What the `NodeMetric` of this node says, and when it is worth saying. Pure: a look at the machine in, the report out.
 //!
-//! A report is due every 10 s, and sooner when something changed that people would want to see: a rule's state, the
+//! A report is due within 10 s, and sooner when something changed that people would want to see: a rule's state, the
 //! pods, or the node's use by more than 5 % of what there is. It never takes more than 4 KiB, however long the names are.
+//! When exactly is left to chance, so that nodes that told of the same change do not go on in step.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use fastrand::Rng;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -25,11 +27,15 @@ use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
 
-/// A report is due this long after the one before.
+/// A report is due at most this long after the one before.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 /// The most bytes of a report.
 pub const MOST_BYTES: usize = 4096;
-/// A change of use is looked for over at least this long: shorter ones are noise.
+/// The part of [`INTERVAL`] after which a report is due at the earliest...
+const EARLIEST: f64 = 0.9;
+/// ...and where the one before told of a change, as many nodes may have done at once.
+const EARLIEST_AFTER_CHANGE: f64 = 0.5;
+/// A change of use is looked for over at least this long: shorter ones are noise. The second report tells the first of it.
 const LEAST_INTERVAL: Duration = Duration::from_secs(3);
 /// A change of use by more than so many percent of the capacity is worth telling.
 const WORTH_TELLING: f64 = 5.0;
@@ -54,6 +60,7 @@ pub struct View<'a> {
 pub struct Builder {
     node: String,
     agent: ReportingAgent,
+    random: Rng,
     last: Option<Look>,
     due: Option<BootTime>,
 }
@@ -70,15 +77,20 @@ struct Look {
 }
 
 impl Builder {
-    /// The reports of `node` by this process; `boot_id` is the kernel's.
-    pub fn new(node: &str, boot_id: &str) -> Self {
+    /// The reports of `node` by this process, which began at `now`; `boot_id` is the kernel's.
+    ///
+    /// They are counted from the milliseconds since boot on. There is never more than one in a millisecond, so that a
+    /// later process of the same boot always goes on above.
+    pub fn new(node: &str, boot_id: &str, now: BootTime, random: Rng) -> Self {
+        let begun = now.as_nanos() / 1_000_000;
         Self {
             node: node.to_owned(),
             agent: ReportingAgent {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 boot_id: boot_id.to_owned(),
-                sequence: 0,
+                sequence: i64::try_from(begun).unwrap_or(i64::MAX),
             },
+            random,
             last: None,
             due: None,
         }
@@ -87,6 +99,11 @@ impl Builder {
     /// When the next report is due; `None`: with the next sample.
     pub const fn due(&self) -> Option<BootTime> {
         self.due
+    }
+
+    /// The use of CPU and memory that the last report told, in percent of the node.
+    pub fn told(&self) -> [Option<f64>; 2] {
+        self.last.as_ref().map_or([None; 2], |last| last.told)
     }
 
     /// Whether the next sample has to hold what a report needs.
@@ -149,10 +166,22 @@ impl Builder {
             breached: breached(view.reports),
             conditions: Vec::new(),
         };
-        self.due = Some(sample.at + INTERVAL);
+        self.due = Some(sample.at + self.pause(last.is_none()));
         self.last = Some(look(sample, percents(&sample.node, node_cpu)));
         let text = fit(&mut metric);
         (metric, text)
+    }
+
+    /// From the report that is being built to the next.
+    fn pause(&mut self, first: bool) -> Duration {
+        if first {
+            return LEAST_INTERVAL;
+        }
+        let earliest = match self.due {
+            Some(_) => EARLIEST,
+            None => EARLIEST_AFTER_CHANGE,
+        };
+        INTERVAL.mul_f64(1.0 - (1.0 - earliest) * self.random.f64())
     }
 }
 

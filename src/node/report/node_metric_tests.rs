@@ -44,7 +44,7 @@ impl Node {
             windows: NodeWindows::default(),
             pods: (0..pods).map(workload).collect(),
             reports: Vec::new(),
-            builder: Builder::new("worker", "boot"),
+            builder: Builder::new("worker", "boot", BootTime::default(), Rng::with_seed(7)),
         }
     }
 
@@ -259,10 +259,12 @@ fn a_change_is_told_with_the_next_sample_and_calls_for_none_of_its_own() {
 }
 
 #[test]
-fn a_report_is_due_after_ten_seconds_or_when_the_use_has_moved() {
+fn a_report_is_due_within_ten_seconds_or_when_the_use_has_moved() {
     let mut node = Node::plain(1);
     assert!(node.builder.is_due(node.now), "the first at once");
+    assert_eq!(node.builder.told(), [None; 2]);
     node.second_report();
+    assert_eq!(node.builder.told(), [Some(25.0), Some(50.0)]);
     let second = Duration::from_secs(1);
     for _ in 0..9 {
         // 4.9 % of 8 CPUs more.
@@ -289,4 +291,51 @@ fn a_report_is_due_after_ten_seconds_or_when_the_use_has_moved() {
     assert!(!node.builder.is_due(node.now + second));
     node.builder.changed();
     assert!(node.builder.is_due(node.now + second));
+}
+
+#[test]
+fn the_first_report_is_soon_followed_by_one_that_knows_the_cpu() {
+    let mut node = Node::plain(1);
+    node.pass(Duration::from_secs(1), 2000);
+    node.report();
+    assert!(!node.builder.is_due(node.now + Duration::from_secs(2)));
+    assert!(node.builder.is_due(node.now + Duration::from_secs(3)));
+}
+
+#[test]
+fn nodes_that_tell_of_a_change_at_once_do_not_go_on_in_step() {
+    let mut dues = Vec::new();
+    for seed in 0..200 {
+        let mut node = Node::plain(1);
+        node.builder = Builder::new("worker", "boot", BootTime::default(), Rng::with_seed(seed));
+        node.second_report();
+        node.builder.changed();
+        node.pass(Duration::from_secs(1), 2000);
+        node.report();
+        let pause = node.builder.due().unwrap().since(node.now);
+        assert!(pause > INTERVAL / 2 && pause <= INTERVAL, "{pause:?}");
+        dues.push(pause.as_secs());
+    }
+    for second in 5..10 {
+        let due = dues.iter().filter(|due| **due == second).count();
+        assert!((20..=60).contains(&due), "{due} of 200 in second {second}");
+    }
+}
+
+#[test]
+fn a_later_agent_of_the_same_boot_counts_on_above() {
+    let mut node = Node::plain(1);
+    let sequence = |metric: NodeMetric| metric.status.agent.unwrap().sequence;
+    let mut last = 0;
+    for _ in 0..1000 {
+        node.pass(Duration::from_secs(1), 2000);
+        last = sequence(node.report().0);
+    }
+    node.builder = Builder::new(
+        "worker",
+        "boot",
+        BootTime::default() + Duration::from_secs(1000),
+        Rng::new(),
+    );
+    assert!(sequence(node.report().0) > last);
 }
