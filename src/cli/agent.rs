@@ -11,7 +11,10 @@ use tokio::sync::watch;
 use super::run::StateDir;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::node::agent::{self, AgentError, Options, PodRef, Stop};
-use crate::node::heartbeat;
+use crate::node::{direct_report, heartbeat};
+
+/// Where the chart mounts what direct reports need.
+const CREDENTIALS: &str = "/var/run/secrets/plimsoll.dev/report";
 
 const HELP: &str = "\
 Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and
@@ -30,6 +33,8 @@ Examples:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
   How loaded it finds the node (measured anew every 10 s, and after a change of more than 5 %):
     kubectl get --raw /api/v1/namespaces/plimsoll/pods/$POD:8080/proxy/v1/node-metric
+  The same told to the controller within seconds, so that the Lease is renewed only every 60 s (kubectl get nodemetrics):
+    --report-service plimsoll-report --report-credentials /var/run/secrets/plimsoll.dev/report
   Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
     plimsoll top
 
@@ -101,6 +106,16 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = renew_interval, default_value = "60s")]
     lease_renew_interval: Duration,
 
+    /// Report to the ready replicas of the controller behind this Service in --namespace, over TLS [default: no direct
+    /// reports, the Lease alone tells that the agent is well]
+    #[arg(long, value_name = "NAME", requires = "namespace")]
+    report_service: Option<String>,
+
+    /// Folder with the `token` that direct reports bear (audience plimsoll.dev/report) and the `ca.crt` that the
+    /// controller's certificate is verified by; both are read again when they change, and waited for while they are missing
+    #[arg(long, value_name = "DIR", default_value = CREDENTIALS)]
+    report_credentials: PathBuf,
+
     /// Undo everything that an agent left in force on this node, tell each file, and leave. Needs no API server, but
     /// without one the taint and the condition stay
     #[arg(long)]
@@ -156,7 +171,17 @@ impl Args {
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,
+            reports: self.reports(),
         }
+    }
+
+    fn reports(&self) -> Option<direct_report::Options> {
+        Some(direct_report::Options {
+            service: self.report_service.clone()?,
+            namespace: self.namespace.clone()?,
+            credentials: self.report_credentials.clone(),
+            node: self.node_name.clone(),
+        })
     }
 }
 

@@ -70,7 +70,28 @@ pub fn objects<K>(api: Api<K>, page: u32) -> BoxStream<'static, Change<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    watcher(api, watcher::Config::default().page_size(page))
+    matching(api, watcher::Config::default().page_size(page))
+}
+
+/// All changes of the objects of a kind with these labels in a namespace, as plain JSON.
+pub fn labelled(
+    client: Client,
+    resource: &ApiResource,
+    namespace: &str,
+    labels: &str,
+) -> BoxStream<'static, Change> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, resource);
+    let config = watcher::Config::default().page_size(PAGE).labels(labels);
+    matching(api, config)
+        .map(|change| change.map(to_json))
+        .boxed()
+}
+
+fn matching<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Change<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    watcher(api, config)
         .default_backoff()
         .map(|event| match event {
             Ok(Event::Init) => Change::Restarted,

@@ -66,6 +66,13 @@ pub struct Acknowledgement {
     pub next_interval_seconds: u32,
 }
 
+impl Acknowledgement {
+    /// When the next report is wanted: within the bounds, whatever was answered.
+    pub fn next_interval(&self) -> Duration {
+        Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, LONGEST_INTERVAL)
+    }
+}
+
 /// Why a report is none.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum InvalidReport {

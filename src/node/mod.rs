@@ -5,6 +5,7 @@ pub mod agent;
 pub mod cgroup;
 pub mod clock;
 pub mod collect;
+pub mod direct_report;
 pub mod heartbeat;
 pub mod journal;
 pub mod machine;

@@ -3,6 +3,7 @@
 
 pub mod aggregation;
 pub mod faults;
+pub mod receiver;
 
 use std::fs;
 use std::io::Write as _;

@@ -3,7 +3,7 @@
 mod load;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,6 +22,7 @@ use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
+use crate::node::direct_report::metrics::Reports;
 use crate::node::heartbeat::metrics::Heartbeats;
 use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
@@ -144,6 +145,8 @@ pub struct Metrics {
     writes: Family<ResultLabels, Counter>,
     /// Of the Lease.
     pub heartbeats: Heartbeats,
+    /// Of direct reports.
+    pub reports: Reports,
     told: Mutex<Told>,
 }
 
@@ -155,7 +158,7 @@ struct Told {
     sampled: Option<BootTime>,
     ready: Result<(), String>,
     /// The last report, and the same as JSON.
-    node_metric: Option<(NodeMetric, String)>,
+    node_metric: Option<(Arc<NodeMetric>, String)>,
 }
 
 /// Where the last report of the node is served.
@@ -186,6 +189,7 @@ impl Metrics {
             events: Family::default(),
             writes: Family::default(),
             heartbeats: Heartbeats::default(),
+            reports: Reports::default(),
             told: Mutex::new(Told {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
@@ -203,6 +207,7 @@ impl Metrics {
             metrics.load.register_pods(registry);
         }
         metrics.heartbeats.register(&mut metrics.registry);
+        metrics.reports.register(&mut metrics.registry);
         metrics
     }
 
@@ -285,7 +290,7 @@ impl Metrics {
     }
 
     /// Takes a report of the node, and the same as JSON.
-    pub fn reported(&self, metric: NodeMetric, json: String) {
+    pub fn reported(&self, metric: Arc<NodeMetric>, json: String) {
         self.told(|told| told.node_metric = Some((metric, json)));
     }
 
@@ -314,6 +319,7 @@ impl Metrics {
         let metrics = Self::new(BootTime::default(), true);
         metrics.load.example();
         metrics.heartbeats.example();
+        metrics.reports.example();
         with_one_series(&metrics.states);
         with_one_series(&metrics.values);
         with_one_series(&metrics.marks);
@@ -385,6 +391,7 @@ impl Metrics {
         );
         let now = clock::boot_time();
         self.heartbeats.refresh(now);
+        self.reports.refresh(now);
         let age = told.sampled.map(|at| now.since(at));
         self.sample_age
             .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));

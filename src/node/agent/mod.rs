@@ -46,6 +46,7 @@ use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::clock;
 use crate::node::collect::Sampler;
+use crate::node::direct_report;
 use crate::node::journal::LockError;
 use crate::node::machine::{self, MachineError};
 use crate::serve::{self, ServeError};
@@ -79,6 +80,8 @@ pub struct Options {
     pub lease_namespace: String,
     /// How often ours is renewed while reports reach the controller directly.
     pub lease_renew_interval: Duration,
+    /// Where they go; absent: nowhere.
+    pub reports: Option<direct_report::Options>,
 }
 
 /// What ends the agent.
@@ -157,7 +160,7 @@ pub async fn run(
     let own = server.client(metrics.clone())?;
     let listener = serve::listen(options.listen).await?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
-    let vitals = Vitals::start(own, &options, &metrics);
+    let vitals = Vitals::start(&client, own, &options, &metrics, now);
     let agent = Agent::new(client, options, hierarchy, metrics, vitals, now)?;
     let ended = Box::pin(agent.run(stop)).await;
     serving.abort();

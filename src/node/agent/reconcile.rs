@@ -395,6 +395,7 @@ impl Agent {
             self.builder.see(machine.sample());
             return;
         }
+        let changed = self.builder.due().is_none();
         let (metric, json) = self.builder.build(&node_metric::View {
             time: clock::wall_time(),
             sample: machine.sample(),
@@ -402,7 +403,8 @@ impl Agent {
             pods: machine.pods(),
             reports: &machine.reports().collect::<Vec<_>>(),
         });
-        self.vitals.measured(machine, self.builder.told());
+        let (metric, told) = (Arc::new(metric), self.builder.told());
+        self.vitals.measured(machine, told, &metric, changed);
         self.metrics.reported(metric, json);
     }
 

@@ -1,13 +1,17 @@
-//! Tells the heartbeat that the sampling loop turns, and how the node is.
+//! Tells the heartbeat, and the controller directly, that the sampling loop turns and how the node is.
+
+use std::sync::Arc;
 
 use kube::Client;
 use tokio::sync::watch;
 
 use super::metrics::Metrics;
 use super::{Machine, Options};
+use crate::crd::NodeMetric;
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
 use crate::node::actuate::taint::Standing;
+use crate::node::direct_report::DirectReports;
 use crate::node::heartbeat::digest::{self, Facts};
 use crate::node::heartbeat::{self, Heartbeat, Pulse};
 
@@ -18,15 +22,30 @@ const INTERVALS: u32 = 5;
 pub struct Vitals {
     pulse: watch::Sender<Pulse>,
     heartbeat: Heartbeat,
+    reports: Option<DirectReports>,
 }
 
 impl Vitals {
-    /// Starts the heartbeat, which waits for the first turn of the loop. `client` is its own: nothing else that the
-    /// agent asks for stands before it.
-    pub fn start(client: Client, options: &Options, metrics: &Metrics) -> Self {
+    /// Starts the heartbeat, which waits for the first turn of the loop, and direct reports where they are asked for.
+    /// `own` is the heartbeat's client: nothing else that the agent asks for stands before it.
+    pub fn start(
+        client: &Client,
+        own: Client,
+        options: &Options,
+        metrics: &Metrics,
+        now: BootTime,
+    ) -> Self {
         let (pulse, felt) = watch::channel(Pulse::default());
-        // Nobody takes direct reports, so that none is acknowledged.
-        let acknowledged = watch::Sender::new(false).subscribe();
+        let (leader_hears, acknowledged) = watch::channel(false);
+        let reports = options.reports.clone().map(|how| {
+            DirectReports::start(
+                client.clone(),
+                how,
+                now,
+                leader_hears,
+                metrics.reports.clone(),
+            )
+        });
         let stuck_after = options.sample_interval * INTERVALS;
         let how = heartbeat::Options {
             namespace: options.lease_namespace.clone(),
@@ -38,7 +57,8 @@ impl Vitals {
         let figures = metrics.heartbeats.clone();
         Self {
             pulse,
-            heartbeat: Heartbeat::start(client, how, felt, acknowledged, figures),
+            heartbeat: Heartbeat::start(own, how, felt, acknowledged, figures),
+            reports,
         }
     }
 
@@ -52,8 +72,18 @@ impl Vitals {
         });
     }
 
-    /// The node was measured for a report, which tells this use of CPU and memory, in percent.
-    pub fn measured(&self, machine: &Machine, used: [Option<f64>; 2]) {
+    /// The node was measured for a report, which tells this use of CPU and memory, in percent; `changed`: and of a
+    /// change that is worth telling at once.
+    pub fn measured(
+        &self,
+        machine: &Machine,
+        used: [Option<f64>; 2],
+        metric: &Arc<NodeMetric>,
+        changed: bool,
+    ) {
+        if let Some(reports) = &self.reports {
+            reports.tell(machine.sample().at, Arc::clone(metric), changed);
+        }
         let summary = digest::summary(Facts {
             node: &machine.sample().node,
             used,

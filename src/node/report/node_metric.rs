@@ -11,12 +11,14 @@ use fastrand::Rng;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
 
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{
     Amounts, MOST_BREACHED, MOST_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
     ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
 };
+use crate::crd::report::{INTERVAL, MOST_BYTES};
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
@@ -27,11 +29,7 @@ use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
 
-/// A report is due at most this long after the one before.
-pub const INTERVAL: Duration = Duration::from_secs(10);
-/// The most bytes of a report.
-pub const MOST_BYTES: usize = 4096;
-/// The part of [`INTERVAL`] after which a report is due at the earliest...
+/// A report is due at most [`INTERVAL`] after the one before, and at the earliest after this part of it...
 const EARLIEST: f64 = 0.9;
 /// ...and where the one before told of a change, as many nodes may have done at once.
 const EARLIEST_AFTER_CHANGE: f64 = 0.5;
@@ -168,7 +166,7 @@ impl Builder {
         };
         self.due = Some(sample.at + self.pause(last.is_none()));
         self.last = Some(look(sample, percents(&sample.node, node_cpu)));
-        let text = fit(&mut metric);
+        let text = fit(&mut metric, |metric| &mut metric.status);
         (metric, text)
     }
 
@@ -407,14 +405,19 @@ fn breached(reports: &[RuleReport]) -> Vec<String> {
         .collect()
 }
 
-/// As JSON; where names are so long that it is too large, the least of the pods go first, then breached rules.
-fn fit(metric: &mut NodeMetric) -> String {
+/// What holds a status as JSON, in at most [`MOST_BYTES`]: where names are so long that it is too large, the least of the
+/// pods go first, then breached rules. `status` finds it.
+pub fn fit<T: Serialize>(
+    whole: &mut T,
+    mut status: impl FnMut(&mut T) -> &mut NodeMetricStatus,
+) -> String {
     loop {
-        let text = serde_json::to_string(metric).unwrap_or_default();
-        let status = &mut metric.status;
-        let is_less = text.len() <= MOST_BYTES
-            || (status.top_pods.pop().is_none() && status.breached.pop().is_none());
-        if is_less {
+        let text = serde_json::to_string(whole).unwrap_or_default();
+        if text.len() <= MOST_BYTES {
+            return text;
+        }
+        let status = status(whole);
+        if status.top_pods.pop().is_none() && status.breached.pop().is_none() {
             return text;
         }
     }

@@ -91,9 +91,9 @@ fn report_of(pod: &str) -> NodeMetric {
 #[test]
 fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
     let metrics = Metrics::new(clock::boot_time(), true);
-    metrics.reported(report_of("old"), String::new());
+    metrics.reported(report_of("old").into(), String::new());
     Source::metrics(&metrics);
-    metrics.reported(report_of("web"), String::new());
+    metrics.reported(report_of("web").into(), String::new());
     let text = Source::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#,
@@ -120,7 +120,7 @@ fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
     }
     assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
     let quiet = Metrics::new(clock::boot_time(), false);
-    quiet.reported(report_of("web"), String::new());
+    quiet.reported(report_of("web").into(), String::new());
     let text = Source::metrics(&quiet);
     assert!(!text.contains("plimsoll_agent_pod_"), "{text}");
 }

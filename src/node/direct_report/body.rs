@@ -1,0 +1,180 @@
+//! What is sent. Pure.
+
+use std::borrow::Cow;
+
+use crate::crd::NodeMetricStatus;
+use crate::crd::report::Report;
+use crate::node::report::node_metric::fit;
+
+/// The report as JSON of at most [`crate::crd::report::MOST_BYTES`]: where names are so long that it is larger, the least
+/// of the pods go first, then breached rules.
+pub fn body(mut report: Report<Cow<'_, NodeMetricStatus>>) -> String {
+    fit(&mut report, |report| report.status.to_mut())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::crd::node_metric::{
+        Amounts, MOST_BREACHED, MOST_PODS, PeakStats, PodUsage, Pressure, Pressures,
+        ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
+    };
+    use crate::crd::report::MOST_BYTES;
+
+    fn amounts() -> Amounts {
+        Amounts {
+            cpu: Some(Quantity("127999m".to_owned())),
+            memory: Some(Quantity("2113929216Ki".to_owned())),
+        }
+    }
+
+    fn windows() -> ResourceWindows {
+        let stats = Some(WindowStats {
+            avg: Some(99.9),
+            p50: Some(99.9),
+            p90: Some(99.9),
+            p95: Some(99.9),
+            p99: Some(99.9),
+            max: Some(99.9),
+            coverage: 0.99,
+        });
+        let peak = Some(PeakStats {
+            value: Some(99.9),
+            coverage: 0.99,
+        });
+        ResourceWindows {
+            last5m: stats,
+            last30m: stats,
+            last1h: stats,
+            max_avg1h: peak,
+            max_avg1d: peak,
+        }
+    }
+
+    /// Every figure is there, and as long as it gets.
+    fn full(pods: Vec<PodUsage>, breached: Vec<String>) -> NodeMetricStatus {
+        let stalled = Stalled {
+            avg10: 99.99,
+            avg60: 99.99,
+            avg300: 99.99,
+        };
+        let pressure = Some(Pressure {
+            some: stalled,
+            full: Some(stalled),
+        });
+        let windows = Some(windows());
+        NodeMetricStatus {
+            timestamp: None,
+            window: Some("9.998s".to_owned()),
+            agent: Some(ReportingAgent {
+                version: "10.20.30".to_owned(),
+                boot_id: "b".repeat(36),
+                sequence: 9_999_999_999_999,
+            }),
+            capacity: amounts(),
+            usage: Usage {
+                node: amounts(),
+                pods: amounts(),
+                system: amounts(),
+            },
+            pressure: Pressures {
+                cpu: pressure.clone(),
+                memory: pressure.clone(),
+                io: pressure,
+            },
+            windows: Windows {
+                cpu: windows.clone(),
+                memory: windows,
+            },
+            pods: Some(110),
+            top_pods: pods,
+            rules: Some(RuleCounts {
+                total: 256,
+                breached: 256,
+                cooling: 256,
+                unknown: 256,
+            }),
+            breached,
+            conditions: Vec::new(),
+        }
+    }
+
+    fn report(node: &str, status: &NodeMetricStatus) -> (String, Report) {
+        let text = body(Report {
+            node: node.to_owned(),
+            boot_id: "b".repeat(36),
+            agent_started_millis: 9_999_999_999_999,
+            sequence: 9_999_999_999_999,
+            interval_seconds: 60,
+            status: Cow::Borrowed(status),
+        });
+        let read = Report::parse(text.as_bytes()).unwrap();
+        (text, read)
+    }
+
+    fn pod() -> impl Strategy<Value = PodUsage> {
+        ("[a-z\"\\\\é]{1,63}", "[a-z]{1,253}").prop_map(|(namespace, name)| PodUsage {
+            namespace,
+            name,
+            cpu: amounts().cpu,
+            memory: amounts().memory,
+            cpu_delay: Some(99.99),
+            memory_pressure: Some(99.99),
+            io_pressure: Some(99.99),
+        })
+    }
+
+    #[test]
+    fn a_report_of_ten_pods_with_usual_names_is_whole() {
+        let pod = |number| PodUsage {
+            namespace: "team-payments".to_owned(),
+            name: format!("checkout-7d9c5b8f6d-x2k{number:02}"),
+            cpu: amounts().cpu,
+            memory: amounts().memory,
+            cpu_delay: Some(99.99),
+            ..PodUsage::default()
+        };
+        let status = full((0..10).map(pod).collect(), vec!["q/cpu".to_owned(); 2]);
+        let (text, read) = report("ip-10-0-0-1.eu-west-1.compute.internal", &status);
+        assert_eq!(read.status, status);
+        assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+        assert_eq!(read.interval(), Duration::from_mins(1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// However long the names are: it never takes more than an agent may send, what it leaves out is the end of the
+        /// list of pods, and rules go only when no pod is left.
+        #[test]
+        fn a_report_always_fits_and_leaves_out_the_least(
+            node in "[a-z]{1,253}",
+            pods in prop::collection::vec(pod(), 0..=MOST_PODS),
+            breached in prop::collection::vec("[a-z]{1,63}/[a-z\"]{1,63}", 0..=MOST_BREACHED),
+        ) {
+            let status = full(pods, breached);
+            let (text, read) = report(&node, &status);
+            prop_assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+            prop_assert_eq!(&read.node, &node);
+            let kept = read.status.top_pods.len();
+            prop_assert_eq!(&read.status.top_pods[..], &status.top_pods[..kept]);
+            let rules = read.status.breached.len();
+            prop_assert_eq!(&read.status.breached[..], &status.breached[..rules]);
+            prop_assert!(rules == status.breached.len() || kept == 0);
+            let rest = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..read.status };
+            let expected = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..status.clone() };
+            prop_assert_eq!(rest, expected);
+            // No more is left out than has to be.
+            if kept < status.top_pods.len() {
+                let more = NodeMetricStatus { top_pods: status.top_pods[..=kept].to_vec(), ..status.clone() };
+                let larger = serde_json::to_string(&Report { status: more, ..Report::parse(text.as_bytes()).unwrap() });
+                prop_assert!(larger.unwrap().len() > MOST_BYTES);
+            }
+        }
+    }
+}

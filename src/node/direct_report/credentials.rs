@@ -1,0 +1,228 @@
+//! The agent's token, and the authorities by which it knows the controller: files that others write, and replace.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hyper::header::HeaderValue;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use thiserror::Error;
+
+/// The bound token of our `ServiceAccount`.
+const TOKEN: &str = "token";
+/// The authorities' certificates, as PEM.
+const AUTHORITIES: &str = "ca.crt";
+
+/// Why there are no credentials.
+#[derive(Debug, Error)]
+pub enum CredentialsError {
+    /// A file is not there, or can't be read.
+    #[error("failed to read {}", .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// It holds no token.
+    #[error("failed to read {}: it holds no token", .0.display())]
+    Token(PathBuf),
+    /// It holds no usable certificate.
+    #[error("failed to read {}: it holds no certificate of an authority", .0.display())]
+    Authorities(PathBuf),
+    /// The TLS library can't be set up.
+    #[error("failed to set up TLS")]
+    Tls(#[from] rustls::Error),
+}
+
+impl CredentialsError {
+    /// Nobody has put the file there: nothing is wrong with it.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Read(_, error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+/// Who we are, and whom we believe.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// `authorization`
+    pub authorization: HeaderValue,
+    /// For connections. Another one where the authorities have changed.
+    pub tls: Arc<ClientConfig>,
+}
+
+/// Reads them, and again when the files change.
+#[derive(Debug)]
+pub struct Files {
+    token: Kept<HeaderValue>,
+    authorities: Kept<Arc<ClientConfig>>,
+}
+
+impl Files {
+    /// Those in this folder.
+    pub fn new(folder: &Path) -> Self {
+        Self {
+            token: Kept::new(folder.join(TOKEN)),
+            authorities: Kept::new(folder.join(AUTHORITIES)),
+        }
+    }
+
+    /// The credentials as they are now. Reads a file only where it is another than before: the files are in memory
+    /// (`tmpfs`), and asking for what they are takes microseconds.
+    ///
+    /// # Errors
+    /// A file is missing or of no use.
+    pub fn current(&mut self) -> Result<Credentials, CredentialsError> {
+        Ok(Credentials {
+            authorization: self.token.current(authorization)?,
+            tls: self.authorities.current(tls)?,
+        })
+    }
+}
+
+/// What was made of a file, what that held, and which file it was. The kubelet replaces all files of a volume by way of a
+/// symbolic link, so that with a new token the path of the authorities leads elsewhere, too.
+#[derive(Debug)]
+struct Kept<T> {
+    path: PathBuf,
+    last: Option<(Stamp, Vec<u8>, T)>,
+}
+
+/// Device, inode, size, and the time of the last change in seconds and nanoseconds.
+type Stamp = (u64, u64, u64, i64, i64);
+
+impl<T: Clone> Kept<T> {
+    const fn new(path: PathBuf) -> Self {
+        Self { path, last: None }
+    }
+
+    fn current(
+        &mut self,
+        read: fn(&Path, &[u8]) -> Result<T, CredentialsError>,
+    ) -> Result<T, CredentialsError> {
+        let failed = |source| CredentialsError::Read(self.path.clone(), source);
+        let found = fs::metadata(&self.path).map_err(failed)?;
+        let stamp = (
+            found.dev(),
+            found.ino(),
+            found.size(),
+            found.ctime(),
+            found.ctime_nsec(),
+        );
+        if let Some((known, _, value)) = &self.last
+            && *known == stamp
+        {
+            return Ok(value.clone());
+        }
+        let text = fs::read(&self.path).map_err(failed)?;
+        let last = self.last.take().filter(|(_, known, _)| *known == text);
+        let value = match last {
+            Some((_, _, value)) => value,
+            None => read(&self.path, &text)?,
+        };
+        self.last = Some((stamp, text, value.clone()));
+        Ok(value)
+    }
+}
+
+fn authorization(path: &Path, text: &[u8]) -> Result<HeaderValue, CredentialsError> {
+    let none = || CredentialsError::Token(path.to_owned());
+    let token = text.trim_ascii();
+    if token.is_empty() {
+        return Err(none());
+    }
+    let value = [b"Bearer ", token].concat();
+    let mut value = HeaderValue::from_bytes(&value).map_err(|_| none())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn tls(path: &Path, text: &[u8]) -> Result<Arc<ClientConfig>, CredentialsError> {
+    let mut roots = RootCertStore::empty();
+    let certificates = CertificateDer::pem_slice_iter(text).filter_map(Result::ok);
+    roots.add_parsable_certificates(certificates);
+    if roots.is_empty() {
+        return Err(CredentialsError::Authorities(path.to_owned()));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn authority() -> String {
+        let pair = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+        pair.cert.pem()
+    }
+
+    /// As the kubelet does: a folder for each version, and a link that is replaced.
+    fn publish(folder: &Path, version: u32, token: &str, authorities: &str) {
+        let data = folder.join(format!("..{version}"));
+        fs::create_dir(&data).unwrap();
+        fs::write(data.join(TOKEN), token).unwrap();
+        fs::write(data.join(AUTHORITIES), authorities).unwrap();
+        let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+        symlink(&data, &next).unwrap();
+        fs::rename(next, link).unwrap();
+        for name in [TOKEN, AUTHORITIES] {
+            let visible = folder.join(name);
+            if !visible.exists() {
+                symlink(Path::new("..data").join(name), visible).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_read_again_when_the_kubelet_has_replaced_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = Files::new(folder.path());
+        let missing = files.current().unwrap_err();
+        assert!(missing.is_missing(), "{missing}");
+        let first = authority();
+        publish(folder.path(), 1, "one\n", &first);
+        let one = files.current().unwrap();
+        assert_eq!(one.authorization, "Bearer one");
+        assert!(one.authorization.is_sensitive());
+        let again = files.current().unwrap();
+        assert!(Arc::ptr_eq(&one.tls, &again.tls), "nothing has changed");
+        publish(folder.path(), 2, "two", &first);
+        let two = files.current().unwrap();
+        assert_eq!(two.authorization, "Bearer two");
+        assert!(
+            Arc::ptr_eq(&one.tls, &two.tls),
+            "they are the same authorities"
+        );
+        publish(folder.path(), 3, "two", &format!("{first}{}", authority()));
+        let rotated = files.current().unwrap();
+        assert!(!Arc::ptr_eq(&one.tls, &rotated.tls));
+    }
+
+    #[test]
+    fn what_is_no_token_or_no_certificate_is_said_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = Files::new(folder.path());
+        publish(folder.path(), 1, " \n", &authority());
+        let error = files.current().unwrap_err();
+        assert!(!error.is_missing());
+        assert!(
+            error.to_string().ends_with("/token: it holds no token"),
+            "{error}"
+        );
+        publish(folder.path(), 2, "a\u{7f}b", &authority());
+        files.current().unwrap_err();
+        publish(folder.path(), 3, "token", "no PEM");
+        let error = files.current().unwrap_err().to_string();
+        assert!(
+            error.contains("/ca.crt: it holds no certificate"),
+            "{error}"
+        );
+    }
+}

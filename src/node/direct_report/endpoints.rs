@@ -1,0 +1,174 @@
+//! Which replicas of the controller are ready, from the `EndpointSlice`s of their Service. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::Value;
+
+use crate::cluster::watch::Change;
+
+/// No more replicas than this are reported to: a controller has two or three.
+const MOST: usize = 8;
+
+/// One ready replica: its Pod where that is known, and where it listens.
+type Endpoint = (String, SocketAddr);
+
+/// The slices, as far as the API server told.
+#[derive(Debug, Default)]
+pub struct Endpoints {
+    slices: BTreeMap<String, Vec<Endpoint>>,
+    /// While they are listed anew: what was known stays until all are there.
+    listed: Option<BTreeMap<String, Vec<Endpoint>>>,
+    complete: bool,
+}
+
+impl Endpoints {
+    /// Takes a change; a failure changes nothing.
+    pub fn take(&mut self, change: Change) {
+        let slices = self.listed.as_mut().unwrap_or(&mut self.slices);
+        match change {
+            Change::Apply(name, slice) => {
+                slices.insert(name, ready(&slice));
+            }
+            Change::Delete(name) => {
+                slices.remove(&name);
+            }
+            Change::Restarted => self.listed = Some(BTreeMap::new()),
+            Change::Complete => {
+                self.slices = self.listed.take().unwrap_or_default();
+                self.complete = true;
+            }
+            Change::Failed(_) => {}
+        }
+    }
+
+    /// Where the ready replicas listen; `None`: the API server has not told yet. A Pod that has several addresses is one
+    /// replica.
+    pub fn replicas(&self) -> Option<BTreeSet<SocketAddr>> {
+        let all: BTreeSet<&Endpoint> = self.slices.values().flatten().collect();
+        let mut replicas = BTreeMap::new();
+        for (pod, address) in all {
+            replicas.entry(pod).or_insert(*address);
+        }
+        let replicas = replicas.into_values().take(MOST).collect();
+        self.complete.then_some(replicas)
+    }
+}
+
+/// The ready endpoints of a slice. What is not said to be unready is ready, as the API has it.
+fn ready(slice: &Value) -> Vec<Endpoint> {
+    let port = slice["ports"][0]["port"].as_u64();
+    let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else {
+        return Vec::new();
+    };
+    let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+    endpoints
+        .filter(|endpoint| endpoint["conditions"]["ready"] != Value::Bool(false))
+        .filter_map(|endpoint| {
+            let address: IpAddr = endpoint["addresses"][0].as_str()?.parse().ok()?;
+            let address = SocketAddr::new(address, port);
+            let pod = endpoint["targetRef"]["uid"].as_str();
+            Some((
+                pod.map_or_else(|| address.to_string(), str::to_owned),
+                address,
+            ))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn slice(port: u16, endpoints: &[(&str, &str, Option<bool>)]) -> Value {
+        let endpoints = endpoints.iter().map(|(pod, address, ready)| {
+            json!({"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"uid": pod}})
+        });
+        json!({"ports": [{"port": port}], "endpoints": endpoints.collect::<Vec<_>>()})
+    }
+
+    fn apply(name: &str, slice: Value) -> Change {
+        Change::Apply(name.to_owned(), slice)
+    }
+
+    fn replicas(endpoints: &Endpoints) -> Vec<String> {
+        let replicas = endpoints.replicas().unwrap_or_default();
+        replicas.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn every_ready_endpoint_of_every_slice_is_a_replica() {
+        let mut endpoints = Endpoints::default();
+        assert_eq!(endpoints.replicas(), None);
+        endpoints.take(Change::Restarted);
+        let two = [
+            ("a", "10.0.0.1", Some(true)),
+            ("b", "10.0.0.2", Some(false)),
+        ];
+        endpoints.take(apply("s1", slice(8444, &two)));
+        assert_eq!(endpoints.replicas(), None, "there may be more");
+        endpoints.take(apply("s2", slice(9, &[("c", "10.0.0.3", None)])));
+        endpoints.take(Change::Complete);
+        assert_eq!(replicas(&endpoints), ["10.0.0.1:8444", "10.0.0.3:9"]);
+        endpoints.take(Change::Delete("s2".to_owned()));
+        endpoints.take(apply("s1", slice(8444, &[("b", "10.0.0.2", Some(true))])));
+        assert_eq!(replicas(&endpoints), ["10.0.0.2:8444"]);
+    }
+
+    #[test]
+    fn while_all_are_listed_anew_those_known_stay() {
+        let mut endpoints = Endpoints::default();
+        endpoints.take(apply("s1", slice(1, &[("a", "10.0.0.1", None)])));
+        endpoints.take(Change::Complete);
+        assert_eq!(
+            endpoints.replicas(),
+            Some(BTreeSet::new()),
+            "there is no Service"
+        );
+        for change in [
+            Change::Restarted,
+            apply("s1", slice(1, &[("a", "10.0.0.1", None)])),
+            Change::Complete,
+            Change::Failed("away".to_owned()),
+            Change::Restarted,
+        ] {
+            endpoints.take(change);
+        }
+        assert_eq!(replicas(&endpoints), ["10.0.0.1:1"]);
+        endpoints.take(Change::Complete);
+        assert_eq!(endpoints.replicas(), Some(BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_pod_with_two_addresses_is_one_replica_and_what_is_no_address_none() {
+        let mut endpoints = Endpoints::default();
+        endpoints.take(Change::Restarted);
+        endpoints.take(apply("s4", slice(1, &[("a", "10.0.0.1", None)])));
+        endpoints.take(apply(
+            "s6",
+            slice(1, &[("a", "fd00::1", None), ("b", "fd00::2", None)]),
+        ));
+        endpoints.take(apply("names", slice(1, &[("c", "example.com", None)])));
+        endpoints.take(apply("odd", json!({"endpoints": 7})));
+        endpoints.take(apply(
+            "no port",
+            json!({"ports": [{}], "endpoints": [{"addresses": ["10.0.0.9"]}]}),
+        ));
+        endpoints.take(Change::Complete);
+        assert_eq!(replicas(&endpoints), ["10.0.0.1:1", "[fd00::2]:1"]);
+    }
+
+    #[test]
+    fn a_crowd_is_not_followed() {
+        let mut endpoints = Endpoints::default();
+        endpoints.take(Change::Restarted);
+        for number in 0..100 {
+            let address = format!("10.0.0.{number}");
+            endpoints.take(apply(&address, slice(1, &[(&address, &address, None)])));
+        }
+        endpoints.take(Change::Complete);
+        assert_eq!(replicas(&endpoints).len(), MOST);
+    }
+}

@@ -1,0 +1,109 @@
+//! What the agent tells Prometheus of its direct reports.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::engine::time::BootTime;
+use crate::serve::with_one_series;
+
+/// Upper bounds of the time until an answer, in seconds.
+const BUCKETS: [f64; 8] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
+/// The figures; a clone is the same figures.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    results: Family<ResultLabels, Counter>,
+    replicas: Gauge,
+    lag: Gauge<f64, AtomicU64>,
+    interval: Gauge<f64, AtomicU64>,
+    answered: Histogram,
+    /// When the newest report was measured that the leader acknowledged, in nanoseconds on the boot clock; 0: never.
+    acknowledged: Arc<AtomicU64>,
+}
+
+impl Default for Reports {
+    fn default() -> Self {
+        Self {
+            results: Family::default(),
+            replicas: Gauge::default(),
+            lag: Gauge::default(),
+            interval: Gauge::default(),
+            answered: Histogram::new(BUCKETS),
+            acknowledged: Arc::default(),
+        }
+    }
+}
+
+impl Reports {
+    /// Makes them known.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Direct reports to replicas of the controller: acknowledged by the leader, taken by a standby; \
+                    throttled (429), unready (503), refused (any other code), timeout or failed, each of which is tried \
+                    again; unconfigured where there is no token or no authority";
+        registry.register("reports", help, self.results.clone());
+        let help = "Ready replicas of the controller that reports go to";
+        registry.register("report_replicas", help, self.replicas.clone());
+        let help =
+            "How old the newest report is that the leader has acknowledged; NaN before the first";
+        registry.register_with_unit("report_lag", help, Unit::Seconds, self.lag.clone());
+        let help = "How often the leader wants reports that tell of no change; NaN before its first answer";
+        registry.register_with_unit(
+            "report_interval",
+            help,
+            Unit::Seconds,
+            self.interval.clone(),
+        );
+        let help = "How long it takes until a report is answered, with connecting where there is no connection";
+        let answered = self.answered.clone();
+        registry.register_with_unit("report_duration", help, Unit::Seconds, answered);
+    }
+
+    /// One series of each, for their labels.
+    pub fn example(&self) {
+        with_one_series(&self.results);
+    }
+
+    /// A report came to its end.
+    pub(super) fn count(&self, result: &'static str) {
+        self.results.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    pub(super) fn answered(&self, after: Duration) {
+        self.answered.observe(after.as_secs_f64());
+    }
+
+    pub(super) fn replicas(&self, count: usize) {
+        self.replicas.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The leader acknowledged what was measured then, and wants the next after so long.
+    pub(super) fn acknowledged(&self, measured: BootTime, interval: Duration) {
+        self.acknowledged
+            .fetch_max(measured.as_nanos(), Ordering::Relaxed);
+        self.interval.set(interval.as_secs_f64());
+    }
+
+    /// Brings the lag up to date.
+    pub fn refresh(&self, now: BootTime) {
+        let measured = BootTime::from_nanos(self.acknowledged.load(Ordering::Relaxed));
+        let known = measured != BootTime::default();
+        let lag = known.then(|| now.since(measured).as_secs_f64());
+        self.lag.set(lag.unwrap_or(f64::NAN));
+        if !known {
+            self.interval.set(f64::NAN);
+        }
+    }
+}

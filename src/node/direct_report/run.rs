@@ -1,0 +1,120 @@
+//! Follows the replicas, and what they acknowledge.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::acknowledged::Acknowledged;
+use super::endpoints::Endpoints;
+use super::metrics::Reports;
+use super::replica::{Replica, Sending};
+use super::{Measured, Options};
+use crate::cluster::backoff::rest;
+use crate::cluster::watch::{self as objects, Change};
+use crate::engine::time::BootTime;
+use crate::node::clock;
+
+/// Runs for ever.
+pub(super) async fn run(
+    client: Client,
+    options: Options,
+    started: BootTime,
+    newest: watch::Receiver<Option<Measured>>,
+    acknowledged: watch::Sender<bool>,
+    metrics: Reports,
+) {
+    let kind = objects::resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
+    let labels = format!("kubernetes.io/service-name={}", options.service);
+    let mut changes = objects::labelled(client, &kind, &options.namespace, &labels);
+    let (heard, mut answers) = watch::channel(Acknowledged::default());
+    let sending = Sending::new(options, started, newest, heard, metrics);
+    let mut replicas = Replicas::new(Arc::new(sending));
+    loop {
+        let left = answers.borrow_and_update().left(clock::boot_time());
+        acknowledged
+            .send_if_modified(|now| std::mem::replace(now, left.is_some()) != left.is_some());
+        tokio::select! {
+            Some(change) = changes.next() => replicas.take(change),
+            Ok(()) = answers.changed() => {}
+            () = rest(left) => {}
+        }
+    }
+}
+
+/// The tasks that tell the replicas.
+struct Replicas {
+    sending: Arc<Sending>,
+    endpoints: Endpoints,
+    tasks: BTreeMap<SocketAddr, Task>,
+    /// What was last said of them, and of the watch.
+    told: Option<BTreeSet<SocketAddr>>,
+    failure: String,
+}
+
+impl Replicas {
+    fn new(sending: Arc<Sending>) -> Self {
+        Self {
+            sending,
+            endpoints: Endpoints::default(),
+            tasks: BTreeMap::new(),
+            told: None,
+            failure: String::new(),
+        }
+    }
+
+    fn take(&mut self, change: Change) {
+        if let Change::Failed(why) = &change
+            && self.failure != *why
+        {
+            tracing::warn!(
+                why,
+                "failed to watch the controller's replicas; trying again"
+            );
+            self.failure.clone_from(why);
+        }
+        self.endpoints.take(change);
+        let replicas = self.endpoints.replicas();
+        if self.told == replicas {
+            return;
+        }
+        if let Some(replicas) = &replicas {
+            self.follow(replicas);
+        }
+        self.told = replicas;
+    }
+
+    /// Tells exactly these.
+    fn follow(&mut self, replicas: &BTreeSet<SocketAddr>) {
+        self.tasks.retain(|address, _| replicas.contains(address));
+        for address in replicas {
+            self.tasks.entry(*address).or_insert_with(|| {
+                let replica = Replica::new(*address, Arc::clone(&self.sending));
+                Task(tokio::spawn(replica.run()))
+            });
+        }
+        self.sending.metrics.replicas(replicas.len());
+        let service = &self.sending.options.service;
+        if replicas.is_empty() {
+            tracing::info!(
+                service,
+                "no replica takes direct reports: the Lease tells of this node"
+            );
+        } else {
+            tracing::info!(service, ?replicas, "reporting to the controller directly");
+        }
+    }
+}
+
+/// Ends with the value.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

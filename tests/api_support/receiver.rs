@@ -1,0 +1,275 @@
+//! A replica of the controller, as far as agents report to it: TLS and HTTP/2, and whatever answers a test wants.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::convert::Infallible;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Instant;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use plimsoll::crd::report::Report;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::now;
+
+/// A certificate authority.
+pub struct Authority {
+    pub pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub fn make() -> Self {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "plimsoll");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn serve_as(&self, name: &str) -> ServerConfig {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let chain = vec![CertificateDer::from(certificate.der().to_vec())];
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config
+    }
+}
+
+/// A report that came.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub at: Instant,
+    pub authorization: String,
+    pub bytes: usize,
+    pub report: Report,
+}
+
+/// What becomes of a report.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// This answer, with a `Retry-After` in seconds.
+    Answer(u16, Option<u64>, String),
+    /// There never is one.
+    Hang,
+}
+
+/// The answer of a replica of this term.
+pub fn acknowledge(epoch: u64, leading: bool) -> Act {
+    let answer = json!({"epoch": epoch, "leading": leading, "nextIntervalSeconds": 10});
+    Act::Answer(200, None, answer.to_string())
+}
+
+type Judge = Box<dyn Fn(&Seen) -> Act + Send>;
+
+#[derive(Default)]
+struct Counts {
+    connections: AtomicUsize,
+    under_way: AtomicUsize,
+    most_under_way: AtomicUsize,
+}
+
+/// The replica, on a thread of its own; it ends with the process.
+#[derive(Clone)]
+pub struct Receiver {
+    pub address: SocketAddr,
+    judge: Arc<Mutex<Judge>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    counts: Arc<Counts>,
+    tls: Arc<Mutex<Arc<ServerConfig>>>,
+}
+
+impl Receiver {
+    /// One that stands by, on this address of the machine.
+    pub fn start(address: IpAddr, authority: &Authority, name: &str) -> Self {
+        let judge: Judge = Box::new(|_| acknowledge(1, false));
+        let receiver = Self {
+            address: SocketAddr::new(address, 0),
+            judge: Arc::new(Mutex::new(judge)),
+            seen: Arc::default(),
+            counts: Arc::default(),
+            tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
+        };
+        let (tell, told) = mpsc::channel();
+        let serving = receiver.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(serving.serve(&tell));
+        });
+        Self {
+            address: told.recv().unwrap(),
+            ..receiver
+        }
+    }
+
+    async fn serve(self, tell: &mpsc::Sender<SocketAddr>) {
+        let listener = TcpListener::bind(self.address).await.unwrap();
+        tell.send(listener.local_addr().unwrap()).unwrap();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            self.counts.connections.fetch_add(1, Ordering::Relaxed);
+            let acceptor = TlsAcceptor::from(self.tls.lock().unwrap().clone());
+            let receiver = self.clone();
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let service = service_fn(move |request| {
+                    let receiver = receiver.clone();
+                    async move { receiver.answer(request).await }
+                });
+                let connection = http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service);
+                drop(connection.await);
+            });
+        }
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
+        assert_eq!(
+            (request.method().as_str(), request.uri().path()),
+            ("POST", "/v1/report")
+        );
+        assert_eq!(request.headers()["content-type"], "application/json");
+        let authorization = request.headers()["authorization"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let under_way = UnderWay::begin(&self.counts);
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let seen = Seen {
+            at: now(),
+            authorization,
+            bytes: body.len(),
+            report: Report::parse(&body).unwrap(),
+        };
+        let act = self.judge.lock().unwrap()(&seen);
+        self.seen.lock().unwrap().push(seen);
+        let Act::Answer(code, wait, body) = act else {
+            std::future::pending::<()>().await;
+            unreachable!();
+        };
+        drop(under_way);
+        let mut answer = Response::builder().status(code);
+        if let Some(wait) = wait {
+            answer = answer.header("retry-after", wait.to_string());
+        }
+        Ok(answer.body(Full::new(Bytes::from(body))).unwrap())
+    }
+
+    /// From now on reports fare as `judge` says.
+    pub fn judge(&self, judge: impl Fn(&Seen) -> Act + Send + 'static) {
+        *self.judge.lock().unwrap() = Box::new(judge);
+    }
+
+    /// From now on this is the answer to all.
+    pub fn says(&self, act: Act) {
+        self.judge(move |_| act.clone());
+    }
+
+    /// From now on it shows a certificate for this name, to those who connect.
+    pub fn shows(&self, authority: &Authority, name: &str) {
+        *self.tls.lock().unwrap() = Arc::new(authority.serve_as(name));
+    }
+
+    /// All reports that came.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    pub fn connections(&self) -> usize {
+        self.counts.connections.load(Ordering::Relaxed)
+    }
+
+    /// How many reports were under way at a time.
+    pub fn most_under_way(&self) -> usize {
+        self.counts.most_under_way.load(Ordering::Relaxed)
+    }
+}
+
+/// A report that is not answered yet; it ends with its stream.
+struct UnderWay<'a>(&'a Counts);
+
+impl<'a> UnderWay<'a> {
+    fn begin(counts: &'a Counts) -> Self {
+        let now = counts.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        counts.most_under_way.fetch_max(now, Ordering::Relaxed);
+        Self(counts)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Puts files into a folder as the kubelet does: a folder for each version, and a link that is replaced.
+pub fn publish(folder: &Path, files: &[(&str, &str)]) {
+    let version = fs::read_dir(folder).unwrap().count();
+    let data = folder.join(format!("..version-{version}"));
+    fs::create_dir(&data).unwrap();
+    for (name, text) in files {
+        fs::write(data.join(name), text).unwrap();
+        let visible = folder.join(name);
+        if fs::symlink_metadata(&visible).is_err() {
+            symlink(Path::new("..data").join(name), visible).unwrap();
+        }
+    }
+    let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+    symlink(&data, &next).unwrap();
+    fs::rename(next, link).unwrap();
+}
+
+/// The slice of a Service whose ready replicas these are; all of them have to be at one address.
+pub fn slice(
+    namespace: &str,
+    service: &str,
+    name: &str,
+    replica: SocketAddr,
+    ready: bool,
+) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "report", "port": replica.port(), "protocol": "TCP"}],
+        "endpoints": [{"addresses": [replica.ip().to_string()], "conditions": {"ready": ready}}],
+    })
+}
