@@ -182,7 +182,9 @@ async fn discovery_answers_while_the_controller_computes() {
             namespace: "default".to_owned(),
             service: "plimsoll-metrics".to_owned(),
             secret: "plimsoll-metrics-ca".to_owned(),
+            reports: None,
         },
+        reports: None,
     };
     let (_standing, elected) = watch::channel(Standing::default());
     let started = metrics_api::start(server, Arc::new(()), options, elected, Arc::new(Nobody));

@@ -87,6 +87,12 @@ impl Fleet {
         self.show(name);
     }
 
+    /// Its agent reports to the controller, and says when it will again.
+    fn report(&mut self, name: &str, seconds: u64) {
+        let interval = Duration::from_secs(seconds);
+        self.world.reported(name, interval, self.now);
+    }
+
     /// The watch shows its Lease.
     fn show(&mut self, name: &str) {
         if !self.blind {
@@ -177,6 +183,57 @@ fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_is_back_with_the_n
     assert_eq!(fleet.figures().silent, 0);
     fleet.pass(MINUTE, &["a1"]);
     assert_eq!(fleet.told(), told("a1", "AgentSilent"), "and silent again");
+}
+
+#[test]
+fn an_agent_that_reports_is_silent_50_seconds_after_its_last_report_however_long_its_lease_holds() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.renew("a1", 240);
+    for _ in 0..60 {
+        fleet.report("a1", 10);
+        fleet.pass(SECOND * 10, &["a1"]);
+    }
+    assert_eq!(fleet.told(), [], "reports are enough");
+    fleet.pass(SECOND * 40, &["a1"]);
+    assert_eq!(fleet.told(), []);
+    fleet.pass(SECOND * 20, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.asked, ["a1"], "not before its Lease was read");
+    fleet.report("a1", 10);
+    fleet.pass(SECOND * 10, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentBack"));
+}
+
+#[test]
+fn an_agent_whose_reports_do_not_arrive_is_heard_by_its_lease() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.renew("a1", 240);
+    fleet.report("a1", 10);
+    // It renews every ten seconds again, as all that are not answered do.
+    fleet.renew("a1", 40);
+    fleet.pass(MINUTE * 20, &[]);
+    assert_eq!(fleet.told(), []);
+}
+
+#[test]
+fn an_agent_that_was_asked_to_report_seldom_may() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.renew("a1", 240);
+    fleet.report("a1", 60);
+    fleet.pass(MINUTE * 5, &["a1"]);
+    assert_eq!(fleet.told(), []);
+    fleet.pass(SECOND * 20, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+}
+
+#[test]
+fn an_agent_that_gave_its_lease_back_has_not_fallen_silent() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.report("a1", 10);
+    fleet.leases.remove("a1");
+    fleet.world.delete_lease("a1");
+    fleet.pass(MINUTE * 20, &[]);
+    assert_eq!(fleet.told(), []);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
-use crate::metrics_api::{self, Place};
+use crate::metrics_api::{self, Place, ReportPlace, reports};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
@@ -79,6 +79,24 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
     metrics_api_secret: String,
 
+    /// Where agents report the load of their nodes over TLS [default: nowhere; they then renew their Leases every 10 s]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "metrics_api_listen")]
+    report_listen: Option<SocketAddr>,
+
+    /// The headless Service, in --namespace, by whose endpoints agents reach that address
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-report")]
+    report_service: String,
+
+    /// The ConfigMap, in --namespace, in which agents find the certificate authority of that address; made if missing
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-report-ca")]
+    report_ca_configmap: String,
+
+    /// The agents' ServiceAccount, in --namespace: only its tokens are believed, each for the node of its pod
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
+    report_account: String,
+
     /// Where other replicas reach this one, to pass requests for the load of nodes on to the one that leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
@@ -122,14 +140,25 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    fn metrics_api(&self) -> Option<metrics_api::Options> {
+    fn metrics_api(&self, metrics: &Metrics) -> Option<metrics_api::Options> {
+        let account = format!("{}:{}", self.namespace, self.report_account);
+        let reports = self.report_listen.map(|listen| reports::Options {
+            listen,
+            agents: format!("system:serviceaccount:{account}"),
+            metrics: metrics.reports.clone(),
+        });
         Some(metrics_api::Options {
             listen: self.metrics_api_listen?,
             place: Place {
                 namespace: self.namespace.clone(),
                 service: self.metrics_api_service.clone(),
                 secret: self.metrics_api_secret.clone(),
+                reports: reports.as_ref().map(|_| ReportPlace {
+                    service: self.report_service.clone(),
+                    bundle: self.report_ca_configmap.clone(),
+                }),
             },
+            reports,
         })
     }
 
@@ -166,7 +195,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         agents: args.agents.clone(),
         identity: identity(),
         listen: args.listen,
-        metrics_api: args.metrics_api(),
+        metrics_api: args.metrics_api(&metrics),
         address: args.address(),
     };
     tracing::info!(

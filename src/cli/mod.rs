@@ -55,7 +55,7 @@ enum Command {
     /// Keep the policies on one node of a Kubernetes cluster.
     Agent(Box<agent::Args>),
     /// Compile the policies of a Kubernetes cluster for its nodes.
-    Controller(controller::Args),
+    Controller(Box<controller::Args>),
     /// Show what policies would do on a live Kubernetes cluster right now, before applying them.
     Preview(preview::Args),
     /// Show how loaded the nodes of a Kubernetes cluster are, against their marks, and which agents are silent.

@@ -1,5 +1,7 @@
 //! The only place of the controller that reads clocks.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 
@@ -16,6 +18,11 @@ pub fn now() -> BootTime {
         .saturating_mul(1_000_000_000)
         .saturating_add(now.tv_nsec());
     BootTime::from_nanos(u64::try_from(nanos).unwrap_or(0))
+}
+
+/// The CPU time that the calling thread has used.
+pub fn thread() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The wall clock, for people: in events, conditions and Leases, never in a decision.

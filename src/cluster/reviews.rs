@@ -2,7 +2,7 @@
 //! time, and none again while its answer holds.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
@@ -66,14 +66,29 @@ impl<T: Clone> Reviews<T> {
             return Ok(known);
         }
         let answer = ask.await?;
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.put(key, clock::now(), answer.clone());
+        let mut answers = self.answers();
+        let until = clock::now() + answers.bounds.lasts;
+        answers.put(key, clock::now(), until, answer.clone());
         Ok(answer)
     }
 
+    /// The answer to `question`, if one is kept.
+    pub fn kept(&self, question: &[u8]) -> Option<T> {
+        self.known(&key(question))
+    }
+
+    /// Keeps an answer that was found without asking, for as long as it holds.
+    pub fn keep(&self, question: &[u8], lasts: Duration, answer: T) {
+        let now = clock::now();
+        self.answers().put(key(question), now, now + lasts, answer);
+    }
+
     fn known(&self, key: &Key) -> Option<T> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.get(key, clock::now())
+        self.answers().get(key, clock::now())
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Answers<T>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -98,18 +113,16 @@ impl<T: Clone> Answers<T> {
         (now < *until).then(|| answer.clone())
     }
 
-    /// Keeps an answer. Where there is no room, those that are no longer good go; else all.
-    fn put(&mut self, key: Key, now: BootTime, answer: T) {
-        let Bounds {
-            lasts, most_kept, ..
-        } = self.bounds;
+    /// Keeps an answer until then. Where there is no room, those that are no longer good go; else all.
+    fn put(&mut self, key: Key, now: BootTime, until: BootTime, answer: T) {
+        let most_kept = self.bounds.most_kept;
         if self.by_question.len() >= most_kept {
             self.by_question.retain(|_, (until, _)| now < *until);
         }
         if self.by_question.len() >= most_kept {
             self.by_question.clear();
         }
-        self.by_question.insert(key, (now + lasts, answer));
+        self.by_question.insert(key, (until, answer));
     }
 }
 
@@ -131,18 +144,18 @@ mod tests {
                 ..Bounds::default()
             },
         };
-        cache.put(key(b"a"), at(0), 1);
+        cache.put(key(b"a"), at(0), at(10), 1);
         assert_eq!(cache.get(&key(b"a"), at(9)), Some(1));
         assert_eq!(cache.get(&key(b"a"), at(10)), None);
         assert_eq!(cache.get(&key(b"b"), at(0)), None);
-        cache.put(key(b"b"), at(5), 2);
-        cache.put(key(b"c"), at(11), 3);
+        cache.put(key(b"b"), at(5), at(15), 2);
+        cache.put(key(b"c"), at(11), at(21), 3);
         assert_eq!(
             cache.get(&key(b"b"), at(11)),
             Some(2),
             "only the old one went"
         );
-        cache.put(key(b"d"), at(12), 4);
+        cache.put(key(b"d"), at(12), at(22), 4);
         assert_eq!(cache.get(&key(b"d"), at(12)), Some(4));
         assert!(cache.by_question.len() <= 2);
     }

@@ -85,7 +85,7 @@ impl Authenticator {
         match (passed_on, bearer(headers)) {
             (Some(user), _) => Ok(user),
             (None, Some(token)) => {
-                let review = review(&self.client, token);
+                let review = review(&self.client, token, None);
                 let user = self.tokens.answer(token.as_bytes(), review).await?;
                 user.ok_or_else(Refusal::unauthorized)
             }
@@ -94,11 +94,19 @@ impl Authenticator {
     }
 }
 
-async fn review(client: &Client, token: &str) -> Result<Option<User>, Refusal> {
+/// Whose token this is; `None`: nobody's, or not one for this audience. Without one it is for the API server's own.
+///
+/// # Errors
+/// The API server does not say.
+pub async fn review(
+    client: &Client,
+    token: &str,
+    audience: Option<&str>,
+) -> Result<Option<User>, Refusal> {
     let review = TokenReview {
         spec: TokenReviewSpec {
             token: Some(token.to_owned()),
-            ..TokenReviewSpec::default()
+            audiences: audience.map(|audience| vec![audience.to_owned()]),
         },
         ..TokenReview::default()
     };
@@ -109,11 +117,14 @@ async fn review(client: &Client, token: &str) -> Result<Option<User>, Refusal> {
         Refusal::unknown("whose token this is")
     })?;
     let status = answer.status.unwrap_or_default();
-    let user = status.user.filter(|_| status.authenticated == Some(true));
-    Ok(user.map(User::from))
+    let audiences = status.audiences.unwrap_or_default();
+    let is_for = audience.is_none_or(|audience| audiences.iter().any(|other| other == audience));
+    let is_good = status.authenticated == Some(true) && is_for;
+    Ok(status.user.filter(|_| is_good).map(User::from))
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The token in these headers.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     let token = token.trim();

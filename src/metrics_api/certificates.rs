@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -29,7 +29,7 @@ use crate::cluster::clock;
 use crate::cluster::election::Standing;
 
 use super::Observer;
-use super::authorities::{Authorities, CertificateError, Certified};
+use super::authorities::{Authorities, CertificateError, Certified, REPLICA};
 
 /// The `APIService` by which the API server finds us.
 pub const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
@@ -46,6 +46,9 @@ pub enum KeepError {
     /// The Secret can't be read or written.
     #[error("failed to keep the Secret {0}: {words}", words = .1.words())]
     Secret(String, CallError),
+    /// The `ConfigMap` can't be read or written.
+    #[error("failed to tell agents of the certificate authority in the ConfigMap {0}: {words}", words = .1.words())]
+    Bundle(String, CallError),
     /// The `APIService` can't be read or written.
     #[error("failed to tell the APIService {API_SERVICE} of the certificate authority: {words}", words = .0.words())]
     Service(CallError),
@@ -68,6 +71,8 @@ pub enum KeepError {
 pub struct Tls {
     /// For those who connect to us. It takes any certificate, or none: who they are is judged for each request.
     pub server: Arc<ServerConfig>,
+    /// For agents that report.
+    pub reports: Arc<ServerConfig>,
     /// For connecting to the leader.
     pub client: Arc<ClientConfig>,
     /// Knows replicas by their certificates.
@@ -104,12 +109,34 @@ pub struct Place {
     pub service: String,
     /// The Secret.
     pub secret: String,
+    /// Where agents report; `None`: nowhere.
+    pub reports: Option<ReportPlace>,
+}
+
+/// Where agents find those to whom they report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportPlace {
+    /// The headless Service whose endpoints they are.
+    pub service: String,
+    /// The `ConfigMap` with the certificate authorities by which agents know them.
+    pub bundle: String,
 }
 
 impl Place {
     /// The name by which API servers know us.
     pub fn server_name(&self) -> String {
-        format!("{}.{}.svc", self.service, self.namespace)
+        self.name_of(&self.service)
+    }
+
+    fn name_of(&self, service: &str) -> String {
+        format!("{service}.{}.svc", self.namespace)
+    }
+
+    /// All names that our certificate bears.
+    fn names(&self) -> Vec<String> {
+        let reports = self.reports.as_ref();
+        let reports = reports.map(|reports| self.name_of(&reports.service));
+        std::iter::once(self.server_name()).chain(reports).collect()
     }
 }
 
@@ -178,16 +205,44 @@ impl Keeper {
             .as_ref()
             .is_some_and(|mine| authorities.is_current(mine, now));
         if !current || bundle != self.bundle {
-            let certified = authorities.certify(&[self.place.server_name()], now)?;
+            let certified = authorities.certify(&self.place.names(), now)?;
             self.tls.send_replace(Some(tls(&certified, &bundle)?));
             self.mine = Some(certified);
             self.bundle.clone_from(&bundle);
         }
-        if leads {
-            self.tell(&bundle).await
-        } else {
-            Ok(())
+        if !leads {
+            return Ok(());
         }
+        let (agents, servers) = (self.tell_agents(&bundle).await, self.tell(&bundle).await);
+        agents.and(servers)
+    }
+
+    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount.
+    async fn tell_agents(&self, bundle: &str) -> Result<(), KeepError> {
+        let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
+            return Ok(());
+        };
+        let failed = |error| KeepError::Bundle(name.clone(), error);
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
+        let known = call(api.get_opt(name)).await.map_err(failed)?;
+        let data = known.as_ref().and_then(|known| known.data.as_ref());
+        if data
+            .and_then(|data| data.get(BUNDLE))
+            .is_some_and(|told| told == bundle)
+        {
+            return Ok(());
+        }
+        let ours = Patch::Apply(json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name},
+            "data": {BUNDLE: bundle},
+        }));
+        let params = PatchParams::apply(REPLICA).force();
+        call(api.patch(name, &params, &ours))
+            .await
+            .map(drop)
+            .map_err(failed)
     }
 
     /// The authorities of the Secret. Where there are none yet, the first replica makes them; later ones the leader.
@@ -287,6 +342,14 @@ fn tls(certified: &Certified, bundle: &str) -> Result<Tls, KeepError> {
     // Resumed sessions would carry the identity of a certificate that may have ended.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    let mut reports = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain(), certified.key.clone_key())?;
+    reports.alpn_protocols = vec![b"h2".to_vec()];
+    // Agents connect once, and when they do so again it is to another replica most often.
+    reports.send_tls13_tickets = 0;
+    reports.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(Arc::clone(&roots))
@@ -295,6 +358,7 @@ fn tls(certified: &Certified, bundle: &str) -> Result<Tls, KeepError> {
         rustls::server::WebPkiClientVerifier::builder_with_provider(roots, provider).build()?;
     Ok(Tls {
         server: Arc::new(server),
+        reports: Arc::new(reports),
         client: Arc::new(client),
         replicas,
     })

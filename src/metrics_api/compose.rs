@@ -1,5 +1,7 @@
 //! From what is known of a node to its `NodeMetric`. Pure.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -91,6 +93,8 @@ pub struct Known {
     pub rules: Option<RulesKnown>,
     /// What its agent's Lease says.
     pub heartbeat: Option<Heartbeat>,
+    /// What its agent reported, unless that is so old that the heartbeat says more.
+    pub report: Option<Arc<NodeMetricStatus>>,
     /// How its agent is.
     pub health: Health,
     /// Since when, as far as this replica knows.
@@ -106,9 +110,22 @@ pub fn compose(name: &str, node: &NodeKnown, known: &Known) -> NodeMetric {
         labels: Some(node.facts.labels.clone()).filter(|labels| !labels.is_empty()),
         ..ObjectMeta::default()
     };
+    let status = match &known.report {
+        Some(report) => NodeMetricStatus::clone(report),
+        None => by_heartbeat(node, known),
+    };
+    let status = NodeMetricStatus {
+        conditions: vec![healthy(node, known)],
+        ..status
+    };
+    NodeMetric { metadata, status }
+}
+
+/// What the Lease and the `NodeWatermark` of an agent say that does not report.
+fn by_heartbeat(node: &NodeKnown, known: &Known) -> NodeMetricStatus {
     let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
     let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
-    let status = NodeMetricStatus {
+    NodeMetricStatus {
         timestamp: heartbeat.and_then(|heartbeat| heartbeat.time.clone()),
         agent: agent(known),
         capacity: capacity(&node.facts),
@@ -118,10 +135,8 @@ pub fn compose(name: &str, node: &NodeKnown, known: &Known) -> NodeMetric {
         },
         rules: rules.map(|rules| rules.counts),
         breached: rules.map_or_else(Vec::new, |rules| rules.breached.clone()),
-        conditions: vec![healthy(node, known)],
         ..NodeMetricStatus::default()
-    };
-    NodeMetric { metadata, status }
+    }
 }
 
 fn capacity(facts: &NodeFacts) -> Amounts {
@@ -161,13 +176,22 @@ fn healthy(node: &NodeKnown, known: &Known) -> Condition {
         Health::Unknown => (
             "Unknown",
             reason::NO_REPORT,
-            "no measurement of this node has arrived: no agent holds its Lease",
+            "no measurement of this node has arrived: no agent holds its Lease, or reports",
         ),
-        Health::Reporting => ("True", reason::REPORTING, "the agent renews its Lease"),
+        Health::Reporting if known.report.is_some() => (
+            "True",
+            reason::REPORTING,
+            "the agent reports to the controller",
+        ),
+        Health::Reporting => (
+            "True",
+            reason::REPORTING,
+            "the agent renews its Lease, whose summary the figures are from: it does not report to the controller",
+        ),
         Health::Silent => (
             "False",
             reason::SILENT,
-            "the agent has not renewed its Lease for longer than it holds; the figures are its last",
+            "the agent has neither reported nor renewed its Lease for too long; the figures are its last",
         ),
     };
     // Where nothing ever was heard, it was so since the node is there.

@@ -2,20 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::cluster::clock;
 use crate::crd::NodeWatermarkStatus;
+use crate::engine::time::BootTime;
 
 use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, compose, content};
 use super::data::Data;
+use super::reports::warm_up::{Heard, WarmUp};
+use super::reports::{Reports, Told, is_fresh};
 
 /// Takes what is known of nodes. A node that is there has an object, whatever is known of it.
 pub struct Feed {
     data: Arc<Data>,
     nodes: BTreeMap<String, Entry>,
     changed: bool,
+    /// Where agents report.
+    reports: Option<Reports>,
+    /// Begins when all Nodes are known.
+    warm_up: WarmUp,
+    /// All Nodes are known.
+    is_open: bool,
+    /// All Leases of agents are known.
+    leases: bool,
 }
 
 /// One node, or what is told of it before it is there.
@@ -24,35 +36,77 @@ struct Entry {
     known: Known,
     /// Its agent was told of as silent.
     silent: bool,
+    /// When its agent reported last, and when it was to do so again.
+    reported: Option<(BootTime, Duration)>,
 }
 
 impl Entry {
     /// Notes what its agent's health is, and since when.
     fn judge(&mut self, now: Timestamp) {
-        let health = match (&self.known.heartbeat, self.silent) {
-            (None, _) => Health::Unknown,
-            (Some(_), true) => Health::Silent,
-            (Some(_), false) => Health::Reporting,
+        let heard = self.known.heartbeat.is_some() || self.known.report.is_some();
+        let health = match (heard, self.silent) {
+            (false, _) => Health::Unknown,
+            (true, true) => Health::Silent,
+            (true, false) => Health::Reporting,
         };
         if self.known.health != health {
             self.known.health = health;
             self.known.since = Some(now);
         }
     }
+
+    /// A heartbeat takes the place of a report that is too old, and with the Lease an agent gives all back.
+    fn hear(&mut self, heartbeat: Option<Heartbeat>, now: BootTime) {
+        let fresh = |(at, interval)| is_fresh(at, interval, now);
+        let is_stale = !self.reported.is_some_and(fresh);
+        if heartbeat.is_none() || (is_stale && heartbeat != self.known.heartbeat) {
+            self.known.report = None;
+            self.reported = None;
+        }
+        self.known.heartbeat = heartbeat;
+    }
 }
 
 impl Feed {
-    /// Into this store.
-    pub const fn new(data: Arc<Data>) -> Self {
+    /// Into this store, from these reports.
+    pub fn new(data: Arc<Data>, reports: Option<Reports>) -> Self {
+        let warm_up = reports
+            .as_ref()
+            .map_or_else(WarmUp::none, |_| WarmUp::default());
         Self {
             data,
             nodes: BTreeMap::new(),
             changed: false,
+            reports,
+            warm_up,
+            is_open: false,
+            leases: false,
         }
+    }
+
+    /// Where agents report.
+    pub fn reports(&self) -> Option<Reports> {
+        self.reports.clone()
+    }
+
+    /// All Nodes are known.
+    pub fn nodes_known(&mut self) {
+        self.is_open = true;
+        if let Some(reports) = &self.reports {
+            reports.open();
+        }
+    }
+
+    /// All Leases of agents are known.
+    pub const fn leases_known(&mut self) {
+        self.leases = true;
     }
 
     /// A Node as it is now; `None`: it is gone.
     pub fn node(&mut self, name: &str, node: Option<NodeKnown>) {
+        if let Some(reports) = &self.reports {
+            reports.node(name, node.is_some());
+        }
         self.change(name, |entry| entry.known.node = node);
     }
 
@@ -64,7 +118,22 @@ impl Feed {
 
     /// What an agent's Lease says now; `None`: nobody holds it.
     pub fn heartbeat(&mut self, name: &str, heartbeat: Option<Heartbeat>) {
-        self.change(name, |entry| entry.known.heartbeat = heartbeat);
+        let now = clock::now();
+        self.change(name, |entry| entry.hear(heartbeat, now));
+    }
+
+    /// What an agent reported.
+    pub fn report(&mut self, told: Told) {
+        let Told {
+            node,
+            at,
+            interval,
+            status,
+        } = told;
+        self.change(&node, |entry| {
+            entry.reported = Some((at, interval));
+            entry.known.report = Some(Arc::new(status));
+        });
     }
 
     /// An agent fell silent, or is heard again.
@@ -88,6 +157,8 @@ impl Feed {
         self.changed = true;
         let Some(node) = &entry.known.node else {
             self.data.change(|store| store.delete(name));
+            entry.known.report = None;
+            entry.reported = None;
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
                 self.nodes.remove(name);
             }
@@ -99,8 +170,11 @@ impl Feed {
         }
     }
 
-    /// The term in which this replica knows all and leads; `None`: it doesn't.
+    /// The term in which this replica knows all and leads; `None`: it doesn't. Nothing is told during the warm-up.
     pub fn lead(&mut self, epoch: Option<u64>) {
+        // Also while another replica leads: this one has all reports when it is its turn.
+        let is_warm = self.is_warm();
+        let epoch = epoch.filter(|_| is_warm);
         let before = self.data.change(|store| store.term());
         if before == epoch {
             return;
@@ -116,6 +190,26 @@ impl Feed {
             None => store.follow(),
         });
         self.changed = true;
+    }
+
+    fn is_warm(&mut self) -> bool {
+        if !self.is_open {
+            return self.reports.is_none();
+        }
+        let (nodes, leases) = (&self.nodes, self.leases);
+        self.warm_up.is_over(clock::now(), || {
+            let there = nodes.values().filter(|entry| entry.known.node.is_some());
+            let living = there.filter(|entry| entry.known.heartbeat.is_some());
+            let (mut all, mut reported) = (0, 0);
+            for entry in living {
+                all += 1;
+                reported += usize::from(entry.reported.is_some());
+            }
+            Heard {
+                living: leases.then_some(all),
+                reported,
+            }
+        })
     }
 
     /// Lets watches see what changed.

@@ -20,6 +20,7 @@ pub mod negotiate;
 mod openapi;
 pub mod options;
 mod patience;
+pub mod reports;
 mod server;
 mod serving;
 mod status;
@@ -29,7 +30,7 @@ mod watch;
 
 use std::net::SocketAddr;
 
-pub use certificates::Place;
+pub use certificates::{Place, ReportPlace};
 pub use feed::Feed;
 pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
@@ -39,8 +40,10 @@ pub use status::Refusal;
 pub struct Options {
     /// Where.
     pub listen: SocketAddr,
-    /// Its Service and Secret.
+    /// Its Service and Secret, and those of reports.
     pub place: Place,
+    /// How agents' reports are taken; `None`: not at all.
+    pub reports: Option<reports::Options>,
 }
 
 /// Who is told how it goes.

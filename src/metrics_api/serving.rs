@@ -1,9 +1,11 @@
 //! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, and discovery must
 //! not wait for what the controller computes.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::{io, thread};
 
+use futures::FutureExt;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -22,6 +24,7 @@ use super::documents::Documents;
 use super::feed::Feed;
 use super::front_proxy::{self, Trust};
 use super::listener;
+use super::reports;
 use super::server::{Api, MOST_WAITING};
 use super::store::Limits;
 use super::{Observer, Options};
@@ -79,7 +82,17 @@ pub async fn start(
 ) -> Result<(Feed, Serving), StartError> {
     let listener = serve::listen(options.listen).await?.into_std()?;
     let data = Arc::new(Data::new(Limits::default(), standing.clone()));
-    let feed = Feed::new(Arc::clone(&data));
+    let (tls, kept) = watch::channel(None);
+    let (reports, taking) = match options.reports {
+        Some(options) => {
+            let client = server.client(Arc::clone(&requests))?;
+            let started = reports::start(client, options, standing.clone(), kept.clone());
+            let (reports, taking) = started.await?;
+            (Some(reports), taking.boxed())
+        }
+        None => (None, pending().boxed()),
+    };
+    let feed = Feed::new(Arc::clone(&data), reports);
     let (stop, stopped) = watch::channel(false);
     let (tell, ended) = oneshot::channel();
     let serving = async move {
@@ -87,7 +100,6 @@ pub async fn start(
         let listener = TcpListener::from_std(listener)?;
         let client = server.client(requests)?;
         let (trust, trusted) = watch::channel(Trust::default());
-        let (tls, kept) = watch::channel(None);
         let api = Api {
             data,
             documents: Documents::default(),
@@ -105,6 +117,7 @@ pub async fn start(
             () = listener::listen(listener, Arc::new(api), kept, stopped) => {}
             () = front_proxy::follow(client, trust) => {}
             () = keeper.keep() => {}
+            () = taking => {}
         }
         Ok(())
     };

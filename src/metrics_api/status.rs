@@ -24,7 +24,8 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+    /// One that the others don't describe.
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,
@@ -35,7 +36,9 @@ impl Refusal {
         }
     }
 
-    fn after(self, seconds: u32) -> Self {
+    /// The same, to be tried again after so many seconds.
+    #[must_use]
+    pub fn after(self, seconds: u32) -> Self {
         Self {
             retry_after: Some(seconds),
             ..self
@@ -136,7 +139,8 @@ impl Refusal {
         Self::new(
             503,
             "ServiceUnavailable",
-            "the replica that leads is not known yet, or can't be reached; it is elected within 10 s",
+            "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is elected within \
+             10 s, and after a start of all replicas hears of them within 20",
         )
         .after(1)
     }

@@ -18,6 +18,7 @@ use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
 use crate::metrics_api;
+use crate::metrics_api::reports::ReportMetrics;
 use crate::serve::{Source, with_one_series};
 
 /// What the probes call the metrics API.
@@ -95,6 +96,8 @@ pub struct Metrics {
     rollouts: Family<RolloutLabels, Gauge>,
     /// 1 while this replica leads.
     pub leader: Gauge,
+    /// Direct reports of agents.
+    pub reports: ReportMetrics,
     health: Mutex<Health>,
 }
 
@@ -132,11 +135,13 @@ impl Default for Metrics {
             undefined: Gauge::default(),
             rollouts: Family::default(),
             leader: Gauge::default(),
+            reports: ReportMetrics::default(),
             health: Mutex::default(),
         };
         metrics.register_work();
         metrics.register_state();
         metrics.register_agents();
+        metrics.reports.register(&mut metrics.registry);
         metrics
     }
 }
@@ -214,6 +219,7 @@ impl Metrics {
         with_one_series(&metrics.writes);
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.rollouts);
+        metrics.reports.example();
         metrics.text()
     }
 

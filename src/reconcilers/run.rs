@@ -26,6 +26,7 @@ use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Standing};
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
+use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Feed, Serving, StartError};
 use crate::serve::{self, ServeError};
 use outbox::Outbox;
@@ -107,6 +108,7 @@ pub async fn run(
         let (requests, observer) = (Arc::clone(&metrics) as _, Arc::clone(&metrics) as _);
         let started = metrics_api::start(server, requests, options, elected.clone(), observer);
         let (feed, serving) = started.await?;
+        controller.reports = feed.reports();
         controller.feed = Some(feed);
         api = Some(serving);
     }
@@ -187,6 +189,8 @@ struct Controller {
     metrics: Arc<Metrics>,
     /// Where the `NodeMetrics` come from.
     feed: Option<Feed>,
+    /// Where agents report.
+    reports: Option<Reports>,
 }
 
 impl Controller {
@@ -214,6 +218,7 @@ impl Controller {
             changes,
             metrics,
             feed: None,
+            reports: None,
         }
     }
 
@@ -234,8 +239,10 @@ impl Controller {
                     self.metrics.wrote("Event", outcome.is_ok());
                 }
                 changed = elected.changed() => if changed.is_err() { return },
+                () = arrived(self.reports.as_ref()) => {}
                 _ = tick.tick() => {}
             }
+            self.hear();
             let term = elected.borrow().term(clock::now());
             let known = |store: &Store| store.complete || !store.source.is_needed();
             let term = term.filter(|_| self.stores.iter().all(known));
@@ -265,6 +272,18 @@ impl Controller {
         }
     }
 
+    /// Takes what agents have reported since.
+    fn hear(&mut self) {
+        let (Some(reports), Some(feed)) = (&self.reports, &mut self.feed) else {
+            return;
+        };
+        for told in reports.take() {
+            reports.metrics().shown(clock::now().since(told.at));
+            self.world.reported(&told.node, told.interval, told.at);
+            feed.report(told);
+        }
+    }
+
     fn take(&mut self, index: usize, change: Change<Item>) {
         let Some(store) = self.stores.get_mut(index) else {
             return;
@@ -281,6 +300,11 @@ impl Controller {
         let begun = clock::now();
         if store.take(change, &mut self.world, self.feed.as_mut(), begun) {
             self.metrics.complete(kind);
+            match (store.source, &mut self.feed) {
+                (Source::Nodes, Some(feed)) => feed.nodes_known(),
+                (Source::Leases, Some(feed)) => feed.leases_known(),
+                _ => {}
+            }
         }
         if store.source.is_compiled() {
             self.metrics.compiled(clock::now().since(begun));
@@ -387,6 +411,14 @@ impl Controller {
                 }
             }
         }
+    }
+}
+
+/// Comes when a report has.
+async fn arrived(reports: Option<&Reports>) {
+    match reports {
+        Some(reports) => reports.arrived().await,
+        None => std::future::pending().await,
     }
 }
 

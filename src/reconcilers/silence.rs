@@ -1,7 +1,7 @@
 //! Agents that fell silent, by this process's own clock. Pure.
 //!
-//! An agent renews its Lease every few seconds, and writes its status at least every five minutes while something is in
-//! force. Only *that* one of them changed counts, and when it was seen: no clock of a node is ever read.
+//! An agent renews its Lease and reports every few seconds, and writes its status at least every five minutes while
+//! something is in force. Only *that* one of them changed counts, and when it was seen: no clock of a node is ever read.
 
 mod watched;
 
@@ -139,6 +139,10 @@ impl Silence {
     pub fn stands(&mut self, node: &str, place: Option<(&Arc<str>, InForce)>) {
         let place = place.map(|(zone, state)| (Arc::clone(zone), state));
         if let Some(known) = self.nodes.get_mut(node) {
+            if place.is_none() {
+                // No report of a node that is gone is taken.
+                known.reports = None;
+            }
             known.place = place;
             self.drop_if_idle(node);
         } else if place.as_ref().is_some_and(|(_, state)| state.is_anything()) {
@@ -173,6 +177,12 @@ impl Silence {
         }
     }
 
+    /// Its agent reported, and will again within this interval.
+    pub fn reported(&mut self, node: &str, interval: Duration, at: BootTime) {
+        self.nodes.entry(node.to_owned()).or_default().reports = Some(interval);
+        self.hear(node, Some(at));
+    }
+
     /// A Lease as it is now. Where it was renewed since it was last seen: how long after its agent was last heard.
     pub fn renewed(&mut self, node: &str, lease: Renewal, now: BootTime) -> Option<Duration> {
         if !lease.held {
@@ -193,6 +203,7 @@ impl Silence {
     pub fn released(&mut self, node: &str) {
         if let Some(known) = self.nodes.get_mut(node) {
             known.lease = None;
+            known.reports = None;
             known.told = false;
             self.drop_if_idle(node);
         }

@@ -4,6 +4,7 @@
 pub mod aggregation;
 pub mod faults;
 pub mod receiver;
+pub mod reporter;
 
 use std::fs;
 use std::io::Write as _;

@@ -22,7 +22,7 @@ impl Replica {
     fn new() -> Self {
         let (standing, seen) = watch::channel(Standing::default());
         let data = Arc::new(Data::new(Limits::default(), seen));
-        let feed = Feed::new(Arc::clone(&data));
+        let feed = Feed::new(Arc::clone(&data), None);
         let mut replica = Self {
             feed,
             data,
@@ -156,4 +156,80 @@ fn in_a_new_term_every_agent_counts_as_heard() {
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
     );
+}
+
+/// A report that came just now, and is followed by the next within this time.
+fn report(pods: i64, interval: Duration) -> Told {
+    let status = json!({
+        "timestamp": "2026-01-01T10:00:00Z",
+        "usage": {"node": {"cpu": "1500m", "memory": "2Gi"}},
+        "pressure": {"cpu": {"some": {"avg10": 7.0, "avg60": 0.0, "avg300": 0.0}}},
+        "pods": pods,
+    });
+    Told {
+        node: "n1".into(),
+        at: clock::now(),
+        interval,
+        status: serde_json::from_value(status).unwrap(),
+    }
+}
+
+#[test]
+fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    let summary = |seq: u32| Some(heartbeat(&format!("seq={seq} cpu=50.0 mem=25.0")));
+    let message = |replica: &Replica| {
+        let condition = &replica.get("n1")["status"]["conditions"][0];
+        condition["message"].as_str().unwrap().to_owned()
+    };
+    let cpu = |replica: &Replica| replica.get("n1")["status"]["usage"]["node"]["cpu"].clone();
+    replica.feed.heartbeat("n1", summary(1));
+    assert_eq!(cpu(&replica), "4000m");
+    assert!(message(&replica).contains("it does not report"));
+    let hour = Duration::from_hours(1);
+    replica.feed.report(report(3, hour));
+    assert_eq!(cpu(&replica), "1500m");
+    let status = &replica.get("n1")["status"];
+    assert_eq!(
+        (&status["pods"], &status["pressure"]["cpu"]["some"]["avg10"]),
+        (&json!(3), &json!(7.0))
+    );
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("True"), json!("AgentReporting"))
+    );
+    assert_eq!(message(&replica), "the agent reports to the controller");
+    // A heartbeat does not take the place of a report that is young.
+    replica.feed.heartbeat("n1", summary(2));
+    assert_eq!(cpu(&replica), "1500m");
+    // One that is too old stays as long as there is nothing newer...
+    replica.feed.report(report(3, Duration::ZERO));
+    replica.feed.heartbeat("n1", summary(2));
+    assert_eq!(cpu(&replica), "1500m");
+    replica.feed.silent("n1", true);
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("False"), json!("AgentSilent"))
+    );
+    assert_eq!(cpu(&replica), "1500m", "its last figures");
+    replica.feed.silent("n1", false);
+    // ...and no longer.
+    replica.feed.heartbeat("n1", summary(3));
+    assert_eq!(cpu(&replica), "4000m");
+    assert!(replica.get("n1")["status"]["pods"].is_null());
+}
+
+#[test]
+fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_is_not() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    replica.feed.report(report(3, Duration::from_hours(1)));
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("True"), json!("AgentReporting"))
+    );
+    replica.feed.heartbeat("n1", None);
+    assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
+    assert!(replica.get("n1")["status"]["pods"].is_null());
 }

@@ -8,6 +8,8 @@ use super::super::lease::Renewal;
 use super::{InForce, Look, MOST_ASKED};
 use crate::engine::time::BootTime;
 
+/// An agent that reports is silent after so long, or five of its intervals: as soon as one whose Lease holds for 40 s.
+const REPORTS: Duration = Duration::from_secs(50);
 /// What a watch shows may be old. Nothing is told or undone unless the Lease itself was read so short a while ago.
 const CONFIRMED: Duration = Duration::from_mins(1);
 
@@ -18,6 +20,8 @@ pub(super) struct Watched {
     pub(super) place: Option<(Arc<str>, InForce)>,
     /// Its Lease as last seen, where it holds one.
     pub(super) lease: Option<Renewal>,
+    /// How often it reports, where it does so directly.
+    pub(super) reports: Option<Duration>,
     /// When it was heard last; `None`: since the last look.
     pub(super) heard: Option<BootTime>,
     /// When its Lease was last read and was as old as it seemed.
@@ -46,6 +50,7 @@ impl Watched {
         *self = Self {
             place: before.place,
             lease: before.lease,
+            reports: before.reports,
             heard: at,
             asking: before.asking,
             ..Self::default()
@@ -75,18 +80,20 @@ impl Watched {
         self.state().throttled
     }
 
-    /// It holds no Lease, and nothing is in force there that it would have to tell of.
+    /// It neither holds a Lease nor reports, and nothing is in force there that it would have to tell of.
     pub(super) fn is_idle(&self) -> bool {
-        !self.has_lease() && !self.state().is_anything()
+        self.grace().is_none() && !self.state().is_anything()
     }
 
     fn silent_for(&self, now: BootTime) -> Duration {
         self.heard.map_or(Duration::ZERO, |heard| now.since(heard))
     }
 
-    /// How long it may be silent by its Lease.
+    /// How long it may be silent: by its reports, which come often while the Lease is renewed seldom, else by its Lease.
     fn grace(&self) -> Option<Duration> {
-        self.lease.as_ref().map(Renewal::grace)
+        let by_lease = || self.lease.as_ref().map(Renewal::grace);
+        let by_reports = self.reports.map(|interval| REPORTS.max(interval * 5));
+        by_reports.or_else(by_lease)
     }
 
     /// It is silent.
@@ -112,7 +119,7 @@ impl Watched {
         let dead = state.ready && self.silent_for(now) >= dead_after;
         let leaves = dead && state.throttled > 0 && !self.told_throttled;
         let opens = dead && state.tainted && !self.opened && self.opening.is_due(now);
-        let tells = self.has_lease() && !self.told;
+        let tells = self.grace().is_some() && !self.told;
         if !(tells || leaves || opens) || !self.is_sure(name, now, look) {
             return;
         }

@@ -40,6 +40,13 @@ impl World {
         self.watch_over(name);
     }
 
+    /// An agent reported to this replica, and will again within this interval.
+    pub fn reported(&mut self, name: &str, interval: Duration, at: BootTime) {
+        self.silence.reported(name, interval, at);
+        self.cap_dirty |= self.silent.remove(name);
+        self.watch_over(name);
+    }
+
     /// The Lease of an agent is gone.
     pub fn delete_lease(&mut self, name: &str) {
         self.silence.released(name);
@@ -102,7 +109,7 @@ impl World {
         self.silences.extend(silent.chain(back));
         for (node, grace) in look.silent {
             let message = format!(
-                "its agent has renewed its Lease for {} no more. What is in force on the node stays; see why the agent's \
+                "nothing was heard of its agent for {}, neither a renewal of its Lease nor a report. What is in force on the node stays; see why the agent's \
                  pod there does not run, or is not ready",
                 words(grace)
             );

@@ -1,0 +1,275 @@
+//! One report to its answer.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use super::super::authn::bearer;
+use super::super::status::Refusal;
+use super::identity::{Denied, Identity};
+use super::latest::{Latest, Outcome, Told};
+use super::metrics::ReportMetrics;
+use super::pace::{Load, Pace};
+use super::token::BadToken;
+use crate::cluster::clock;
+use crate::cluster::election::Standing;
+use crate::crd::Report;
+use crate::crd::report::{Acknowledgement, PATH, REFUSED_BYTES};
+
+/// A body has to be here by then.
+const BODY: Duration = Duration::from_secs(5);
+
+/// What is sent.
+pub type Answer = Response<Full<Bytes>>;
+
+/// A refusal, and the word by which it is counted.
+type Refused = (&'static str, Refusal);
+
+/// Takes reports.
+pub struct Desk {
+    identity: Identity,
+    standing: watch::Receiver<Standing>,
+    latest: Mutex<Latest>,
+    pace: Mutex<Pace>,
+    arrived: Notify,
+    /// What Prometheus is told.
+    pub metrics: ReportMetrics,
+}
+
+/// An answer, and the node whose agent asked.
+pub struct Answered {
+    /// What is sent.
+    pub answer: Answer,
+    /// `None`: it is not known, or there is none such.
+    pub node: Option<Arc<str>>,
+}
+
+impl Desk {
+    /// Nothing is taken before [`Self::open`].
+    pub fn new(
+        identity: Identity,
+        standing: watch::Receiver<Standing>,
+        metrics: ReportMetrics,
+    ) -> Self {
+        Self {
+            identity,
+            standing,
+            latest: Mutex::default(),
+            pace: Mutex::default(),
+            arrived: Notify::new(),
+            metrics,
+        }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pace(&self) -> Pace {
+        *self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All nodes are known.
+    pub fn open(&self) {
+        self.latest().open();
+    }
+
+    /// A node is there, or is gone.
+    pub fn node(&self, name: &str, there: bool) {
+        self.latest().node(name, there);
+    }
+
+    /// Comes when a report has.
+    pub async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+
+    /// What came since the last call: the newest report of each node.
+    pub fn take(&self) -> Vec<Told> {
+        self.latest().take()
+    }
+
+    /// Sets the pace by how many cores are used for it.
+    pub fn measure(&self, busy: f64) {
+        let now = clock::now();
+        let (waits, nodes) = {
+            let latest = self.latest();
+            let since = latest.waiting_since();
+            let waits = since.map_or(Duration::ZERO, |since| now.since(since));
+            (waits, latest.reporting(now))
+        };
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        *pace = pace.at(Load { busy, waits });
+        self.metrics.goes(nodes, busy, *pace);
+    }
+
+    /// Answers one request.
+    pub async fn answer(&self, request: Request<Incoming>) -> Answered {
+        let begun = clock::now();
+        let taken = self.take_in(request).await;
+        let (result, answered) = match taken {
+            Ok((result, node)) => (result, self.acknowledged(node)),
+            Err((result, refusal)) => (result, refused(&refusal)),
+        };
+        self.metrics.answered(result, clock::now().since(begun));
+        answered
+    }
+
+    /// In the order of what it costs: nothing is read of whom nobody knows.
+    async fn take_in(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<(&'static str, Arc<str>), Refused> {
+        if request.uri().path() != PATH {
+            return Err(("path", Refusal::no_path()));
+        }
+        if *request.method() != Method::POST {
+            return Err((
+                "method",
+                Refusal::new(405, "MethodNotAllowed", "reports are sent by POST"),
+            ));
+        }
+        if !self.latest().is_open() {
+            return Err(not_open());
+        }
+        let node = self.identify(request.headers()).await?;
+        let report = read(request).await?;
+        if *report.node != *node {
+            let message = format!(
+                "the agent of node {node:?} cannot report for node {:?}",
+                report.node
+            );
+            return Err(("other_node", Refusal::new(403, "Forbidden", message)));
+        }
+        let pace = self.pace();
+        match self.latest().put(report, pace.least, clock::now()) {
+            Outcome::Stored(age) => {
+                self.arrived.notify_one();
+                if let Some(age) = age {
+                    self.metrics.followed(age);
+                }
+                Ok(("stored", node))
+            }
+            Outcome::Replayed => Ok(("replayed", node)),
+            Outcome::NotOpen => Err(not_open()),
+            Outcome::UnknownNode => {
+                let message = format!("nodes {node:?} not found");
+                Err(("unknown_node", Refusal::new(404, "NotFound", message)))
+            }
+            Outcome::TooSoon => {
+                let message =
+                    "there are more reports than can be taken: this one came before it was wanted";
+                let refusal = Refusal::new(429, "TooManyRequests", message);
+                Err(("too_soon", refusal.after(pace.retry_after())))
+            }
+        }
+    }
+
+    async fn identify(&self, headers: &HeaderMap) -> Result<Arc<str>, Refused> {
+        let token = bearer(headers).ok_or_else(|| {
+            let message = "a report needs a bearer token of the agents' ServiceAccount";
+            ("no_token", Refusal::new(401, "Unauthorized", message))
+        })?;
+        self.identity.node(token).await.map_err(denied)
+    }
+
+    fn acknowledged(&self, node: Arc<str>) -> Answered {
+        let term = self.standing.borrow().term(clock::now());
+        let seconds = self.pace().interval.as_secs();
+        let said = Acknowledgement {
+            epoch: term.map(|term| term.epoch),
+            leading: term.is_some(),
+            next_interval_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+        };
+        let body = serde_json::to_vec(&said).unwrap_or_default();
+        Answered {
+            answer: json(StatusCode::OK, body),
+            node: Some(node),
+        }
+    }
+}
+
+fn not_open() -> Refused {
+    let message = "it is not known yet which nodes there are";
+    (
+        "not_ready",
+        Refusal::new(503, "ServiceUnavailable", message).after(1),
+    )
+}
+
+fn denied(why: Denied) -> Refused {
+    let (result, code, reason) = match why {
+        Denied::Bad(BadToken::Malformed) => ("token_malformed", 401, "Unauthorized"),
+        Denied::Bad(BadToken::Audience) => ("token_audience", 401, "Unauthorized"),
+        Denied::Bad(BadToken::Expired) => ("token_expired", 401, "Unauthorized"),
+        Denied::Bad(BadToken::NotYet) => ("token_not_yet", 401, "Unauthorized"),
+        Denied::Bad(BadToken::Signature) => ("token_signature", 401, "Unauthorized"),
+        Denied::Account => ("other_account", 403, "Forbidden"),
+        Denied::NoNode => ("no_node", 403, "Forbidden"),
+        Denied::Unknown => ("token_unknown", 503, "ServiceUnavailable"),
+    };
+    let refusal = Refusal::new(code, reason, why.to_string());
+    (
+        result,
+        if code == 503 {
+            refusal.after(5)
+        } else {
+            refusal
+        },
+    )
+}
+
+async fn read(request: Request<Incoming>) -> Result<Report, Refused> {
+    let too_large = || {
+        let message = format!("the report has more than {REFUSED_BYTES} bytes");
+        (
+            "too_large",
+            Refusal::new(413, "RequestEntityTooLarge", message),
+        )
+    };
+    let body = request.into_body();
+    if body.size_hint().lower() > REFUSED_BYTES as u64 {
+        return Err(too_large());
+    }
+    let body = Limited::new(body, REFUSED_BYTES).collect();
+    let Ok(body) = timeout(BODY, body).await else {
+        let message = format!("the report did not come within {} s", BODY.as_secs());
+        return Err(("too_slow", Refusal::new(408, "Timeout", message)));
+    };
+    let body = body.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            too_large()
+        } else {
+            ("broken_off", Refusal::bad_request("the report broke off"))
+        }
+    })?;
+    Report::parse(&body.to_bytes())
+        .map_err(|error| ("invalid", Refusal::bad_request(error.to_string())))
+}
+
+fn refused(refusal: &Refusal) -> Answered {
+    let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut answer = json(status, refusal.status().to_string());
+    let headers = answer.headers_mut();
+    if let Some(seconds) = refusal.retry_after {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    Answered { answer, node: None }
+}
+
+fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static("application/json");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}

@@ -1,0 +1,162 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LEAST: Duration = Duration::ZERO;
+
+fn at(seconds: u64) -> BootTime {
+    BootTime::default() + Duration::from_secs(seconds)
+}
+
+/// One that is known by how many pods it tells of.
+fn report(node: &str, boot: &str, agent_started_millis: u64, sequence: u64, pods: i64) -> Report {
+    Report {
+        node: node.to_owned(),
+        boot_id: boot.to_owned(),
+        agent_started_millis,
+        sequence,
+        interval_seconds: 10,
+        status: NodeMetricStatus {
+            pods: Some(pods),
+            ..NodeMetricStatus::default()
+        },
+    }
+}
+
+fn latest(nodes: &[&str]) -> Latest {
+    let mut latest = Latest::default();
+    for node in nodes {
+        latest.node(node, true);
+    }
+    latest.open();
+    latest
+}
+
+fn told(latest: &mut Latest) -> Vec<(String, i64)> {
+    let told = latest.take().into_iter();
+    told.map(|told| (told.node.to_string(), told.status.pods.unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_last_report_of_each_node_is_told_once() {
+    let mut latest = latest(&["a", "b"]);
+    assert_eq!(
+        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        Outcome::Stored(None)
+    );
+    let age = Some(Duration::from_secs(9));
+    assert_eq!(
+        latest.put(report("a", "x", 1, 2, 2), LEAST, at(9)),
+        Outcome::Stored(age)
+    );
+    assert_eq!(
+        latest.put(report("b", "x", 1, 1, 3), LEAST, at(9)),
+        Outcome::Stored(None)
+    );
+    assert_eq!(latest.waiting_since(), Some(at(9)));
+    assert_eq!(
+        told(&mut latest),
+        [("a".to_owned(), 2), ("b".to_owned(), 3)]
+    );
+    assert_eq!(told(&mut latest), []);
+    assert_eq!(latest.waiting_since(), None);
+}
+
+#[test]
+fn a_replay_changes_nothing_and_a_restarted_agent_or_machine_is_none() {
+    let mut latest = latest(&["a"]);
+    let mut put = |boot, started, sequence| {
+        let outcome = latest.put(report("a", boot, started, sequence, 0), LEAST, at(1));
+        matches!(outcome, Outcome::Stored(_))
+    };
+    assert!(put("x", 5, 7));
+    assert!(!put("x", 5, 7), "the same");
+    assert!(!put("x", 5, 6), "an older one");
+    assert!(put("x", 6, 1), "of a restarted agent");
+    assert!(!put("x", 5, 8), "of the agent before");
+    assert!(put("y", 0, 1), "of a restarted machine");
+    assert!(!put("x", 9, 9), "of the boot before");
+    assert!(put("y", 0, 2));
+    assert!(!put("x", 9, 9), "also later");
+}
+
+#[test]
+fn a_node_that_is_not_there_reports_nothing() {
+    let mut closed = Latest::default();
+    closed.node("a", true);
+    assert_eq!(
+        closed.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        Outcome::NotOpen
+    );
+    let mut latest = latest(&["a"]);
+    assert_eq!(
+        latest.put(report("b", "x", 1, 1, 1), LEAST, at(0)),
+        Outcome::UnknownNode
+    );
+    latest.put(report("a", "x", 1, 1, 1), LEAST, at(0));
+    latest.node("a", false);
+    assert_eq!(told(&mut latest), []);
+    assert_eq!(
+        latest.put(report("a", "x", 1, 2, 1), LEAST, at(0)),
+        Outcome::UnknownNode
+    );
+    // Another machine of the same name begins anew.
+    latest.node("a", true);
+    assert_eq!(
+        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        Outcome::Stored(None)
+    );
+}
+
+#[test]
+fn what_comes_too_soon_is_refused_and_does_not_put_off_what_comes_in_time() {
+    let mut latest = latest(&["a"]);
+    let least = Duration::from_secs(5);
+    let mut put =
+        |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), least, at(seconds));
+    assert_eq!(put(1, 0), Outcome::Stored(None));
+    assert_eq!(put(2, 4), Outcome::TooSoon);
+    assert_eq!(put(1, 4), Outcome::Replayed);
+    assert_eq!(put(2, 5), Outcome::Stored(Some(least)));
+}
+
+#[test]
+fn a_node_reports_until_three_intervals_have_passed() {
+    let mut latest = latest(&["a", "b"]);
+    latest.put(report("a", "x", 1, 1, 0), LEAST, at(0));
+    assert_eq!(latest.reporting(at(29)), 1);
+    assert_eq!(latest.reporting(at(30)), 0);
+}
+
+proptest! {
+    /// However often and in whatever order the reports of one boot come.
+    #[test]
+    fn the_newest_wins_in_any_order(
+        sent in prop::collection::vec((0_u64..3, 0_u64..5, 0_usize..3), 1..40),
+        taken in prop::collection::vec(any::<bool>(), 40),
+    ) {
+        let nodes = ["a", "b", "c"];
+        let mut latest = latest(&nodes);
+        let (mut seen, mut newest) = ([None; 3], [None; 3]);
+        for ((started, sequence, index), taken) in sent.into_iter().zip(taken) {
+            let content = i64::try_from(started * 10 + sequence).unwrap();
+            let outcome = latest.put(report(nodes[index], "x", started, sequence, content), LEAST, at(1));
+            let is_newer = Some(content) > newest[index];
+            prop_assert_eq!(matches!(outcome, Outcome::Stored(_)), is_newer);
+            newest[index] = newest[index].max(Some(content));
+            if taken {
+                for (node, content) in told(&mut latest) {
+                    let index = nodes.iter().position(|name| *name == node).unwrap();
+                    prop_assert!(Some(content) > seen[index], "told twice, or of the past");
+                    seen[index] = Some(content);
+                }
+            }
+        }
+        for (node, content) in told(&mut latest) {
+            let index = nodes.iter().position(|name| *name == node).unwrap();
+            seen[index] = Some(content);
+        }
+        prop_assert_eq!(seen, newest);
+    }
+}

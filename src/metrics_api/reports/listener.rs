@@ -1,0 +1,212 @@
+//! Connections of agents: HTTP/2 over TLS, kept for as long as reports come by them.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{Id, JoinSet};
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use super::super::certificates::Tls;
+use super::super::patience::Patience;
+use super::desk::{Answer, Desk};
+use super::room::{Agents, Newcomers};
+use crate::cluster::clock;
+use crate::crd::report::{LONGEST_INTERVAL, REFUSED_BYTES};
+
+/// The handshake has to be done by then.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// The first good report has to be here by then.
+const FIRST: Duration = Duration::from_secs(10);
+/// The next good one after that, whatever else comes.
+const NEXT: Duration = LONGEST_INTERVAL.saturating_mul(3);
+/// An agent that takes nothing of what it is sent for so long is cut.
+const TAKES: Duration = Duration::from_secs(10);
+/// Connections by which no good report came yet.
+const MOST_NEW: usize = 256;
+/// They are not sent away sooner.
+const LEAST_STAY: Duration = Duration::from_millis(250);
+/// Connections of one node.
+const MOST_OF_A_NODE: usize = 2;
+/// Requests at a time by one connection; agents send one.
+const MOST_STREAMS: u32 = 4;
+/// HTTP/2 allows no less.
+const WINDOW: u32 = 65_535;
+/// More than a body that is refused, so that it shows.
+const STREAM: u32 = 32 << 10;
+const MOST_HEADERS: u32 = 12 << 10;
+/// A peer that is gone without a word is noticed.
+const ALIVE: Duration = Duration::from_secs(20);
+/// How often it is looked at how busy it is.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Takes connections for ever; all end with it.
+pub async fn listen(listener: TcpListener, desk: Arc<Desk>, tls: watch::Receiver<Option<Tls>>) {
+    let rooms = Arc::new(Rooms {
+        newcomers: Newcomers::new(MOST_NEW, LEAST_STAY),
+        agents: Agents::new(MOST_OF_A_NODE),
+    });
+    tokio::join!(accept(listener, &desk, tls, &rooms), measure(&desk, &rooms));
+}
+
+struct Rooms {
+    newcomers: Newcomers,
+    agents: Agents,
+}
+
+async fn accept(
+    listener: TcpListener,
+    desk: &Arc<Desk>,
+    tls: watch::Receiver<Option<Tls>>,
+    rooms: &Arc<Rooms>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of descriptors, or the peer is gone: the next may be better.
+            sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let Some(tls) = tls.borrow().clone() else {
+            desk.metrics.cut("no_certificate");
+            continue;
+        };
+        if rooms.newcomers.make_room().await {
+            desk.metrics.cut("too_many_new");
+        }
+        let (desk, room) = (Arc::clone(desk), Arc::clone(rooms));
+        rooms
+            .newcomers
+            .enter(|| connections.spawn(serve(stream, tls, desk, room)));
+    }
+}
+
+/// Says how it goes, and sets the pace by it.
+async fn measure(desk: &Desk, rooms: &Rooms) {
+    let mut looks = interval(LOOK);
+    let mut before = (clock::now(), clock::thread());
+    loop {
+        looks.tick().await;
+        let now = (clock::now(), clock::thread());
+        let passed = now.0.since(before.0).as_secs_f64();
+        if passed > 0.0 {
+            desk.measure(now.1.saturating_sub(before.1).as_secs_f64() / passed);
+        }
+        before = now;
+        desk.metrics
+            .connected(rooms.newcomers.len(), rooms.agents.len());
+    }
+}
+
+/// One connection, and whose it is.
+struct Guest {
+    desk: Arc<Desk>,
+    rooms: Arc<Rooms>,
+    id: Option<Id>,
+    /// It is cut then.
+    until: Mutex<Instant>,
+    node: OnceLock<Arc<str>>,
+}
+
+impl Guest {
+    fn until(&self) -> Instant {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let answered = self.desk.answer(request).await;
+        if let Some(node) = &answered.node {
+            self.stay(node);
+        }
+        answered.answer
+    }
+
+    /// A good report of this node came.
+    fn stay(&self, node: &Arc<str>) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + NEXT;
+        if self.node.get().is_some() {
+            return;
+        }
+        let one = self.id.and_then(|id| self.rooms.newcomers.leave(id));
+        if let Some(one) = one
+            && self.node.set(Arc::clone(node)).is_ok()
+            && self.rooms.agents.enter(node, one)
+        {
+            self.desk.metrics.cut("too_many_of_a_node");
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        match self.node.get() {
+            Some(node) => self.rooms.agents.leave(node, id),
+            None => drop(self.rooms.newcomers.leave(id)),
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) {
+    let guest = Arc::new(Guest {
+        desk,
+        rooms,
+        id: tokio::task::try_id(),
+        until: Mutex::new(Instant::now() + FIRST),
+        node: OnceLock::new(),
+    });
+    drop(stream.set_nodelay(true));
+    let acceptor = TlsAcceptor::from(tls.reports);
+    let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await else {
+        guest.desk.metrics.cut("no_handshake");
+        return;
+    };
+    let service = {
+        let guest = Arc::clone(&guest);
+        service_fn(move |request| {
+            let guest = Arc::clone(&guest);
+            async move { Ok::<_, Infallible>(guest.answer(request).await) }
+        })
+    };
+    let stream = TokioIo::new(Patience::new(stream, TAKES));
+    let connection = builder().serve_connection(stream, service);
+    tokio::pin!(connection);
+    loop {
+        tokio::select! {
+            // A peer that goes away early is no concern of ours.
+            _ = &mut connection => return,
+            () = sleep_until(guest.until()) => {}
+        }
+        if guest.until() <= Instant::now() {
+            guest.desk.metrics.cut("too_slow");
+            return;
+        }
+    }
+}
+
+fn builder() -> http2::Builder<TokioExecutor> {
+    let mut http = http2::Builder::new(TokioExecutor::new());
+    http.timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .initial_stream_window_size(STREAM)
+        .initial_connection_window_size(WINDOW)
+        .max_header_list_size(MOST_HEADERS)
+        .max_send_buf_size(REFUSED_BYTES)
+        .max_pending_accept_reset_streams(8)
+        .max_local_error_reset_streams(16)
+        .keep_alive_interval(ALIVE)
+        .keep_alive_timeout(ALIVE);
+    http
+}

@@ -1,0 +1,174 @@
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::crd::report::AUDIENCE;
+
+const ISSUER: &str = "https://kubernetes.default.svc";
+
+/// As an API server signs.
+struct Signer {
+    pair: EcdsaKeyPair,
+    random: SystemRandom,
+}
+
+impl Signer {
+    fn new() -> Self {
+        let random = SystemRandom::new();
+        let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+        let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random).unwrap();
+        Self { pair, random }
+    }
+
+    fn keys(&self) -> Keys {
+        let point = self.pair.public_key().as_ref();
+        let written = json!({"keys": [
+            {"use": "sig", "kty": "EC", "kid": "k", "crv": "P-256", "alg": "ES256",
+             "x": URL_SAFE_NO_PAD.encode(&point[1..33]), "y": URL_SAFE_NO_PAD.encode(&point[33..])},
+            {"kty": "EC", "kid": "other", "crv": "P-521", "x": "AA", "y": "AA"},
+            {"kty": "oct", "kid": "secret", "k": "AA"},
+        ]});
+        Keys::of(ISSUER.to_owned(), &serde_json::from_value(written).unwrap())
+    }
+
+    fn sign(&self, header: &Value, claims: &Value) -> String {
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", part(header), part(claims));
+        let signature = self.pair.sign(&self.random, signed.as_bytes()).unwrap();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+}
+
+fn header() -> Value {
+    json!({"alg": "ES256", "kid": "k"})
+}
+
+fn claims() -> Value {
+    json!({
+        "iss": ISSUER,
+        "sub": "system:serviceaccount:plimsoll:plimsoll-agent",
+        "aud": [AUDIENCE],
+        "nbf": 1000, "exp": 4600,
+        "kubernetes.io": {"namespace": "plimsoll", "node": {"name": "node-a", "uid": "u"}},
+    })
+}
+
+fn said(claims: &Value) -> Claims {
+    serde_json::from_value(claims.clone()).unwrap()
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+fn checked(claims: &Value, now: i64) -> Result<(), BadToken> {
+    said(claims).check(AUDIENCE, at(now))
+}
+
+#[test]
+fn a_token_of_the_api_server_says_on_which_node_its_pod_runs() {
+    let signer = Signer::new();
+    let text = signer.sign(&header(), &claims());
+    let token = Token::read(&text).unwrap();
+    assert_eq!(signer.keys().verify(&token), Ok(()));
+    assert_eq!(token.claims.node(), Some("node-a"));
+    assert_eq!(
+        token.claims.sub,
+        "system:serviceaccount:plimsoll:plimsoll-agent"
+    );
+    let now = at(4000);
+    assert_eq!(token.claims.check(AUDIENCE, now), Ok(()));
+    assert_eq!(token.claims.seconds_left(now), 660);
+}
+
+#[test]
+fn a_token_that_was_changed_or_signed_by_another_is_forged() {
+    let signer = Signer::new();
+    let verify = |text: &str| signer.keys().verify(&Token::read(text).unwrap());
+    let other = Signer::new().sign(&header(), &claims());
+    assert_eq!(verify(&other), Err(Unverified::Forged));
+    let mut more = claims();
+    more["kubernetes.io"]["node"]["name"] = json!("node-b");
+    let text = signer.sign(&header(), &claims());
+    let (start, signature) = text.rsplit_once('.').unwrap();
+    let (header, _) = start.split_once('.').unwrap();
+    let payload = URL_SAFE_NO_PAD.encode(more.to_string());
+    assert_eq!(
+        verify(&format!("{header}.{payload}.{signature}")),
+        Err(Unverified::Forged)
+    );
+    assert_eq!(verify(&format!("{start}.")), Err(Unverified::Forged));
+}
+
+#[test]
+fn how_a_token_is_verified_is_not_for_it_to_say() {
+    let signer = Signer::new();
+    for algorithm in ["none", "HS256", "RS256", "ES384"] {
+        let text = signer.sign(&json!({"alg": algorithm, "kid": "k"}), &claims());
+        let verified = signer.keys().verify(&Token::read(&text).unwrap());
+        assert_eq!(verified, Err(Unverified::Forged), "{algorithm}");
+    }
+}
+
+#[test]
+fn of_a_key_that_is_not_known_the_api_server_has_to_be_asked() {
+    let signer = Signer::new();
+    let verify = |header: &Value, claims: &Value| {
+        let text = signer.sign(header, claims);
+        signer.keys().verify(&Token::read(&text).unwrap())
+    };
+    for kid in ["other", "secret", "new"] {
+        let verified = verify(&json!({"alg": "ES256", "kid": kid}), &claims());
+        assert_eq!(verified, Err(Unverified::UnknownKey), "{kid}");
+    }
+    assert_eq!(
+        verify(&json!({"alg": "ES256"}), &claims()),
+        Err(Unverified::UnknownKey)
+    );
+    let mut elsewhere = claims();
+    elsewhere["iss"] = json!("https://elsewhere");
+    assert_eq!(verify(&header(), &elsewhere), Err(Unverified::UnknownKey));
+}
+
+/// The example of RFC 7515, A.2: RSA with SHA-256.
+#[test]
+fn a_signature_by_rsa_is_verified() {
+    let written = json!({"kty": "RSA", "kid": "k", "e": "AQAB", "n":
+        "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ"});
+    let key = Key::of(&serde_json::from_value(written).unwrap()).unwrap();
+    let signed = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ";
+    let signature = decode("cC4hiUPoj9Eetdgtv3hF80EGrhuB__dzERat0XF9g2VtQgr9PJbu3XOiZj5RZmh7AAuHIm4Bh-0Qc_lF5YKt_O8W2Fp5jujGbds9uJdbF9CUAr7t1dnZcAcQjbKBYNX4BAynRFdiuB--f_nZLgrnbyTyWzO75vRK5h6xBArLIARNPvkSjtQBMHlb1L07Qe7K0GarZRmB_eSN9383LcOLn6_dO--xi12jzDwusC-eOkHWEsqtFZESc6BfI7noOPqvhJ1phCnvWh6IeYI2w9QOYEUipUTI8np6LbgGY9Fs98rqVt5AXLIhWkWywlVmtVrBp0igcN_IoypGlUPQGe77Rw").unwrap();
+    assert!(key.has_signed(signed.as_bytes(), &signature));
+    assert!(!key.has_signed(&signed.as_bytes()[1..], &signature));
+}
+
+#[test]
+fn a_token_for_somebody_else_or_of_another_time_is_not_believed() {
+    assert_eq!(checked(&claims(), 1000), Ok(()));
+    assert_eq!(checked(&claims(), 4660), Ok(()), "clocks differ a little");
+    assert_eq!(checked(&claims(), 4661), Err(BadToken::Expired));
+    assert_eq!(checked(&claims(), 939), Err(BadToken::NotYet));
+    let mut one = claims();
+    one["aud"] = json!(AUDIENCE);
+    assert_eq!(checked(&one, 2000), Ok(()));
+    one["aud"] = json!(["https://kubernetes.default.svc"]);
+    assert_eq!(checked(&one, 2000), Err(BadToken::Audience));
+    one["aud"] = json!([]);
+    assert_eq!(checked(&one, 2000), Err(BadToken::Audience));
+}
+
+#[test]
+fn what_is_no_token_is_refused_without_a_panic() {
+    let long = format!("{0}.{0}.{0}", "A".repeat(LONGEST));
+    let no_claims = format!("{0}.{0}.", URL_SAFE_NO_PAD.encode("{}"));
+    for text in [
+        "", ".", "..", "a.b.c", "admin", "....", "é.é.é", &long, &no_claims,
+    ] {
+        assert!(
+            matches!(Token::read(text), Err(BadToken::Malformed)),
+            "{text:.20}"
+        );
+    }
+}

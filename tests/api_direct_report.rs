@@ -1,0 +1,437 @@
+//! Agents that report to controllers directly, over a real API server: honest ones, and others.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use api_support::reporter::{
+    Forger, Reporter, account, connect, counted, in_parts, post, report, token, trust, whole,
+};
+use api_support::{ControlPlane, Controller, aggregation, free_port, reporter};
+use hyper::Request;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use rustls::ClientConfig;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// A control plane with nodes, whose aggregation layer reaches controllers at these ports.
+fn plane(ports: &[u16]) -> Option<ControlPlane> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    let Some(address) = aggregation::address() else {
+        eprintln!(
+            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
+        );
+        return None;
+    };
+    let objects = aggregation::objects("default", "plimsoll-metrics", address, ports);
+    plane.apply(&objects);
+    plane.nodes(&["node00", "node01", "node02"].map(str::to_owned));
+    account(&plane);
+    Some(plane)
+}
+
+/// A controller that serves `NodeMetrics` at the first port and takes reports at the second.
+fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: [u16; 2]) -> Controller {
+    let [metrics, reports] = ports;
+    let (metrics, reports) = (format!("0.0.0.0:{metrics}"), format!("127.0.0.1:{reports}"));
+    let args = [
+        "--metrics-api-listen",
+        &metrics,
+        "--pod-ip",
+        "127.0.0.1",
+        "--report-listen",
+        &reports,
+    ];
+    plane.controller_by(kubeconfig, name, &args)
+}
+
+fn until_leads(plane: &ControlPlane, controller: &Controller) {
+    plane.until("it leads", SOON, |_| controller.leads());
+}
+
+fn until_served(plane: &ControlPlane) {
+    plane.until("NodeMetrics are served", SOON * 2, |plane| {
+        plane.try_kubectl(&["get", "nm"], "").is_ok()
+    });
+}
+
+fn counts(controller: &Controller) -> BTreeMap<String, u64> {
+    counted(&controller.http("/metrics").unwrap().1)
+}
+
+/// Reports until it is taken: again where it came too soon, or nodes were not known yet. What is answered.
+fn taken(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
+    let body = RefCell::new(Value::Null);
+    plane.until("the report is taken", SOON, |_| {
+        let answer = agent.report(token, report);
+        let is_taken = answer.code == 200;
+        assert!(
+            is_taken || [429, 503].contains(&answer.code),
+            "{}",
+            answer.body
+        );
+        assert_ne!(is_taken, answer.headers.contains_key("retry-after"));
+        body.replace(answer.body);
+        is_taken
+    });
+    body.into_inner()
+}
+
+/// The row that kubectl prints; empty where it can't: another replica is asked the next time.
+fn row(plane: &ControlPlane, node: &str) -> Vec<String> {
+    let row = plane.try_kubectl(&["get", "nm", node, "--no-headers"], "");
+    let row = row.unwrap_or_default();
+    row.split_whitespace().map(str::to_owned).collect()
+}
+
+fn shows(plane: &ControlPlane, node: &str, cpu: &str) -> bool {
+    row(plane, node).get(1).is_some_and(|shown| shown == cpu)
+}
+
+#[test]
+fn what_an_agent_reports_is_what_kubectl_shows() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    let controller = start(&plane, &plane.kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let (trust, token) = (trust(&plane), token(&plane, "node00"));
+    let agent = Reporter::new(&trust, ports[1]);
+    let said = taken(&plane, &agent, &token, &report("node00", 1, 2000));
+    assert_eq!(
+        (&said["leading"], &said["nextIntervalSeconds"]),
+        (&json!(true), &json!(10))
+    );
+    assert!(said["epoch"].is_u64(), "{said}");
+    until_served(&plane);
+    plane.until("the report is shown", SOON, |plane| {
+        shows(plane, "node00", "2000m")
+    });
+    let row = row(&plane, "node00").join(" ");
+    assert!(row.starts_with("node00 2000m 25% 4194304Ki 25%"), "{row}");
+    assert!(row.contains("Healthy") && !row.contains("unknown"), "{row}");
+    let status = plane.get("nm", "node00")["status"].clone();
+    let sent = report("node00", 1, 2000)["status"].clone();
+    for part in [
+        "timestamp",
+        "windows",
+        "pressure",
+        "topPods",
+        "rules",
+        "breached",
+        "pods",
+    ] {
+        assert_eq!(status[part], sent[part], "{part}");
+    }
+    assert_eq!(status["conditions"][0]["reason"], "AgentReporting");
+    // A replay, and an older one, are answered as the first was, and change nothing.
+    for (sequence, millicores) in [(1, 7000), (0, 7000)] {
+        let answer = agent.report(&token, &report("node00", sequence, millicores));
+        assert_eq!((answer.code, &answer.body), (200, &said));
+    }
+    taken(&plane, &agent, &token, &report("node00", 2, 4000));
+    plane.until("the next report is shown", SOON, |plane| {
+        shows(plane, "node00", "4000m")
+    });
+    let counts = counts(&controller);
+    assert_eq!((counts["stored"], counts["replayed"]), (2, 2));
+    // Those that have not reported are there, and nothing is made up for them.
+    assert_eq!(crate::row(&plane, "node01")[7], "NoReport");
+}
+
+#[test]
+fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
+    let ports = [[free_port(), free_port()], [free_port(), free_port()]];
+    let Some(plane) = plane(&[ports[0][0], ports[1][0]]) else {
+        return;
+    };
+    let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
+    until_leads(&plane, &leader);
+    let standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
+    let (trust, token) = (trust(&plane), token(&plane, "node00"));
+    plane.until("the standby is ready", SOON, |_| {
+        standby.http("/readyz").is_some_and(|(code, _)| code == 200)
+    });
+    let to_leader = Reporter::new(&trust, ports[0][1]);
+    let to_standby = Reporter::new(&trust, ports[1][1]);
+    let report = report("node00", 1, 2000);
+    let said = taken(&plane, &to_leader, &token, &report);
+    assert_eq!(said["leading"], true);
+    let first = said["epoch"].as_u64().unwrap();
+    let said = taken(&plane, &to_standby, &token, &report);
+    assert_eq!(
+        said,
+        json!({"epoch": null, "leading": false, "nextIntervalSeconds": 10})
+    );
+    leader.signal(Signal::SIGKILL);
+    until_leads(&plane, &standby);
+    until_served(&plane);
+    plane.until(
+        "the new leader shows what it was told before",
+        SOON,
+        |plane| shows(plane, "node00", "2000m"),
+    );
+    let said = to_standby.report(&token, &report).body;
+    assert_eq!(said["leading"], true);
+    assert!(said["epoch"].as_u64().unwrap() > first, "{said}");
+}
+
+#[test]
+fn whoever_is_not_the_nodes_agent_is_refused_and_counted() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    let controller = start(&plane, &plane.kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let agent = Reporter::new(&trust, ports[1]);
+    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    refuses_tokens(&plane, &agent, &honest, &controller);
+    refuses_requests(&agent, &honest, &controller);
+    taken(&plane, &agent, &honest, &report("node00", 2, 3000));
+    assert_eq!(counts(&controller)["stored"], 2);
+    // The API server was asked of the one token whose key is not known, and of no other.
+    assert!(controller.metric("plimsoll_controller_report_token_reviews_total") < 1.5);
+}
+
+fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controller: &Controller) {
+    let forger = Forger::new(plane, honest);
+    let signed = |path: &str, value: Value| forger.token(&[(path, value)]);
+    let (start, _) = honest.rsplit_once('.').unwrap();
+    let other = signed("/claims/sub", json!("system:serviceaccount:default:other"));
+    let (_, signature) = other.rsplit_once('.').unwrap();
+    let no_node = signed("/claims/kubernetes.io", json!({"namespace": "default"}));
+    let elsewhere = json!(["https://kubernetes.default.svc"]);
+    let cases = [
+        (
+            401,
+            "token_expired",
+            signed("/claims/exp", json!(1_700_000_000)),
+        ),
+        (
+            401,
+            "token_not_yet",
+            signed("/claims/nbf", json!(4_000_000_000_u32)),
+        ),
+        (401, "token_audience", signed("/claims/aud", elsewhere)),
+        (401, "token_signature", format!("{start}.{signature}")),
+        (
+            401,
+            "token_signature",
+            signed("/header/kid", json!("another")),
+        ),
+        (401, "token_malformed", "admin".to_owned()),
+        (401, "no_token", String::new()),
+        (403, "other_account", other.clone()),
+        (403, "no_node", no_node),
+        (403, "other_node", token(plane, "node01")),
+    ];
+    for (code, result, token) in cases {
+        let before = counts(controller).get(result).copied().unwrap_or(0);
+        let answer = agent.report(&token, &report("node00", 9, 1));
+        assert_eq!(answer.code, code, "{result}: {}", answer.body);
+        assert_eq!(answer.body["kind"], "Status", "{result}");
+        assert_eq!(
+            answer.headers.contains_key("www-authenticate"),
+            code == 401,
+            "{result}"
+        );
+        assert_eq!(counts(controller)[result], before + 1, "{result}");
+    }
+    let ghost = signed("/claims/kubernetes.io/node/name", json!("ghost"));
+    let answer = agent.report(&ghost, &report("ghost", 1, 1));
+    assert_eq!(answer.code, 404, "{}", answer.body);
+    assert_eq!(counts(controller)["unknown_node"], 1);
+}
+
+fn refuses_requests(agent: &Reporter, honest: &str, controller: &Controller) {
+    const MIB: usize = 1 << 20;
+    let wrong = |value: Value| {
+        let mut report = report("node00", 9, 1);
+        report["status"]["usage"]["node"]["cpu"] = value;
+        whole(report.to_string())
+    };
+    let cases = [
+        (400, "invalid", post(honest).body(whole("garbage")).unwrap()),
+        (
+            400,
+            "invalid",
+            post(honest).body(wrong(json!("much"))).unwrap(),
+        ),
+        (
+            413,
+            "too_large",
+            post(honest).body(whole(vec![b' '; 10 * MIB])).unwrap(),
+        ),
+        (
+            413,
+            "too_large",
+            post(honest).body(in_parts(10, MIB)).unwrap(),
+        ),
+        (
+            404,
+            "path",
+            Request::post("https://c/v2/report")
+                .body(whole(""))
+                .unwrap(),
+        ),
+        (
+            405,
+            "method",
+            Request::get("https://c/v1/report").body(whole("")).unwrap(),
+        ),
+    ];
+    for (code, result, request) in cases {
+        let before = counts(controller).get(result).copied().unwrap_or(0);
+        let answer = agent.send(request).unwrap();
+        assert_eq!(answer.code, code, "{result}: {}", answer.body);
+        assert_eq!(counts(controller)[result], before + 1, "{result}");
+    }
+    // One that promises a body and never sends it.
+    let never = http_body_util::StreamBody::new(futures::stream::pending());
+    let slow = post(honest).header("content-length", "100");
+    let slow = slow
+        .body(http_body_util::BodyExt::boxed_unsync(never))
+        .unwrap();
+    let answer = agent.send(slow).unwrap();
+    assert_eq!((answer.code, counts(controller)["too_slow"]), (408, 1));
+}
+
+#[test]
+fn where_the_keys_cant_be_read_the_api_server_is_asked_of_tokens() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    // Everything but the paths that are no resources: the keys are one of them.
+    let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
+    plane.apply(&[
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "all"}, "rules": all}),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "all"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "all"},
+            "subjects": [{"kind": "User", "name": "ann"}],
+        }),
+    ]);
+    let text = std::fs::read_to_string(&plane.kubeconfig).unwrap();
+    let kubeconfig = plane.file(
+        "ann.kubeconfig",
+        &text.replace("\"token\":\"admin\"", "\"token\":\"ann\""),
+    );
+    let controller = start(&plane, &kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let agent = Reporter::new(&trust, ports[1]);
+    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    assert_eq!(agent.report(&honest, &report("node00", 1, 2000)).code, 200);
+    let reviews = "plimsoll_controller_report_token_reviews_total{result=\"ok\"}";
+    assert!((controller.metric(reviews) - 1.0).abs() < 0.1, "once");
+    assert!(
+        controller.metric("plimsoll_controller_report_key_reads_total{result=\"error\"}") > 0.5
+    );
+    // Nor does anything but a good token do there.
+    let other = token(&plane, "node01");
+    assert_eq!(agent.report(&other, &report("node00", 2, 1)).code, 403);
+    let for_another = plane.kubectl(&["create", "token", "plimsoll-agent"]);
+    let answer = agent.report(for_another.trim(), &report("node00", 2, 1));
+    assert_eq!(
+        (answer.code, counts(&controller)["token_audience"]),
+        (401, 1)
+    );
+}
+
+/// Connections that say nothing.
+fn crowd(port: u16, count: usize) -> Vec<TcpStream> {
+    let connect = |_| TcpStream::connect(("127.0.0.1", port)).ok();
+    (0..count).filter_map(connect).collect()
+}
+
+/// Some that begin, and never end: a preface, and half a frame. It returns when all were hung up on.
+fn half_said(trust: &Arc<ClientConfig>, port: u16) {
+    let one = || async {
+        let mut stream = connect(Arc::clone(trust), port).await?;
+        let half = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00";
+        stream.write_all(half).await.ok()?;
+        stream.read_to_end(&mut Vec::new()).await.ok()
+    };
+    let all = futures::future::join_all((0..20).map(|_| one()));
+    reporter::runtime().block_on(all);
+}
+
+#[test]
+fn ten_thousand_connections_neither_fill_memory_nor_keep_an_honest_agent_out() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    let hard = getrlimit(Resource::RLIMIT_NOFILE).unwrap().1;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let controller = start(&plane, &plane.kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let agent = Reporter::new(&trust, ports[1]);
+    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    let before = controller.resident_kb();
+    let count = usize::try_from(hard)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(1000)
+        .min(10_000);
+    let silent = thread::spawn(move || crowd(ports[1], count));
+    // One that is connected reports all the while, and one that connects anew gets in.
+    let mut sequence = 2;
+    while !silent.is_finished() {
+        taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+        sequence += 1;
+        thread::park_timeout(Duration::from_millis(100));
+    }
+    let crowd = silent.join().unwrap();
+    gets_in(&plane, &trust, ports[1]);
+    taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+    let grown = controller.resident_kb().saturating_sub(before);
+    println!("{} connections: {grown} kB more", crowd.len());
+    assert!(
+        grown < 48 << 10,
+        "{grown} kB for {} connections",
+        crowd.len()
+    );
+    half_said(&trust, ports[1]);
+    plane.until("those who say nothing are cut", SOON, |_| {
+        controller.metric("plimsoll_controller_report_connections{state=\"new\"}") < 0.5
+    });
+    for reason in ["too_many_new", "no_handshake", "too_slow"] {
+        let name =
+            format!("plimsoll_controller_report_connections_cut_total{{reason=\"{reason}\"}}");
+        assert!(controller.metric(&name) > 0.5, "{reason}");
+    }
+    drop(crowd);
+}
+
+/// It may have to try again: there are many at the door.
+fn gets_in(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
+    let token = token(plane, "node01");
+    let report = report("node01", 1, 1000).to_string();
+    plane.until("an honest agent gets in", SOON, |_| {
+        let agent = Reporter::dial(trust, port);
+        let request = || post(&token).body(whole(report.clone())).unwrap();
+        let answer = agent.map(|agent| agent.send(request()));
+        matches!(answer, Some(Ok(answer)) if answer.code == 200)
+    });
+}
