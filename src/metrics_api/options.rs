@@ -19,14 +19,6 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Only the object of this name.
-    pub fn name(name: &str) -> Self {
-        Self {
-            names: vec![(name.to_owned(), true)],
-            ..Self::default()
-        }
-    }
-
     /// Whether the object is meant.
     pub fn takes(&self, object: &Object) -> bool {
         let named = self

@@ -113,6 +113,12 @@ pub enum Unavailable {
     Future(Version),
 }
 
+impl From<NotLeading> for Unavailable {
+    fn from(NotLeading: NotLeading) -> Self {
+        Self::NotLeading
+    }
+}
+
 /// One page of a list.
 #[derive(Clone, Debug)]
 pub struct Page {
@@ -281,9 +287,7 @@ impl Store {
         limit: Option<usize>,
         token: Option<&Token>,
     ) -> Result<Page, Unavailable> {
-        let now = self
-            .version()
-            .map_err(|NotLeading| Unavailable::NotLeading)?;
+        let now = self.version()?;
         let version = match (freshness, token) {
             (_, Some(token)) => token.version,
             (Freshness::Exact(version), None) => version,
@@ -337,8 +341,7 @@ impl Store {
 
     /// At most `most` events after this version, oldest first; none: it is the present one.
     pub fn events(&self, after: Version, most: usize) -> Result<Vec<Arc<Event>>, Unavailable> {
-        self.version()
-            .map_err(|NotLeading| Unavailable::NotLeading)?;
+        self.version()?;
         Ok(self.ring.after(after)?.take(most).cloned().collect())
     }
 }

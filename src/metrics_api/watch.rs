@@ -57,80 +57,41 @@ pub fn stream(
     writer: Writer,
 ) -> Result<impl Stream<Item = Bytes> + Send, Refusal> {
     let moved = data.moved();
-    let now = Instant::now();
-    let (initial, cursor, failed) = match begin(&data, &asked, &filter) {
-        Ok((initial, cursor)) => (initial, cursor, None),
-        Err((Unavailable::NotLeading, _) | (_, None)) => return Err(Refusal::not_leading()),
-        Err((why, Some(cursor))) => (VecDeque::new(), cursor, Some(Refusal::from(expired(why)))),
+    let (first, watcher) = match begin(&data, &asked, &filter) {
+        Ok(begun) => {
+            let watcher = Watcher::new(begun, data, moved, asked, filter, writer);
+            // An empty first part: the headers go out at once.
+            (Bytes::new(), Some(watcher))
+        }
+        Err(Unavailable::NotLeading) => return Err(Refusal::not_leading()),
+        // Whatever the version was, the client lists again.
+        Err(Unavailable::Expired | Unavailable::Future(_)) => (error(&Refusal::expired()), None),
     };
-    let end = now
-        + asked
-            .timeout
-            .unwrap_or_else(|| LEAST.mul_f64(1.0 + fastrand::f64()))
-            .min(MOST);
-    let watcher = Watcher {
-        data,
-        moved,
-        writer,
-        filter,
-        initial,
-        cursor,
-        initial_mark: asked.marks_initial,
-        columns: matches!(writer.form, Form::Table(_)),
-        bookmark: now + BOOKMARK,
-        last_bookmark: end
-            .checked_sub(LAST_BOOKMARK)
-            .filter(|last| *last > now)
-            .unwrap_or(end),
-        end,
-        over: failed.is_some(),
-        asked,
-    };
-    let failed = failed.map(|refusal| error(&refusal));
-    let rest = stream::unfold(watcher, |mut watcher| async move {
+    let rest = stream::unfold(watcher, |watcher| async move {
+        let mut watcher = watcher?;
         let bytes = watcher.next().await?;
-        Some((bytes, watcher))
+        Some((bytes, Some(watcher)))
     });
-    // An empty first part: the headers go out at once.
-    let first = failed.unwrap_or_default();
     Ok(futures::StreamExt::chain(stream::iter([first]), rest))
 }
 
-/// Whatever the version was, the client lists again.
-fn expired(why: Unavailable) -> Unavailable {
-    match why {
-        Unavailable::Future(_) => Unavailable::Expired,
-        other => other,
-    }
-}
-
+/// The objects that a watch begins with, and the version up to which it knows all then.
 type Begun = (VecDeque<Object>, Version);
 
-/// Where the watch begins, or why it can't, with the present version.
-fn begin(
-    data: &Data,
-    asked: &Watch,
-    filter: &Filter,
-) -> Result<Begun, (Unavailable, Option<Version>)> {
-    data.read(|store| {
-        let now = store
-            .version()
-            .map_err(|_| (Unavailable::NotLeading, None))?;
-        let failed = |why| (why, Some(now));
-        match asked.since {
-            Since::Now => Ok((VecDeque::new(), now)),
-            Since::Version(version) => {
-                store.events(version, 0).map_err(failed)?;
-                Ok((VecDeque::new(), version))
-            }
-            Since::Initial(not_older) => {
-                let freshness = not_older.map_or(Freshness::Any, Freshness::NotOlderThan);
-                let page = store.list(filter, freshness, None, None).map_err(failed)?;
-                Ok((page.objects.into(), page.version))
-            }
+fn begin(data: &Data, asked: &Watch, filter: &Filter) -> Result<Begun, Unavailable> {
+    let begun = data.read(|store| match asked.since {
+        Since::Now => Ok((VecDeque::new(), store.version()?)),
+        Since::Version(version) => {
+            store.events(version, 0)?;
+            Ok((VecDeque::new(), version))
         }
-    })
-    .unwrap_or(Err((Unavailable::NotLeading, None)))
+        Since::Initial(not_older) => {
+            let freshness = not_older.map_or(Freshness::Any, Freshness::NotOlderThan);
+            let page = store.list(filter, freshness, None, None)?;
+            Ok((page.objects.into(), page.version))
+        }
+    });
+    begun.unwrap_or(Err(Unavailable::NotLeading))
 }
 
 fn error(refusal: &Refusal) -> Bytes {
@@ -138,6 +99,37 @@ fn error(refusal: &Refusal) -> Bytes {
 }
 
 impl Watcher {
+    fn new(
+        (initial, cursor): Begun,
+        data: Arc<Data>,
+        moved: watch::Receiver<u64>,
+        asked: Watch,
+        filter: Filter,
+        writer: Writer,
+    ) -> Self {
+        let now = Instant::now();
+        let lasts = asked
+            .timeout
+            .unwrap_or_else(|| LEAST.mul_f64(1.0 + fastrand::f64()));
+        let end = now + lasts.min(MOST);
+        let last_bookmark = end.checked_sub(LAST_BOOKMARK).filter(|last| *last > now);
+        Self {
+            data,
+            moved,
+            writer,
+            filter,
+            asked,
+            initial,
+            cursor,
+            initial_mark: asked.marks_initial,
+            columns: matches!(writer.form, Form::Table(_)),
+            bookmark: now + BOOKMARK,
+            last_bookmark: last_bookmark.unwrap_or(end),
+            end,
+            over: false,
+        }
+    }
+
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if self.over {

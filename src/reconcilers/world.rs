@@ -22,7 +22,6 @@ use super::rollout::Rollout;
 use super::silence::Silence;
 use super::wire::{NodeSeen, Watermark};
 use crate::crd::Kind;
-use crate::crd::node_watermark::Hash;
 use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
 use contest::Contests;
@@ -412,18 +411,6 @@ impl World {
     /// How many nodes there are, how many wait to be written, and how many are softened.
     pub fn counts(&self) -> [usize; 3] {
         [self.nodes.len(), self.dirty.len(), self.softened.len()]
-    }
-
-    /// The hash that each node is to keep once every edit is released; for tests of the laws.
-    pub fn wanted_hashes(&self) -> BTreeMap<&str, Hash> {
-        let nodes = self.nodes.iter();
-        nodes
-            .map(|(name, node)| {
-                let soften = self.softened.contains(name);
-                let hash = node.class.content.hash(&node.uid, soften);
-                (name.as_str(), hash)
-            })
-            .collect()
     }
 }
 

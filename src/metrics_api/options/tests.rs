@@ -23,10 +23,12 @@ fn selectors_are_read_as_kubectl_writes_them() {
         Requirement::DoesNotExist(text("old")),
     ];
     assert_eq!(filter.labels.requirements, wanted);
-    assert_eq!(
-        options("fieldSelector=metadata.name%3Dn1").filter,
-        Filter::name("n1")
-    );
+    let named = options("fieldSelector=metadata.name%3Dn1").filter;
+    let wanted = Filter {
+        names: vec![(text("n1"), true)],
+        ..Filter::default()
+    };
+    assert_eq!(named, wanted);
     let not = options("fieldSelector=metadata.name!=n1,metadata.name==n2").filter;
     assert_eq!(not.names, [(text("n1"), false), (text("n2"), true)]);
     assert_eq!(not.only(), Some("n2"));
