@@ -12,7 +12,7 @@ mod api_support;
 mod run_support;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_support::{NODE, Node, closing};
 use api_support::faults::{Fault, Proxy};
@@ -115,7 +115,12 @@ impl Agent {
 
     /// Waits for one more renewal; how long that took.
     async fn renewed(&self) -> Duration {
-        let (begun, before) = (now(), self.sequence().await);
+        self.renewed_after(self.sequence().await).await
+    }
+
+    /// Waits for a renewal after that of this sequence, which was read before there was cause for another.
+    async fn renewed_after(&self, before: u64) -> Duration {
+        let begun = now();
         while self.sequence().await == before {
             assert!(begun.elapsed() < SOON, "{} is not renewed", self.node);
             sleep(Duration::from_millis(50)).await;
@@ -261,8 +266,9 @@ async fn stops_with_the_sampling_loop(client: Client) {
     agent.calls();
     sleep(Duration::from_secs(15)).await;
     assert_eq!(agent.calls(), "", "a stuck agent is silent");
+    let before = agent.sequence().await;
     agent.turns.send_replace(true);
-    agent.renewed().await;
+    agent.renewed_after(before).await;
     assert_eq!(agent.calls(), "PUT");
 }
 
@@ -275,10 +281,9 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     agent.calls();
     sleep(Duration::from_secs(20)).await;
     assert_eq!(agent.calls(), "", "once a minute");
-    let begun: Instant = now();
+    let before = agent.sequence().await;
     agent.acknowledged.send_replace(false);
-    agent.renewed().await;
-    let took = begun.elapsed();
+    let took = agent.renewed_after(before).await;
     assert!(took < Duration::from_secs(30), "not in a minute: {took:?}");
     assert_eq!(agent.spec().await.lease_duration_seconds, Some(40));
     agent.renewed().await;
