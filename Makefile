@@ -9,7 +9,7 @@ CHART := charts/plimsoll
 # The test cluster's node that needs no emulation: this machine's kernel has cgroup v1, or else the guest's is as good.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # What CI shows of tests/e2e/suite.
-QUICK := Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
+QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
 .PHONY: chart try e2e e2e-quick e2e-long scale clients cluster cluster-build cluster-up cluster-down cluster-smoke
