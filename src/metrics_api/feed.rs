@@ -44,6 +44,8 @@ impl Entry {
     /// Notes what its agent's health is, and since when.
     fn judge(&mut self, now: Timestamp) {
         let heard = self.known.heartbeat.is_some() || self.known.report.is_some();
+        // Who has left is not silent, nor is whoever comes next.
+        self.silent &= heard;
         let health = match (heard, self.silent) {
             (false, _) => Health::Unknown,
             (true, true) => Health::Silent,
@@ -104,10 +106,25 @@ impl Feed {
 
     /// A Node as it is now; `None`: it is gone.
     pub fn node(&mut self, name: &str, node: Option<NodeKnown>) {
+        if self.is_another(name, node.as_ref()) {
+            // Nobody saw it go.
+            self.node(name, None);
+        }
         if let Some(reports) = &self.reports {
             reports.node(name, node.is_some());
         }
         self.change(name, |entry| entry.known.node = node);
+    }
+
+    /// Whether this is not the Node that is known by its name.
+    fn is_another(&self, name: &str, node: Option<&NodeKnown>) -> bool {
+        let known = self
+            .nodes
+            .get(name)
+            .and_then(|entry| entry.known.node.as_ref());
+        known
+            .zip(node)
+            .is_some_and(|(known, node)| known.uid != node.uid)
     }
 
     /// The status of a `NodeWatermark` as it is now; `None`: it is gone.
@@ -151,19 +168,22 @@ impl Feed {
         let before = entry.known.clone();
         change(entry);
         entry.judge(clock::wall());
-        if entry.known == before {
-            return;
-        }
-        self.changed = true;
         let Some(node) = &entry.known.node else {
-            self.data.change(|store| store.delete(name));
             entry.known.report = None;
             entry.reported = None;
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
                 self.nodes.remove(name);
             }
+            if before.node.is_some() {
+                self.changed = true;
+                self.data.change(|store| store.delete(name));
+            }
             return;
         };
+        if entry.known == before {
+            return;
+        }
+        self.changed = true;
         match content(compose(name, node, &entry.known)) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
             Err(error) => tracing::error!(name, %error, "failed to write a NodeMetric as JSON"),

@@ -98,6 +98,37 @@ fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
 }
 
 #[test]
+fn nothing_is_kept_of_nodes_that_are_gone() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    replica.feed.report(report(3, Duration::from_hours(1)));
+    replica.feed.node("n1", None);
+    // What is told of it afterwards, in whatever order, leaves nothing behind.
+    replica.feed.heartbeat("n1", Some(heartbeat("seq=1")));
+    replica.feed.silent("n1", true);
+    replica.feed.heartbeat("n1", None);
+    replica.feed.watermark("n1", None);
+    replica.feed.silent("n1", false);
+    assert!(replica.feed.nodes.is_empty());
+}
+
+#[test]
+fn a_node_that_another_took_the_place_of_unseen_leaves_it_no_report() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    replica.feed.report(report(3, Duration::from_hours(1)));
+    replica.feed.node("n1", Some(node(16)));
+    assert_eq!(replica.get("n1")["status"]["pods"], 3, "it only grew");
+    let another = NodeKnown {
+        uid: "another".to_owned(),
+        ..node(8)
+    };
+    replica.feed.node("n1", Some(another));
+    assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
+    assert!(replica.get("n1")["status"]["pods"].is_null());
+}
+
+#[test]
 fn nothing_is_zero_that_is_not_known() {
     let mut replica = Replica::new();
     replica.feed.node("n1", Some(node(0)));
@@ -138,9 +169,16 @@ fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
         (json!("False"), json!("AgentSilent"))
     );
     assert_eq!(replica.get("n1")["status"]["usage"]["node"]["cpu"], "4800m");
-    // An agent that gave its Lease back is not silent, but gone.
+    // An agent that gave its Lease back is not silent, but gone; and the next one is heard.
     replica.feed.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
+    replica
+        .feed
+        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    assert_eq!(
+        replica.healthy("n1"),
+        (json!("True"), json!("AgentReporting"))
+    );
 }
 
 #[test]

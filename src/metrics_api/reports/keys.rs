@@ -6,7 +6,8 @@ use std::time::Duration;
 use kube::Client;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::JoinHandle;
 
 use super::metrics::ReportMetrics;
 use super::token::{Keys, Token, Unverified, WrittenKeys};
@@ -23,10 +24,12 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub struct KeyRing {
     client: Client,
     known: RwLock<(Arc<Keys>, BootTime)>,
-    /// When it was last tried to read them.
-    tried: Mutex<Option<BootTime>>,
+    /// When it was last tried to read them. Locked while that is done.
+    tried: Arc<Mutex<Tried>>,
     metrics: ReportMetrics,
 }
+
+type Tried = Option<BootTime>;
 
 #[derive(Deserialize)]
 struct Configuration {
@@ -39,7 +42,7 @@ impl KeyRing {
         Self {
             client,
             known: RwLock::default(),
-            tried: Mutex::default(),
+            tried: Arc::default(),
             metrics,
         }
     }
@@ -49,15 +52,42 @@ impl KeyRing {
         let (keys, read) = self.known();
         let verified = keys.verify(token);
         if verified == Err(Unverified::UnknownKey) {
-            self.read().await;
+            // Of several at a time one reads, and the others wait for it.
+            let tried = Arc::clone(&self.tried).lock_owned().await;
+            self.read(tried).await;
             return self.known().0.verify(token);
         }
         if clock::now().since(read) >= OLD {
-            let ring = Arc::clone(self);
-            // Nobody waits for that: an API server that is away keeps no agent out whose key is known.
-            tokio::spawn(async move { ring.read().await });
+            self.read_aside();
         }
         verified
+    }
+
+    /// Reads them while nobody waits for that: an API server that is away keeps no agent out whose key is known.
+    fn read_aside(self: &Arc<Self>) {
+        if let Ok(tried) = Arc::clone(&self.tried).try_lock_owned() {
+            drop(self.begin(tried));
+        }
+    }
+
+    /// Reads them, unless that was tried just before.
+    async fn read(self: &Arc<Self>, tried: OwnedMutexGuard<Tried>) {
+        if let Some(reading) = self.begin(tried) {
+            drop(reading.await);
+        }
+    }
+
+    /// In a task of its own: an agent that waits for it no longer does not end it.
+    fn begin(self: &Arc<Self>, mut tried: OwnedMutexGuard<Tried>) -> Option<JoinHandle<()>> {
+        if tried.is_some_and(|tried| clock::now().since(tried) < PAUSE) {
+            return None;
+        }
+        let ring = Arc::clone(self);
+        Some(tokio::spawn(async move {
+            let read = ring.ask().await;
+            *tried = Some(clock::now());
+            ring.keep(read);
+        }))
     }
 
     fn known(&self) -> (Arc<Keys>, BootTime) {
@@ -65,15 +95,7 @@ impl KeyRing {
         (Arc::clone(&known.0), known.1)
     }
 
-    /// Reads them. Of several at a time one does, and the others wait for it.
-    async fn read(&self) {
-        let mut tried = self.tried.lock().await;
-        let now = clock::now();
-        if tried.is_some_and(|tried| now.since(tried) < PAUSE) {
-            return;
-        }
-        let read = self.ask().await;
-        *tried = Some(clock::now());
+    fn keep(&self, read: Result<Keys, CallError>) {
         self.metrics.read_keys(read.is_ok());
         match read {
             Ok(keys) => {
@@ -102,5 +124,50 @@ impl KeyRing {
         let request = hyper::Request::get(path).body(Vec::new());
         let request = request.map_err(kube::Error::HttpError);
         call(async { self.client.request(request?).await }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use kube::Config;
+    use tokio::runtime::Handle;
+    use tokio::task::yield_now;
+    use tokio::time::timeout;
+
+    use super::super::token::tests::a_token;
+    use super::*;
+
+    /// Reads from an API server that takes connections, and answers nothing while the listener is there.
+    fn ring() -> (Arc<KeyRing>, TcpListener) {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let client = Client::try_from(Config::new(url.parse().unwrap())).unwrap();
+        let ring = KeyRing::new(client, ReportMetrics::default());
+        (Arc::new(ring), silent)
+    }
+
+    #[tokio::test]
+    async fn however_many_tokens_come_while_keys_are_old_they_are_read_once() {
+        let (ring, _silent) = ring();
+        ring.read_aside();
+        yield_now().await;
+        let before = Handle::current().metrics().num_alive_tasks();
+        for _ in 0..100 {
+            ring.read_aside();
+        }
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_keys_no_longer_does_not_end_their_reading() {
+        let (ring, _silent) = ring();
+        let text = a_token();
+        let token = Token::read(&text).unwrap();
+        let verified = timeout(Duration::from_millis(50), ring.verify(&token)).await;
+        assert!(verified.is_err(), "the API server does not answer");
+        assert!(ring.tried.try_lock().is_err(), "they are still being read");
     }
 }

@@ -266,4 +266,4 @@ impl Keys {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -95,8 +95,9 @@ impl Vitals {
         self.pulse.send_modify(|pulse| pulse.summary = summary);
     }
 
-    /// The agent leaves for good.
+    /// The agent leaves for good. No report may follow the Lease that it gives back: the controller would wait for more.
     pub async fn release(self) {
+        drop(self.reports);
         self.heartbeat.release().await;
     }
 }
@@ -106,4 +107,55 @@ fn scheduling(standing: &Standing) -> Option<Scheduling> {
         .effect
         .map_or(Scheduling::Enabled, Scheduling::Disabled);
     standing.known.then_some(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use kube::Config;
+
+    use super::*;
+    use crate::node::clock::boot_time;
+    use crate::node::direct_report;
+
+    #[tokio::test]
+    async fn an_agent_that_leaves_ends_its_reports_before_it_gives_its_lease_back() {
+        // An API server that takes connections, and answers nothing.
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = silent.local_addr().expect("its address");
+        let url = format!("http://{address}").parse().expect("a URL");
+        let client = Client::try_from(Config::new(url)).expect("a client");
+        let (pulse, felt) = watch::channel(Pulse::default());
+        let (leader_hears, mut acknowledged) = watch::channel(false);
+        let how = direct_report::Options {
+            service: "s".to_owned(),
+            namespace: "n".to_owned(),
+            credentials: PathBuf::new(),
+            node: "node-a".to_owned(),
+        };
+        let figures = direct_report::metrics::Reports::default();
+        let reports = DirectReports::start(client.clone(), how, boot_time(), leader_hears, figures);
+        let how = heartbeat::Options {
+            namespace: "n".to_owned(),
+            node: "node-a".to_owned(),
+            relaxed: Duration::from_mins(1),
+            stuck_after: Duration::from_secs(5),
+        };
+        let figures = heartbeat::metrics::Heartbeats::default();
+        let vitals = Vitals {
+            pulse,
+            heartbeat: Heartbeat::start(client, how, felt, acknowledged.clone(), figures),
+            reports: Some(reports),
+        };
+        let mut leaving = tokio::spawn(vitals.release());
+        tokio::select! {
+            biased;
+            _ = &mut leaving => panic!("it has left, and reported up to then"),
+            ended = acknowledged.changed() => assert!(ended.is_err(), "nobody reports any more"),
+        }
+        leaving.abort();
+    }
 }

@@ -55,6 +55,13 @@ fn claims() -> Value {
     })
 }
 
+/// One that is valid for long, signed by a key that nobody else knows.
+pub fn a_token() -> String {
+    let mut claims = claims();
+    claims["exp"] = json!(9_000_000_000_i64);
+    Signer::new().sign(&header(), &claims)
+}
+
 fn said(claims: &Value) -> Claims {
     serde_json::from_value(claims.clone()).unwrap()
 }
