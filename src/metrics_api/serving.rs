@@ -85,10 +85,10 @@ pub async fn start(
     let (tls, kept) = watch::channel(None);
     let (reports, taking) = match options.reports {
         Some(options) => {
-            let client = server.client(Arc::clone(&requests))?;
-            let started = reports::start(client, options, standing.clone(), kept.clone());
+            let (requests, standing) = (Arc::clone(&requests), standing.clone());
+            let started = reports::start(&server, requests, options, standing, kept.clone());
             let (reports, taking) = started.await?;
-            (Some(reports), taking.boxed())
+            (Some(reports), taking)
         }
         None => (None, pending().boxed()),
     };

@@ -33,7 +33,8 @@ type Refused = (&'static str, Refusal);
 
 /// Takes reports.
 pub struct Desk {
-    identity: Identity,
+    /// Who reports.
+    pub identity: Identity,
     standing: watch::Receiver<Standing>,
     latest: Mutex<Latest>,
     pace: Mutex<Pace>,

@@ -18,15 +18,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 
-use kube::Client;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 
+use crate::cluster::client::Server;
 use crate::cluster::election::Standing;
-use crate::serve::{self, ServeError};
+use crate::cluster::requests::Observer;
+use crate::serve;
 
 use super::certificates::Tls;
+use super::serving::StartError;
 use desk::Desk;
 use identity::Identity;
 
@@ -75,29 +79,38 @@ impl Reports {
     }
 }
 
-/// Listens, and says what has to be awaited for that to go on: it ends when taking reports does.
+/// Listens, and says what has to be awaited for that to go on: it ends when taking reports does. `requests` is told of what
+/// is asked of the API server.
 ///
 /// # Errors
-/// The address can't be listened on, or there is no thread to be had.
+/// The address can't be listened on, there is no client for the API server, or no thread to be had.
 pub async fn start(
-    client: Client,
+    server: &Server,
+    requests: Arc<dyn Observer>,
     options: Options,
     standing: watch::Receiver<Standing>,
     tls: watch::Receiver<Option<Tls>>,
-) -> Result<(Reports, impl Future<Output = ()>), ServeError> {
+) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
     allow_connections();
-    let listener = serve::listen(options.listen).await?;
-    let failed = |source| ServeError::Listen {
-        address: options.listen,
-        source,
+    let listener = serve::listen(options.listen).await?.into_std()?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let client = {
+        // It belongs to that thread: nothing is asked of the API server where the controller computes.
+        let _there = runtime.enter();
+        server.client(requests)
     };
-    let listener = listener.into_std().map_err(failed)?;
+    let client = match client {
+        Ok(client) => client,
+        Err(error) => {
+            // To drop it here would panic: its threads are waited for by that.
+            runtime.shutdown_background();
+            return Err(error.into());
+        }
+    };
     let identity = Identity::new(client, options.agents, options.metrics.clone());
     let desk = Arc::new(Desk::new(identity, standing, options.metrics));
     let (stop, stopped) = oneshot::channel::<()>();
     let (end, ended) = oneshot::channel::<()>();
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(failed)?;
     let taking = Arc::clone(&desk);
     let take = move || {
         let _end = end;
@@ -112,12 +125,12 @@ pub async fn start(
         });
     };
     let thread = thread::Builder::new().name("reports".to_owned());
-    thread.spawn(take).map_err(failed)?;
+    thread.spawn(take)?;
     let serving = async move {
         let _stop = stop;
         drop(ended.await);
     };
-    Ok((Reports(desk), serving))
+    Ok((Reports(desk), serving.boxed()))
 }
 
 /// Thousands of agents are connected: as many files may be open as the system allows.
@@ -126,5 +139,60 @@ fn allow_connections() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
         tracing::warn!(%error, "failed to raise the limit of open files: fewer agents can be connected");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::token::tests::a_token;
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn keys_are_read_however_long_the_controller_computes() {
+        let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        let config = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server.local_addr().unwrap())}}],
+        });
+        std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
+        let (_standing, elected) = watch::channel(Standing::default());
+        let (_tls, kept) = watch::channel(None);
+        let options = Options {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            agents: "system:serviceaccount:plimsoll:plimsoll-agent".to_owned(),
+            metrics: ReportMetrics::default(),
+        };
+        // The controller's runtime: it does nothing more for as long as this test lasts.
+        let controller = runtime();
+        let (reports, _taking) = controller.block_on(async {
+            let server = Server::find(Some(kubeconfig.path())).await.unwrap();
+            start(&server, Arc::new(()), options, elected, kept)
+                .await
+                .unwrap()
+        });
+        api_server.set_nonblocking(true).unwrap();
+        let asked = async {
+            while api_server.accept().is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let text = a_token();
+        let identify = reports.0.identity.node(&text);
+        runtime().block_on(async {
+            tokio::select! {
+                _ = identify => panic!("the API server was not asked"),
+                () = asked => {}
+            }
+        });
     }
 }
