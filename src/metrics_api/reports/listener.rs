@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
-use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::super::certificates::Tls;
@@ -96,6 +96,9 @@ async fn accept(
 /// Says how it goes, and sets the pace by it.
 async fn measure(desk: &Desk, rooms: &Rooms) {
     let mut looks = interval(LOOK);
+    // Over no time at all a thread is as busy as can be: neither at once nor in a burst.
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks.tick().await;
     let mut before = (clock::now(), clock::thread());
     loop {
         looks.tick().await;
