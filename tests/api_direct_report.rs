@@ -125,7 +125,7 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
         shows(plane, "node00", "2000m")
     });
     let row = row(&plane, "node00").join(" ");
-    assert!(row.starts_with("node00 2000m 25% 4194304Ki 25%"), "{row}");
+    assert!(row.starts_with("node00 2000m 25% 4096Mi 25%"), "{row}");
     assert!(row.contains("Healthy") && !row.contains("unknown"), "{row}");
     let status = plane.get("nm", "node00")["status"].clone();
     let sent = report("node00", 1, 2000)["status"].clone();

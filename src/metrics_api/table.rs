@@ -4,10 +4,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use serde_json::{Value, json};
 
-use crate::crd::NodeMetric;
+use crate::crd::node_metric::Pressures;
 use crate::crd::node_metric::condition::HEALTHY;
-use crate::crd::node_metric::{Amounts, Pressures};
+use crate::crd::{NodeMetric, NodeMetricStatus};
 use crate::engine::quantity::Quantity;
+use crate::engine::units::{Bytes, MilliCpu};
 
 const UNKNOWN: &str = "<unknown>";
 
@@ -43,12 +44,12 @@ impl Cell {
 /// Name, type, and what it says. Those after AGE are printed by `-o wide` only.
 const COLUMNS: [(&str, &str, &str); 12] = [
     ("Name", "string", "Name of the Node."),
-    ("CPU", "string", "CPUs in use."),
+    ("CPU", "string", "CPUs in use, in millicores."),
     ("CPU%", "string", "CPUs in use, of all CPUs of the node."),
     (
         "Memory",
         "string",
-        "Memory that is not available to new work.",
+        "Memory that is not available to new work, in whole mebibytes.",
     ),
     ("Mem%", "string", "The same, of all memory of the node."),
     (
@@ -96,20 +97,17 @@ pub fn columns() -> Value {
 /// The row of an object.
 pub fn row(metric: &NodeMetric) -> Vec<Cell> {
     let status = &metric.status;
-    let (used, all) = (&status.usage.node, &status.capacity);
-    let of = |amount: fn(&Amounts) -> &Option<Text>| {
-        let percent = 100.0 * number(amount(used).as_ref()?)? / number(amount(all).as_ref()?)?;
-        percent.is_finite().then(|| format!("{percent:.0}%"))
-    };
-    let written = |amount: &Option<Text>| Cell::text(amount.as_ref().map(|text| text.0.clone()));
+    let used = &status.usage.node;
+    let percent = |used: Option<f64>| Cell::text(used.map(|percent| format!("{percent:.0}%")));
+    let [cpu, memory] = used_percent(status);
     let created = metric.metadata.creation_timestamp.as_ref();
     let agent = status.agent.as_ref();
     vec![
         Cell::text(metric.metadata.name.clone()),
-        written(&used.cpu),
-        Cell::text(of(|amounts| &amounts.cpu)),
-        written(&used.memory),
-        Cell::text(of(|amounts| &amounts.memory)),
+        Cell::text(millicores(used.cpu.as_ref()).map(|cpu| cpu.to_string())),
+        percent(cpu),
+        Cell::text(bytes(used.memory.as_ref()).map(mebibytes)),
+        percent(memory),
         Cell::text(worst(&status.pressure)),
         status
             .rules
@@ -125,8 +123,34 @@ pub fn row(metric: &NodeMetric) -> Vec<Cell> {
     ]
 }
 
-fn number(text: &Text) -> Option<f64> {
-    text.0.parse::<Quantity>().ok().map(Quantity::as_f64)
+/// Use of CPU and of memory, in percent of the node's.
+pub fn used_percent(status: &NodeMetricStatus) -> [Option<f64>; 2] {
+    let (used, all) = (&status.usage.node, &status.capacity);
+    let part = |used: &Option<Text>, all: &Option<Text>| {
+        let [used, all] = [used, all].map(|amount| quantity(amount.as_ref()));
+        let percent = 100.0 * used?.as_f64() / all?.as_f64();
+        percent.is_finite().then_some(percent)
+    };
+    [part(&used.cpu, &all.cpu), part(&used.memory, &all.memory)]
+}
+
+/// An amount of CPU, rounded up as `kubectl top` does.
+pub fn millicores(amount: Option<&Text>) -> Option<MilliCpu> {
+    quantity(amount)?.as_milli_cpu()
+}
+
+/// An amount of memory.
+pub fn bytes(amount: Option<&Text>) -> Option<Bytes> {
+    quantity(amount)?.as_bytes()
+}
+
+/// Whole mebibytes, rounded down as `kubectl top` does.
+pub fn mebibytes(amount: Bytes) -> String {
+    format!("{}Mi", amount.0 >> 20)
+}
+
+fn quantity(amount: Option<&Text>) -> Option<Quantity> {
+    amount?.0.parse().ok()
 }
 
 fn worst(pressure: &Pressures) -> Option<String> {
@@ -208,6 +232,25 @@ mod tests {
     }
 
     #[test]
+    fn amounts_are_written_as_kubectl_top_writes_them() {
+        let amount = |text: &str| Text(text.to_owned());
+        let cpu = |text| millicores(Some(&amount(text))).map(|cpu| cpu.to_string());
+        let memory = |text| bytes(Some(&amount(text))).map(mebibytes);
+        for (text, written) in [("2", "2000m"), ("0.5", "500m"), ("1200300u", "1201m")] {
+            assert_eq!(cpu(text).as_deref(), Some(written));
+        }
+        for (text, written) in [
+            ("3872032Ki", "3781Mi"),
+            ("4Gi", "4096Mi"),
+            ("1048575", "0Mi"),
+        ] {
+            assert_eq!(memory(text).as_deref(), Some(written));
+        }
+        assert_eq!((cpu("much"), memory("-1Ki")), (None, None));
+        assert_eq!((millicores(None), bytes(None)), (None, None));
+    }
+
+    #[test]
     fn a_row_says_what_is_known_and_nothing_else() {
         let metric: NodeMetric = serde_json::from_value(json!({
             "metadata": {"name": "n1", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -234,7 +277,7 @@ mod tests {
                 "n1",
                 "1200m",
                 "15%",
-                "4Gi",
+                "4096Mi",
                 "25%",
                 "io 4%",
                 1,
