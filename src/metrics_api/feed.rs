@@ -22,6 +22,8 @@ pub struct Feed {
     changed: bool,
     /// Where agents report.
     reports: Option<Reports>,
+    /// The term of this replica, warmed up or not.
+    term: Option<u64>,
     /// Begins when all Nodes are known.
     warm_up: WarmUp,
     /// All Nodes are known.
@@ -80,6 +82,7 @@ impl Feed {
             nodes: BTreeMap::new(),
             changed: false,
             reports,
+            term: None,
             warm_up,
             is_open: false,
             leases: false,
@@ -192,6 +195,10 @@ impl Feed {
 
     /// The term in which this replica knows all and leads; `None`: it doesn't. Nothing is told during the warm-up.
     pub fn lead(&mut self, epoch: Option<u64>) {
+        // In each term every agent counts as heard until it was not for its grace.
+        if std::mem::replace(&mut self.term, epoch) != epoch {
+            self.forget_silences();
+        }
         // Also while another replica leads: this one has all reports when it is its turn.
         let is_warm = self.is_warm();
         let epoch = epoch.filter(|_| is_warm);
@@ -199,17 +206,19 @@ impl Feed {
         if before == epoch {
             return;
         }
-        // In each term every agent counts as heard until it was not for its grace.
-        let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
-        let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
-        for name in silent {
-            self.silent(&name, false);
-        }
         self.data.change(|store| match epoch {
             Some(epoch) => store.lead(epoch),
             None => store.follow(),
         });
         self.changed = true;
+    }
+
+    fn forget_silences(&mut self) {
+        let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
+        let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
+        for name in silent {
+            self.silent(&name, false);
+        }
     }
 
     fn is_warm(&mut self) -> bool {

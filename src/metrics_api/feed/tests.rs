@@ -271,3 +271,23 @@ fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_i
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
     assert!(replica.get("n1")["status"]["pods"].is_null());
 }
+
+#[test]
+fn an_agent_that_falls_silent_while_the_replica_warms_up_is_shown_so_afterwards() {
+    let mut replica = Replica::new();
+    replica.feed.node("n", Some(node(4)));
+    replica.feed.heartbeat("n", Some(heartbeat("cpu=1.0")));
+    (replica.feed.is_open, replica.feed.warm_up) = (true, WarmUp::default());
+    replica.lead(2);
+    assert_eq!(
+        replica.data.change(|store| store.term()),
+        None,
+        "it warms up"
+    );
+    replica.feed.silent("n", true);
+    replica.feed.warm_up = WarmUp::none();
+    replica.lead(2);
+    assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));
+    replica.lead(3);
+    assert_eq!(replica.healthy("n").0, json!("True"), "heard anew");
+}
