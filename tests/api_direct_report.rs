@@ -115,10 +115,10 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
     let (trust, token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
     let said = taken(&plane, &agent, &token, &report("node00", 1, 2000));
-    assert_eq!(
-        (&said["leading"], &said["nextIntervalSeconds"]),
-        (&json!(true), &json!(10))
-    );
+    assert_eq!(said["leading"], true);
+    // A busy machine asks for reports more seldom.
+    let seconds = said["nextIntervalSeconds"].as_u64().unwrap();
+    assert!((10..=60).contains(&seconds), "{said}");
     assert!(said["epoch"].is_u64(), "{said}");
     until_served(&plane);
     plane.until("the report is shown", SOON, |plane| {
@@ -177,8 +177,8 @@ fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
     let first = said["epoch"].as_u64().unwrap();
     let said = taken(&plane, &to_standby, &token, &report);
     assert_eq!(
-        said,
-        json!({"epoch": null, "leading": false, "nextIntervalSeconds": 10})
+        (&said["epoch"], &said["leading"]),
+        (&json!(null), &json!(false))
     );
     leader.signal(Signal::SIGKILL);
     until_leads(&plane, &standby);

@@ -37,6 +37,7 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 
 func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
+		shared(t, node) // with an agent: scenes that take it away have the node alone
 		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
