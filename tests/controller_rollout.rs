@@ -385,3 +385,22 @@ fn a_new_leader_tries_an_edit_on_a_node_of_which_it_knows_what_it_did_before() {
     cluster.rest();
     assert_eq!(cluster.with("watermark", 3000.0).len(), 20);
 }
+
+#[test]
+fn an_edit_whose_nodes_are_replaced_while_they_try_it_does_not_keep_from_those_that_come_after() {
+    let mut cluster = ready(20);
+    let names = cluster.names();
+    cluster.fall_silent(&names);
+    for name in &names {
+        cluster.report(name, json!({}));
+    }
+    apply(&mut cluster, 4000);
+    cluster.settle(0);
+    assert_eq!(cluster.with_rules(), 0, "nobody can try it");
+    for name in &names {
+        cluster.delete_node(name);
+    }
+    cluster.node("new", "a");
+    cluster.rest();
+    assert_eq!(cluster.with("id", "q/cpu"), ["new"]);
+}

@@ -153,6 +153,32 @@ impl Rollout {
         }
     }
 
+    /// A node is gone. Says whether the edit has to begin anew, among the nodes that there are now: with one member or
+    /// none nobody could try it, and whoever came later would wait for ever.
+    pub fn forget(&mut self, node: &str) -> bool {
+        let Some(place) = self.places.remove(node) else {
+            return false;
+        };
+        self.members.remove(place);
+        for later in self.places.values_mut().filter(|later| **later > place) {
+            *later -= 1;
+        }
+        for set in [
+            &mut self.canaries,
+            &mut self.acting_before,
+            &mut self.unclear,
+        ] {
+            set.remove(node);
+        }
+        if let Phase::Others { base, released, .. } = &mut self.phase
+            && place < *released
+        {
+            *released -= 1;
+            *base = base.saturating_sub(1);
+        }
+        self.members.len() <= 1 && !matches!(self.phase, Phase::Stopped { .. })
+    }
+
     /// Those that have the edit first.
     pub const fn canaries(&self) -> &BTreeSet<String> {
         &self.canaries

@@ -190,6 +190,7 @@ impl World {
     pub fn delete_node(&mut self, name: &str) {
         self.nodes.remove(name);
         self.silent.remove(name);
+        self.roll_out_without(name);
         self.watch_over(name);
         self.touch(name);
     }

@@ -111,6 +111,25 @@ impl World {
         self.rollouts.insert(key, rollout);
     }
 
+    /// A node is gone: edits that were tried on it go on without it, or begin anew where nobody is left to try them.
+    pub(super) fn roll_out_without(&mut self, name: &str) {
+        let rollouts = self.rollouts.iter_mut();
+        let stranded = rollouts.filter_map(|(key, rollout)| {
+            let is_stranded = rollout.forget(name);
+            is_stranded.then(|| key.clone())
+        });
+        for key in stranded.collect::<Vec<_>>() {
+            self.rollouts.remove(&key);
+            let nodes: Vec<String> = self.nodes_of(&key).into_iter().collect();
+            let edits = self.edits(&nodes);
+            if let Some(edit) = edits.get(&key) {
+                self.begin_rollout(key, edit, false);
+            }
+            self.dirty.extend(self.nodes.keys().cloned());
+            self.cap_dirty = true;
+        }
+    }
+
     /// Whether the last leader stopped the roll-out of this object, which was not edited since.
     fn is_stopped(&self, key: &Key) -> bool {
         policies::stopped_before(self.catalog.status(key), self.catalog.generation(key))
