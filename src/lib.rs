@@ -10,6 +10,7 @@ pub mod demo;
 pub mod engine;
 pub mod metrics_api;
 pub mod node;
+mod ordered;
 pub mod preview;
 pub mod reconcilers;
 pub mod serve;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+use crate::ordered;
 use crate::{node, reconcilers};
 
 /// Arguments of `plimsoll metrics`.
@@ -68,7 +69,7 @@ fn section(title: &str, example: &str) -> String {
             row.labels = labels;
         }
     }
-    rows.sort_by_key(|row| row.name);
+    ordered::sort_by(&mut rows, |a, b| a.name.cmp(b.name));
     let mut text = format!("\n## {title}\n| name | type | labels | what |\n|---|---|---|---|\n");
     for row in rows {
         let total = if row.kind == "counter" { "_total" } else { "" };

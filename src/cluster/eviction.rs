@@ -3,14 +3,17 @@
 //! The request is written here and not by the client library: that one calls the field with grace and precondition
 //! `delete_options`, which API servers don't know and ignore in silence.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper_util::client::legacy;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{PostParams, Request};
 use kube::core::Status;
 use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::client::{CallError, call};
@@ -89,14 +92,20 @@ fn body(target: &Target, grace: Duration) -> Vec<u8> {
     eviction.to_string().into_bytes()
 }
 
-/// The pod as it is now; `None` where it is gone, or another has its name.
+/// The pod, cut down to what `P` reads, as it is now; `None` where it is gone, or another has its name.
 ///
 /// # Errors
 /// It can't be read.
-pub async fn look(client: &Client, target: &Target) -> Result<Option<Pod>, CallError> {
-    let api: Api<Typed<Pod>> = Api::namespaced(client.clone(), &target.namespace);
+pub async fn look<P>(client: &Client, target: &Target) -> Result<Option<P>, CallError>
+where
+    P: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api: Api<Typed<P>> = Api::namespaced(client.clone(), &target.namespace);
     let pod = call(api.get_opt(&target.name)).await?.map(|pod| pod.0);
-    Ok(pod.filter(|pod| pod.metadata.uid.as_deref() == Some(&target.uid)))
+    Ok(pod.filter(|pod| pod.meta().uid.as_deref() == Some(&target.uid)))
 }
 
 /// What an answer means, by its cause.

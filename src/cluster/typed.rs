@@ -1,5 +1,4 @@
-//! Large kinds (`Pod`, `DaemonSet`) by way of JSON values: decoders are generic, and each further one of a pod's
-//! specification would add 0.2 MB to the binary.
+//! Large kinds by way of JSON values: decoders are generic, and so one does for manifests, answers and watches.
 
 use std::borrow::Cow;
 

@@ -6,6 +6,7 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::selector::{Requirement, Selector};
+use crate::ordered;
 
 /// Selects by labels. All requirements must hold; `{}` selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -54,7 +55,7 @@ impl LabelSelector {
             .map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()]))
             .chain(self.match_expressions.iter().map(LabelRequirement::compile))
             .collect();
-        requirements.sort();
+        ordered::sort(&mut requirements);
         requirements.dedup();
         Selector { requirements }
     }
@@ -64,7 +65,7 @@ impl LabelRequirement {
     fn compile(&self) -> Requirement {
         let key = self.key.clone();
         let mut values = self.values.clone();
-        values.sort();
+        ordered::sort(&mut values);
         values.dedup();
         match self.operator.as_str() {
             "In" => Requirement::In(key, values),

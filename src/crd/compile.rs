@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::objects::{Kind, NodeRules, Objects};
 use crate::engine::policy::{Action, NodeFacts, PodPolicy, PolicySet};
+use crate::ordered;
 
 /// What one node has to keep, and what was found on the way.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,11 +43,11 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
             rules.extend(rule::compile_all(name, object, &scope, &mut findings));
         }
     }
-    rules.sort_by(|a, b| a.id.cmp(&b.id));
+    ordered::sort_by(&mut rules, |a, b| a.id.cmp(&b.id));
     if !objects.is_of_every_node() {
         limit::rules(&mut rules, &mut findings);
     }
-    findings.0.sort();
+    ordered::sort(&mut findings.0);
     findings.0.dedup();
     Compiled {
         policy: PolicySet { rules, pods },

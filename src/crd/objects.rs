@@ -11,6 +11,7 @@ use super::path::rule_index;
 use super::validate::{Problem, validate};
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
 use crate::engine::selector::Selector;
+use crate::ordered;
 
 /// The kinds of policy object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,7 +97,7 @@ impl Objects {
         for ((kind, name), values) in named {
             objects.insert(kind, name, &values);
         }
-        objects.findings.sort();
+        ordered::sort(&mut objects.findings);
         objects.findings.dedup();
         objects
     }
@@ -118,7 +119,7 @@ impl Objects {
             all.pods.extend(pods);
             all.findings.extend(findings);
         }
-        all.findings.sort();
+        ordered::sort(&mut all.findings);
         all.findings.dedup();
         all
     }

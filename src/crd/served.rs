@@ -1,5 +1,6 @@
 //! Whether an API server knows every field that we write.
 
+use crate::ordered;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
@@ -22,7 +23,7 @@ pub fn missing_fields(
     let ours = serde_json::to_value(ours).ok()?;
     let mut missing = Vec::new();
     compare(&ours, served, "", &mut missing);
-    missing.sort();
+    ordered::sort(&mut missing);
     Some(missing)
 }
 

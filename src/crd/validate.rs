@@ -8,6 +8,7 @@ mod structural;
 
 use std::sync::LazyLock;
 
+use crate::ordered;
 use kube_cel::{CompiledSchema, compile_schema};
 use serde_json::{Value, json};
 
@@ -61,7 +62,7 @@ pub fn validate(kind: Kind, object: &Value) -> Verdict {
     if !structure.blocking {
         problems.extend(broken_rules(&definition.rules, &object));
     }
-    problems.sort();
+    ordered::sort(&mut problems);
     problems.dedup();
     Verdict { object, problems }
 }

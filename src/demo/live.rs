@@ -32,6 +32,7 @@ use crate::node::collect::Sampler;
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{MachineError, Settings};
+use crate::ordered;
 use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
 
@@ -178,7 +179,7 @@ impl Live {
             Tape::create(path, node, schedule.period, &pods, now)
         });
         Ok(Self {
-            originals: workloads.iter().map(knobs).collect(),
+            originals: ordered::map(workloads.iter().map(knobs)),
             pods: workloads
                 .iter()
                 .map(|workload| (Arc::clone(&workload.pod), stage.weight(&workload.cgroup)))

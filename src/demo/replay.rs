@@ -19,6 +19,7 @@ use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::time::BootTime;
 use crate::node::clock::boot_time;
 use crate::node::machine::event::{Decision, Event};
+use crate::ordered;
 use crate::standalone::wake::Wake;
 use crate::trace::read::TraceError;
 use crate::trace::replay::{Replay, Summary};
@@ -182,7 +183,7 @@ impl<R: BufRead> Reel<R> {
             .filter_map(|sample| self.replay.pod(&sample.uid))
             .collect();
         // The important one first.
-        known.sort_by_key(|pod| std::cmp::Reverse(pod.qos));
+        ordered::sort_by(&mut known, |a, b| b.qos.cmp(&a.qos));
         let weights: &BTreeMap<String, String> = &self.programme.weights;
         View {
             source: Source::Replay {

@@ -8,6 +8,7 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
+use crate::ordered;
 
 /// Use is shown as the mean over this time: shorter, and it jumps with the 100 ms periods of the quotas.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -114,7 +115,7 @@ fn look(sample: &Sample) -> Look {
     Look {
         at: sample.at,
         node: sample.node.cpu.map(|cpu| cpu.busy),
-        pods: pods.collect(),
+        pods: ordered::map(pods),
     }
 }
 

@@ -1,5 +1,7 @@
 //! In which form an answer is wanted: the `Accept` header.
 
+use crate::ordered;
+
 /// A form of objects and lists. All are JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -71,7 +73,7 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     };
     let mut clauses: Vec<Clause<'_>> = accept.split(',').map(Clause::of).collect();
     clauses.retain(|clause| clause.weight() > 0);
-    clauses.sort_by_key(|clause| std::cmp::Reverse(clause.weight()));
+    ordered::sort_by(&mut clauses, |a, b| b.weight().cmp(&a.weight()));
     clauses
 }
 

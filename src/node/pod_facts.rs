@@ -4,6 +4,7 @@
 //! follow `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that never passed an API server gets
 //! the defaults that one would have given it: a limit without a request is a request as well.
 
+mod object;
 mod resources;
 #[cfg(test)]
 mod tests;
@@ -11,12 +12,12 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::engine::pod::{Kept, Pod, PodUid, Reserved};
 use crate::engine::units::Quota;
 
+pub use self::object::{PodObject, PodSpec};
 pub use self::resources::ResourceError;
 
 /// `"true"`: the pod is never acted on.
@@ -49,7 +50,7 @@ pub enum PodFactsError {
 ///
 /// # Errors
 /// Where the object lacks a name or a spec, or one of its quantities is not one.
-pub fn pod_facts(pod: &k8s::Pod) -> Result<Pod, PodFactsError> {
+pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
     let name = meta.name.clone().ok_or(PodFactsError::Unnamed)?;
@@ -83,13 +84,13 @@ pub fn pod_facts(pod: &k8s::Pod) -> Result<Pod, PodFactsError> {
 ///
 /// # Errors
 /// Where the object has no spec, or one of its quantities is not one.
-pub fn cpu_quota(pod: &k8s::Pod) -> Result<Quota, PodFactsError> {
+pub fn cpu_quota(pod: &PodObject) -> Result<Quota, PodFactsError> {
     let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
     Ok(resources::cpu_quota(spec)?)
 }
 
 /// `status.phase`, where the object has one.
-pub fn phase(pod: &k8s::Pod) -> Option<&str> {
+pub fn phase(pod: &PodObject) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
 
@@ -106,7 +107,7 @@ fn uid(meta: &ObjectMeta, namespace: &str, name: &str) -> PodUid {
 }
 
 /// `spec.priority`, which admission fills in from the class; the two built-in classes are known without it.
-fn priority(spec: &k8s::PodSpec) -> i32 {
+fn priority(spec: &PodSpec) -> i32 {
     match (spec.priority, spec.priority_class_name.as_deref()) {
         (Some(priority), _) => priority,
         (None, Some("system-cluster-critical")) => SYSTEM_CRITICAL,
@@ -115,7 +116,7 @@ fn priority(spec: &k8s::PodSpec) -> i32 {
     }
 }
 
-fn started(pod: &k8s::Pod) -> i64 {
+fn started(pod: &PodObject) -> i64 {
     let start = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
     start
         .or(pod.metadata.creation_timestamp.as_ref())
@@ -123,13 +124,13 @@ fn started(pod: &k8s::Pod) -> i64 {
 }
 
 /// A negative period is sent as 1 s by Kubernetes.
-fn grace(spec: &k8s::PodSpec) -> Duration {
+fn grace(spec: &PodSpec) -> Duration {
     let seconds = spec.termination_grace_period_seconds;
     let seconds = u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(1);
     Duration::from_secs(seconds)
 }
 
-fn is_elastic(spec: &k8s::PodSpec) -> bool {
+fn is_elastic(spec: &PodSpec) -> bool {
     let pod = spec.resources.iter();
     resources::all_containers(spec)
         .filter_map(|container| container.resources.as_ref())

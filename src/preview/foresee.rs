@@ -14,6 +14,7 @@ use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::wording::{spared_reason, unknown_reason};
+use crate::ordered;
 
 /// Values that stand for the live ones, by name of the metric.
 pub type Given = BTreeMap<String, f64>;
@@ -50,10 +51,7 @@ pub fn foresee(scene: &Scene<'_>) -> NodePreview {
     let looks = Looks::of(size, scene.earlier, scene.summary.ok(), scene.subjects);
     let sources = scene.sources();
     let (engine, plan) = scene.play(&looks, &sources);
-    let reports: BTreeMap<_, _> = engine
-        .reports()
-        .map(|report| (report.id.clone(), report))
-        .collect();
+    let reports = ordered::map(engine.reports().map(|report| (report.id.clone(), report)));
     let outcome = Outcome {
         scene,
         looks: &looks,
@@ -238,7 +236,9 @@ impl Outcome<'_> {
             }
         };
         let mut subjects: Vec<&Subject> = self.scene.subjects.iter().collect();
-        subjects.sort_by(|a, b| compare_victims((&a.pod, used(a)), (&b.pod, used(b))));
+        ordered::sort_by(&mut subjects, |a, b| {
+            compare_victims((&a.pod, used(a)), (&b.pod, used(b)))
+        });
         let pods = subjects.into_iter().map(|subject| self.pod(rule, subject));
         pods.collect()
     }

@@ -15,11 +15,9 @@ mod table;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1 as k8s;
-
 use crate::engine::pod::Pod;
 use crate::engine::units::Quota;
-use crate::node::pod_facts::{self, PodFactsError};
+use crate::node::pod_facts::{self, PodFactsError, PodObject};
 
 pub use self::foresee::{Given, Scene, foresee};
 pub use self::kept::Kept;
@@ -53,7 +51,7 @@ impl Subject {
     ///
     /// # Errors
     /// Where the object can't be read.
-    pub fn of(pod: &k8s::Pod) -> Result<Self, PodFactsError> {
+    pub fn of(pod: &PodObject) -> Result<Self, PodFactsError> {
         let mut facts = pod_facts::pod_facts(pod)?;
         let known_as = pod_facts::annotation(&pod.metadata, MIRROR);
         let kubelet_uid = known_as.unwrap_or(&facts.uid.0).to_owned();

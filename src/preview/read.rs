@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
-use k8s_openapi::api::core::v1 as k8s;
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use kube::{Api, Client, ResourceExt};
@@ -20,6 +19,8 @@ use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
 use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
+use crate::node::pod_facts::PodObject;
+use crate::ordered;
 
 /// So many kubelets are asked at a time...
 const AT_ONCE: usize = 64;
@@ -140,7 +141,7 @@ impl Cluster {
             found.extend(one);
         }
         let mut nodes: Vec<Node> = found.into_iter().map(node).collect();
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        ordered::sort_by(&mut nodes, |a, b| a.name.cmp(&b.name));
         nodes.dedup_by(|a, b| a.name == b.name);
         Ok(nodes)
     }
@@ -149,9 +150,12 @@ impl Cluster {
     ///
     /// # Errors
     /// They can't be listed.
-    pub async fn pods(&self, nodes: &[&str]) -> Result<BTreeMap<String, Vec<k8s::Pod>>, ReadError> {
+    pub async fn pods(
+        &self,
+        nodes: &[&str],
+    ) -> Result<BTreeMap<String, Vec<PodObject>>, ReadError> {
         const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
-        let api: Api<Typed<k8s::Pod>> = Api::all(self.0.clone());
+        let api: Api<Typed<PodObject>> = Api::all(self.0.clone());
         let fields: Vec<String> = if nodes.len() > FEW {
             vec![format!("spec.nodeName!=,{LIVE}")]
         } else {
@@ -160,7 +164,7 @@ impl Cluster {
                 .map(|node| format!("spec.nodeName={node},{LIVE}"))
                 .collect()
         };
-        let mut found: BTreeMap<String, Vec<k8s::Pod>> = BTreeMap::new();
+        let mut found: BTreeMap<String, Vec<PodObject>> = BTreeMap::new();
         for fields in fields {
             let params = ListParams::default().fields(&fields);
             for Typed(pod) in list(&api, params).await.map_err(failed("pods"))? {
@@ -187,9 +191,9 @@ impl Cluster {
             found => found.map_err(failed("nodewatermarks"))?,
         };
         let kept = found.into_iter();
-        Ok(kept
-            .filter_map(|object| Some((object.name_any(), Kept::of(&object)?)))
-            .collect())
+        Ok(ordered::map(kept.filter_map(|object| {
+            Some((object.name_any(), Kept::of(&object)?))
+        })))
     }
 
     /// What the kubelets of these nodes tell.
@@ -204,7 +208,7 @@ impl Cluster {
             let before = earlier.remove(&name).and_then(Result::ok);
             (name, answer.map(|summary| (summary, before)))
         };
-        now.into_iter().map(pair).collect()
+        ordered::map(now.into_iter().map(pair))
     }
 
     async fn summaries(
@@ -281,7 +285,7 @@ fn node(object: DynamicObject) -> Node {
 }
 
 /// The pods of one node as decisions see them, and those that can't be read, in words.
-pub fn subjects(pods: &[k8s::Pod]) -> (Vec<Subject>, Vec<String>) {
+pub fn subjects(pods: &[PodObject]) -> (Vec<Subject>, Vec<String>) {
     let mut subjects = Vec::new();
     let mut unreadable = Vec::new();
     for pod in pods {

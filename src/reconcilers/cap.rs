@@ -1,5 +1,6 @@
 //! One bad watermark must not close a cluster: at most a part of the nodes is unschedulable at a time. Pure.
 
+use crate::ordered;
 use std::collections::BTreeSet;
 
 /// One node whose rules want it closed.
@@ -21,7 +22,7 @@ pub const fn most(matched: usize, percent: u8) -> usize {
 
 /// Those that get `PreferNoSchedule` instead: of nodes that are not closed yet the ones least over their mark.
 pub fn soften(mut closing: Vec<Closing>, most: usize) -> BTreeSet<String> {
-    closing.sort_by(|a, b| {
+    ordered::sort_by(&mut closing, |a, b| {
         let by_state = b.closed.cmp(&a.closed);
         let by_mark = b.over.total_cmp(&a.over);
         by_state.then(by_mark).then_with(|| a.node.cmp(&b.node))

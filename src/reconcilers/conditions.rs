@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::crd::{Finding, Kind, Reason, Severity};
+use crate::ordered;
 
 /// The most characters of a message.
 const LONGEST_MESSAGE: usize = 1024;
@@ -102,6 +103,8 @@ pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str
         })
     };
     let mut conditions: Vec<Value> = claims.into_iter().map(condition).collect();
-    conditions.sort_by(|a, b| a["type"].as_str().cmp(&b["type"].as_str()));
+    ordered::sort_by(&mut conditions, |a, b| {
+        a["type"].as_str().cmp(&b["type"].as_str())
+    });
     conditions
 }

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{entries, is_folder};
+use crate::ordered;
 
 /// What is compared: another inode, size or time is another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl Fingerprint {
             stamps.push((path.clone(), stamp(path)));
             stamp_folder(path, &mut stamps);
         }
-        stamps.sort_by(|(a, _), (b, _)| a.cmp(b));
+        ordered::sort_by(&mut stamps, |(a, _), (b, _)| a.cmp(b));
         Self(stamps)
     }
 }

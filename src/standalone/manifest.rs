@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::crd::manifest::{self, Flaw, Object};
+use crate::ordered;
 
 type Take<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
 
@@ -65,7 +66,7 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name().map(OsStr::as_encoded_bytes);
         name.is_some_and(|name| !name.starts_with(b"."))
     });
-    entries.sort();
+    ordered::sort(&mut entries);
     Ok(entries)
 }
 

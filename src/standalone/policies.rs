@@ -12,6 +12,7 @@ use crate::crd::manifest::{Lines, Object};
 use crate::crd::{API_VERSION, Finding, GROUP, Kind, ObjectRef};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
+use crate::ordered;
 
 /// What the command line says over what the policies say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,12 +99,12 @@ pub fn load(
         .map(|flaw| hides(flaw, &merged.hidden))
         .partition(|(_, hides)| *hides);
     kept.extend(covering.into_iter().map(|(flaw, _)| flaw));
-    kept.sort();
+    ordered::sort(&mut kept);
     let findings = merged.compiled.findings.iter();
     let mut problems: Vec<_> = findings.map(|finding| locate(finding, &places)).collect();
     problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
     problems.extend_from_slice(&kept);
-    problems.sort();
+    ordered::sort(&mut problems);
     let mut policy = merged.compiled.policy;
     overrides.apply(&mut policy);
     Loaded {

@@ -10,6 +10,7 @@ use crate::crd::{
     API_VERSION, Compiled, Finding, Kind, ObjectRef, Objects, Reason, Severity, compile,
 };
 use crate::engine::policy::NodeFacts;
+use crate::ordered;
 
 /// A policy object, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,10 +126,11 @@ impl<'a> Merger<'a> {
         };
         Self {
             objects,
-            former: former
-                .iter()
-                .filter_map(|source| Some((source.key()?, source)))
-                .collect(),
+            former: ordered::map(
+                former
+                    .iter()
+                    .filter_map(|source| Some((source.key()?, source))),
+            ),
             held: BTreeSet::new(),
             known,
             node,

@@ -15,6 +15,7 @@ use crate::engine::plan::{Change, Plan, RuleState, Transition};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
+use crate::ordered;
 
 /// A replay under way.
 #[derive(Debug)]
@@ -80,10 +81,7 @@ impl<R: BufRead> Replay<R> {
     }
 
     fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        self.pods = pods
-            .iter()
-            .map(|pod| (pod.uid.clone(), Arc::clone(pod)))
-            .collect();
+        self.pods = ordered::map(pods.iter().map(|pod| (pod.uid.clone(), Arc::clone(pod))));
         self.engine.set_pods(pods);
     }
 
@@ -184,9 +182,7 @@ impl Summary {
     fn of(policy: &PolicySet) -> Self {
         let rules = policy.rules.iter();
         Self {
-            rules: rules
-                .map(|rule| (rule.id.clone(), RuleSummary::default()))
-                .collect(),
+            rules: ordered::map(rules.map(|rule| (rule.id.clone(), RuleSummary::default()))),
             ..Self::default()
         }
     }

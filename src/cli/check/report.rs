@@ -11,6 +11,7 @@ use super::sources::{Source, Sources};
 use crate::crd::manifest::{Lines, Object};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
 use crate::engine::policy::NodeFacts;
+use crate::ordered;
 
 /// All that was found.
 #[derive(Debug, Default, Serialize)]
@@ -201,8 +202,9 @@ impl<'a> Report<'a> {
             .enumerate()
             .map(|(index, source)| (source.name.as_str(), index))
             .collect();
-        self.findings
-            .sort_by_key(|found| (order.get(found.file).copied(), found.line, found.severity));
+        let place =
+            |found: &Located<'_>| (order.get(found.file).copied(), found.line, found.severity);
+        ordered::sort_by(&mut self.findings, |a, b| place(a).cmp(&place(b)));
         let count = |severity| {
             let found = self.findings.iter();
             found.filter(|found| found.severity == severity).count()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::crd::manifest::{self, Flaw, Manifest};
+use crate::ordered;
 
 /// Deep enough for any folder of manifests, and an end to folders that contain themselves.
 const MAX_FOLDERS: usize = 16;
@@ -65,7 +66,7 @@ impl Sources {
             .map(|entry| entry.map(|entry| entry.path()))
             .collect::<Result<Vec<_>, _>>()
             .with_context(failed)?;
-        entries.sort();
+        ordered::sort(&mut entries);
         for entry in entries.iter().filter(|entry| wanted(entry)) {
             if let Err(error) = self.read(entry, folders - 1) {
                 self.unreadable.push(error);

@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::crd::Summary;
 use crate::crd::summary::{Percent, Scheduling};
 use crate::metrics_api::table;
+use crate::ordered;
 use crate::preview::Table;
 use crate::reconcilers::lease::LeaseObject;
 
@@ -237,7 +238,7 @@ pub(super) struct Screen {
 impl Screen {
     /// In order; silent agents last.
     pub(super) fn new(mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
-        rows.sort_by(|a, b| a.compare(b, sort));
+        ordered::sort_by(&mut rows, |a, b| a.compare(b, sort));
         Self { nodes: rows, notes }
     }
 

@@ -9,6 +9,7 @@ use super::super::pod_qos::{PodQosSpec, ScopeExpression};
 use super::{About, Findings};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
+use crate::ordered;
 
 /// Every `PodQOS`, in order of name.
 pub(super) fn compile_all(
@@ -33,7 +34,7 @@ fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
         .iter()
         .map(|entry| entry.to_lowercase())
         .collect();
-    allowed.sort();
+    ordered::sort(&mut allowed);
     allowed.dedup();
     PodPolicy {
         name: name.to_owned(),

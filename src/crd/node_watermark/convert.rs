@@ -22,6 +22,7 @@ use crate::engine::policy::{
     Scope, Strategy, TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
+use crate::ordered;
 
 /// What can be kept of a spec.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -149,8 +150,8 @@ impl Read {
     /// Of rules with one id none is kept: nobody can say which is meant.
     fn sort(&mut self) {
         let PolicySet { rules, pods } = &mut self.policy;
-        rules.sort_by(|a, b| a.id.cmp(&b.id));
-        pods.sort_by(|a, b| a.name.cmp(&b.name));
+        ordered::sort_by(rules, |a, b| a.id.cmp(&b.id));
+        ordered::sort_by(pods, |a, b| a.name.cmp(&b.name));
         let twice = repeated(rules.iter().map(|rule| rule.id.to_string()));
         rules.retain(|rule| !twice.contains(&rule.id.to_string()));
         for name in twice {

@@ -1,6 +1,7 @@
 //! Selectors as they stand in a query: `app=web,tier in (a,b),!old` and `metadata.name=n1`.
 
 use crate::engine::selector::{Requirement, Selector};
+use crate::ordered;
 
 /// A selector over labels.
 ///
@@ -15,7 +16,7 @@ pub(super) fn labels(text: &str) -> Result<Selector, String> {
         })
     });
     let mut requirements = parts.collect::<Result<Vec<_>, _>>()?;
-    requirements.sort();
+    ordered::sort(&mut requirements);
     Ok(Selector { requirements })
 }
 

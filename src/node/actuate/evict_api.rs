@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
@@ -22,6 +21,7 @@ use crate::engine::pod::{Pod as Facts, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
+use crate::node::pod_facts::PodObject;
 
 /// More are not asked for at a time.
 const MOST_REQUESTS: usize = 64;
@@ -336,7 +336,7 @@ impl Evictor {
         }
     }
 
-    fn objects(&mut self, request: &Request, pod: &Pod) -> Option<Fate> {
+    fn objects(&mut self, request: &Request, pod: &PodObject) -> Option<Fate> {
         let objection = {
             let policy = self.policies.borrow();
             check::objection(pod, &self.node, &request.rule, &policy)?
@@ -372,7 +372,7 @@ impl Evictor {
         let begun = clock::boot_time();
         for pause in backoff(LOOKS.0, LOOKS.1) {
             tokio::time::sleep(pause).await;
-            match eviction::look(&self.client, &request.target).await {
+            match eviction::look::<PodObject>(&self.client, &request.target).await {
                 Ok(None) => return Fate::Gone,
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{
-    NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec,
-};
-use kube::{Api, Client};
+use k8s_openapi::api::apps::v1 as k8s;
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client, Resource};
+use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::objects::Owner;
 use crate::cluster::client::{CallError, call};
-use crate::cluster::typed::Typed;
 
 /// The answer has to be there by then: the grace period of the pod runs.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -26,6 +25,47 @@ pub enum Ending {
     Leave(String),
 }
 
+/// A `DaemonSet`, as far as it says where its pods are.
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = k8s::DaemonSet)]
+struct DaemonSet {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: DaemonSetSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct DaemonSetSpec {
+    template: Template,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Template {
+    spec: Placed,
+}
+
+/// What of a pod's specification says where it may be.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Placed {
+    affinity: Option<Affinity>,
+    node_selector: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Affinity {
+    node_affinity: Option<NodeAffinity>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelector>,
+}
+
 /// The node, as a `DaemonSet` chooses it.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
@@ -37,14 +77,14 @@ pub struct NodeView<'a> {
 
 /// Asks for the agent's own `DaemonSet`, within 3 s.
 pub async fn ask(client: &Client, namespace: &str, owner: &Owner, node: NodeView<'_>) -> Ending {
-    let api: Api<Typed<DaemonSet>> = Api::namespaced(client.clone(), namespace);
+    let api: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
     match timeout(PATIENCE, call(api.get(&owner.name))).await {
         Err(_) => Ending::Leave(format!(
             "the API server did not answer within {} s whether DaemonSet {namespace}/{} is there",
             PATIENCE.as_secs(),
             owner.name
         )),
-        Ok(answer) => judge(answer.map(|found| found.0), owner, node),
+        Ok(answer) => judge(answer, owner, node),
     }
 }
 
@@ -66,34 +106,26 @@ fn judge(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>
     if found.metadata.deletion_timestamp.is_some() {
         return Ending::Restore(format!("DaemonSet {name} is being deleted"));
     }
-    let pod = found.spec.and_then(|spec| spec.template.spec);
-    match pod.and_then(|pod| selects(&pod, node)) {
+    let pod = found.spec.template.spec;
+    match selects(&pod, node) {
         Some(false) => Ending::Restore(format!("DaemonSet {name} does not select this node")),
         Some(true) | None => Ending::Leave(format!("DaemonSet {name} is there")),
     }
 }
 
 /// Whether pods of this kind may be on the node; `None` where that can't be told.
-fn selects(pod: &PodSpec, node: NodeView<'_>) -> Option<bool> {
+fn selects(pod: &Placed, node: NodeView<'_>) -> Option<bool> {
     let labels = node.labels?;
     let mut wanted = pod.node_selector.iter().flatten();
     if !wanted.all(|(key, value)| labels.get(key) == Some(value)) {
         return Some(false);
     }
-    let affinity = pod
-        .affinity
-        .as_ref()
-        .and_then(|it| it.node_affinity.as_ref());
-    match affinity.and_then(required) {
+    let affinity = pod.affinity.as_ref();
+    let affinity = affinity.and_then(|affinity| affinity.node_affinity.as_ref());
+    match affinity.and_then(|affinity| affinity.required.as_ref()) {
         Some(selector) => any_term(selector, node.name, labels),
         None => Some(true),
     }
-}
-
-const fn required(affinity: &NodeAffinity) -> Option<&NodeSelector> {
-    affinity
-        .required_during_scheduling_ignored_during_execution
-        .as_ref()
 }
 
 /// Terms are alternatives. One that is not understood might hold.

@@ -15,7 +15,7 @@ use crate::cluster::typed::Typed;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
-use crate::node::pod_facts::{annotation, phase, pod_facts};
+use crate::node::pod_facts::{PodObject, annotation, phase, pod_facts};
 
 /// `metadata.uid`
 pub fn uid(object: &impl Resource) -> &str {
@@ -36,7 +36,7 @@ fn identity(metadata: ObjectMeta) -> ObjectMeta {
 /// A pod of this node.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = k8s::Pod)]
-#[serde(from = "Typed<k8s::Pod>")]
+#[serde(from = "Typed<PodObject>")]
 pub struct SeenPod {
     metadata: ObjectMeta,
     /// Its facts, or why they can't be told.
@@ -58,8 +58,8 @@ pub struct Owner {
     pub uid: String,
 }
 
-impl From<Typed<k8s::Pod>> for SeenPod {
-    fn from(Typed(whole): Typed<k8s::Pod>) -> Self {
+impl From<Typed<PodObject>> for SeenPod {
+    fn from(Typed(whole): Typed<PodObject>) -> Self {
         Self {
             facts: facts(&whole),
             cgroup_uid: cgroup_uid(&whole.metadata),
@@ -70,14 +70,14 @@ impl From<Typed<k8s::Pod>> for SeenPod {
     }
 }
 
-fn facts(pod: &k8s::Pod) -> Result<Arc<Pod>, String> {
+fn facts(pod: &PodObject) -> Result<Arc<Pod>, String> {
     let mut facts = pod_facts(pod).map_err(|error| error.to_string())?;
     by_folder(&mut facts, pod);
     Ok(Arc::new(facts))
 }
 
 /// Throttling by container knows a container by its cgroup's folder, which bears its id.
-fn by_folder(facts: &mut Pod, pod: &k8s::Pod) {
+fn by_folder(facts: &mut Pod, pod: &PodObject) {
     if facts.container_requests.is_empty() {
         return;
     }

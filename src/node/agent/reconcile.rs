@@ -35,6 +35,7 @@ use crate::node::machine::Settings;
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
 use crate::node::report::node_metric;
+use crate::ordered;
 
 /// While there is no machine yet, what it needs is looked for this often.
 const RETRY: Duration = Duration::from_millis(500);
@@ -346,7 +347,7 @@ impl Agent {
         self.reporter.recount(machine);
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
-        self.metrics.rules(names.collect());
+        self.metrics.rules(ordered::map(names));
         tracing::info!(
             rules = policy.rules.len(),
             refused = self.rules.refused().len(),

@@ -14,6 +14,7 @@ use std::path::Path;
 
 use super::{CgroupPath, CgroupPathError, Controller, Hierarchy};
 use crate::engine::pod::{PodUid, QosClass};
+use crate::ordered;
 
 /// Who makes the cgroups, which decides how they are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,7 +178,7 @@ pub fn scan(hierarchy: &Hierarchy, cgroup_root: &str) -> Result<Vec<FoundPod>, S
             )?;
         }
     }
-    found.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
+    ordered::sort_by(&mut found, |a, b| a.cgroup.cmp(&b.cgroup));
     Ok(found)
 }
 
@@ -269,6 +270,6 @@ pub fn child_folders(path: &Path) -> io::Result<Vec<String>> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    names.sort();
+    ordered::sort(&mut names);
     Ok(names)
 }

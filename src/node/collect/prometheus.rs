@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::engine::sample::Series;
+use crate::ordered;
 
 /// Why an answer is not understood. One bad line spoils it all: what else was lost cannot be known.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -83,7 +84,7 @@ impl<'t> Sample<'t> {
             .iter()
             .map(|(name, value)| (Arc::from(*name), Arc::from(value.as_ref())))
             .collect();
-        labels.sort();
+        ordered::sort(&mut labels);
         Series {
             name: Arc::from(self.name),
             labels,

@@ -39,6 +39,7 @@ use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
+use crate::ordered;
 
 pub use self::restore::{Restored, restore};
 
@@ -186,7 +187,7 @@ impl<O: Outside> Machine<O> {
             self.names.insert(workload.pod.uid.clone(), name.into());
         }
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
-        self.pods = workloads.into_iter().map(uid).collect();
+        self.pods = ordered::map(workloads.into_iter().map(uid));
         self.ended.retain(|uid| self.pods.contains_key(uid));
         self.give_pods();
         self.refresh();

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
 
 use crate::engine::pod::QosClass;
 use crate::engine::quantity::Quantity;
 use crate::engine::units::{MilliCpu, Quota};
+
+use super::object::{Container, PodSpec, Resources};
 
 /// The resources that decide the class of service.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
@@ -31,15 +32,18 @@ type Nanos = i128;
 type WrittenList = Option<BTreeMap<String, Written>>;
 
 /// Every container that can have resources, init containers too.
-pub(super) fn all_containers(spec: &k8s::PodSpec) -> impl Iterator<Item = &k8s::Container> {
-    spec.containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
+pub(super) fn all_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    let init = spec.init_containers.iter().flatten();
+    containers(spec).chain(init)
+}
+
+fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.containers.iter().flatten()
 }
 
 /// The class that Kubernetes gives the pod: from the pod's own resources where it has any, else from the sums over
 /// all its containers, init containers included.
-pub(super) fn qos_class(spec: &k8s::PodSpec) -> Result<QosClass, ResourceError> {
+pub(super) fn qos_class(spec: &PodSpec) -> Result<QosClass, ResourceError> {
     let mut totals = Totals::default();
     match &spec.resources {
         Some(own) => totals.add(&with_pod_defaults(own, spec)?, &amounts(&own.limits)?),
@@ -84,7 +88,7 @@ impl Totals {
 /// The CPU that the pod was promised: its own request where it has one, else the larger of what its containers and
 /// sidecars need together and what any init container needs beside the sidecars started before it; and the
 /// overhead of its runtime class.
-pub(super) fn cpu_request(spec: &k8s::PodSpec) -> Result<MilliCpu, ResourceError> {
+pub(super) fn cpu_request(spec: &PodSpec) -> Result<MilliCpu, ResourceError> {
     let own = match &spec.resources {
         Some(own) => with_pod_defaults(own, spec)?.get("cpu").copied().map(milli),
         None => None,
@@ -99,7 +103,7 @@ pub(super) fn cpu_request(spec: &k8s::PodSpec) -> Result<MilliCpu, ResourceError
 
 /// The CPU that each container which runs beside the others was promised, by name.
 pub(super) fn container_requests(
-    spec: &k8s::PodSpec,
+    spec: &PodSpec,
 ) -> Result<BTreeMap<String, MilliCpu>, ResourceError> {
     let sidecars = spec
         .init_containers
@@ -107,7 +111,7 @@ pub(super) fn container_requests(
         .flatten()
         .filter(|c| is_sidecar(c));
     let mut by_name = BTreeMap::new();
-    for container in spec.containers.iter().chain(sidecars) {
+    for container in containers(spec).chain(sidecars) {
         if let Some(cpu) = requests(container)?.get("cpu") {
             by_name.insert(container.name.clone(), milli(*cpu));
         }
@@ -117,7 +121,7 @@ pub(super) fn container_requests(
 
 /// The quota that the kubelet gives the pod (`ResourceConfigForPod`): the pod's own limit, else what its containers'
 /// limits come to, and none where a container has no limit.
-pub(super) fn cpu_quota(spec: &k8s::PodSpec) -> Result<Quota, ResourceError> {
+pub(super) fn cpu_quota(spec: &PodSpec) -> Result<Quota, ResourceError> {
     let own = match &spec.resources {
         Some(own) => amounts(&own.limits)?.get("cpu").copied(),
         None => None,
@@ -138,19 +142,19 @@ pub(super) fn cpu_quota(spec: &k8s::PodSpec) -> Result<Quota, ResourceError> {
     Ok(Quota::Limit(milli(limit + overhead.unwrap_or(0))))
 }
 
-fn containers_request(spec: &k8s::PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
+fn containers_request(spec: &PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
     together(spec, resource, requests)
 }
 
 /// The larger of what containers and sidecars have together and what any init container has beside the sidecars
 /// started before it.
 fn together(
-    spec: &k8s::PodSpec,
+    spec: &PodSpec,
     resource: &str,
-    of: fn(&k8s::Container) -> Result<Amounts, ResourceError>,
+    of: fn(&Container) -> Result<Amounts, ResourceError>,
 ) -> Result<Option<Nanos>, ResourceError> {
     let mut together = None;
-    for container in &spec.containers {
+    for container in containers(spec) {
         together = sum(together, of(container)?.get(resource).copied());
     }
     let mut sidecars = None;
@@ -168,15 +172,12 @@ fn together(
 }
 
 /// An init container that keeps running.
-fn is_sidecar(container: &k8s::Container) -> bool {
+fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
 /// The pod's own requests. Where one is not given, what the containers ask together stands, else the pod's limit.
-fn with_pod_defaults(
-    own: &k8s::ResourceRequirements,
-    spec: &k8s::PodSpec,
-) -> Result<Amounts, ResourceError> {
+fn with_pod_defaults(own: &Resources, spec: &PodSpec) -> Result<Amounts, ResourceError> {
     let mut requests = amounts(&own.requests)?;
     let limits = amounts(&own.limits)?;
     for resource in COMPUTE {
@@ -192,7 +193,7 @@ fn with_pod_defaults(
 }
 
 /// A container's requests; a limit without a request is one.
-fn requests(container: &k8s::Container) -> Result<Amounts, ResourceError> {
+fn requests(container: &Container) -> Result<Amounts, ResourceError> {
     let Some(resources) = &container.resources else {
         return Ok(Amounts::new());
     };
@@ -205,7 +206,7 @@ fn requests(container: &k8s::Container) -> Result<Amounts, ResourceError> {
     Ok(requests)
 }
 
-fn limits(container: &k8s::Container) -> Result<Amounts, ResourceError> {
+fn limits(container: &Container) -> Result<Amounts, ResourceError> {
     match &container.resources {
         Some(resources) => amounts(&resources.limits),
         None => Ok(Amounts::new()),

@@ -2,7 +2,7 @@ use super::*;
 use crate::engine::pod::QosClass::{self, BestEffort, Burstable, Guaranteed};
 use crate::engine::units::MilliCpu;
 
-fn pod(yaml: &str) -> k8s::Pod {
+fn pod(yaml: &str) -> PodObject {
     serde_saphyr::from_str(yaml).expect("a pod manifest")
 }
 

@@ -28,6 +28,7 @@ use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
+use crate::ordered;
 
 /// A report is due at most [`INTERVAL`] after the one before, and at the earliest after this part of it...
 const EARLIEST: f64 = 0.9;
@@ -317,7 +318,7 @@ fn sum<T: std::iter::Sum>(parts: impl Iterator<Item = Option<T>>) -> Option<T> {
 }
 
 fn top(pods: &mut [Used<'_>], node: &NodeSample) -> Vec<PodUsage> {
-    pods.sort_by(|a, b| {
+    ordered::sort_by(pods, |a, b| {
         let name = |used: &Used<'_>| used.pod.pod.full_name().to_string();
         let larger = b.share(node).total_cmp(&a.share(node));
         larger.then_with(|| name(a).cmp(&name(b)))

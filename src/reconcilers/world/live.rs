@@ -11,6 +11,7 @@ use super::super::wire::Watermark;
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
+use crate::ordered;
 
 /// One `NodeWatermark` as it was last seen.
 #[derive(Clone, Debug, Default)]
@@ -163,6 +164,7 @@ impl Status {
         let scheduling = status.scheduling.as_ref();
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
+        let policies = status.pod_policies.iter();
         let ended = |it: &Condition| it.type_ == condition::READY && it.status == "False";
         let observed = status.observed_hash.as_deref();
         Self {
@@ -174,14 +176,8 @@ impl Status {
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
-            active: active
-                .map(|rule| (rule.id.clone(), Active::of(rule)))
-                .collect(),
-            matched: status
-                .pod_policies
-                .iter()
-                .map(|policy| (policy.name.clone(), policy.matched))
-                .collect(),
+            active: ordered::map(active.map(|rule| (rule.id.clone(), Active::of(rule)))),
+            matched: ordered::map(policies.map(|policy| (policy.name.clone(), policy.matched))),
         }
     }
 }

@@ -9,6 +9,7 @@ use super::super::restrain::restrain;
 use super::super::rollout::Rollout;
 use super::{Live, Node};
 use crate::engine::policy::PolicySet;
+use crate::ordered;
 
 /// What is kept, what is wanted (each by its address), and which edits are released: most nodes have these in common.
 type Case = (usize, usize, Vec<bool>);
@@ -67,6 +68,6 @@ fn before(rollouts: &BTreeMap<Key, Rollout>) -> PolicySet {
         policy.rules.extend(rollout.before().rules.iter().cloned());
         policy.pods.extend(rollout.before().pods.iter().cloned());
     }
-    policy.rules.sort_by(|a, b| a.id.cmp(&b.id));
+    ordered::sort_by(&mut policy.rules, |a, b| a.id.cmp(&b.id));
     policy
 }

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1 as k8s;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -12,7 +11,7 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::{Workload, inode};
-use crate::node::pod_facts::{annotation, pod_facts};
+use crate::node::pod_facts::{PodObject, annotation, pod_facts};
 use crate::standalone::manifest;
 use crate::standalone::sources::absolute;
 
@@ -178,9 +177,12 @@ impl Draft {
 }
 
 fn draft(place: &Place, object: Value) -> Result<Draft, String> {
-    let manifest = k8s::Pod::deserialize(object).map_err(|error| format!("not a Pod: {error}"))?;
+    let manifest = PodObject::deserialize(object).map_err(|error| format!("not a Pod: {error}"))?;
     let mut pod = pod_facts(&manifest).map_err(|error| error.to_string())?;
-    if manifest.spec.is_none_or(|spec| spec.containers.is_empty()) {
+    if manifest
+        .spec
+        .is_none_or(|spec| spec.containers.is_none_or(|all| all.is_empty()))
+    {
         return Err("not a Pod: no spec.containers".to_owned());
     }
     // A manifest says what shall run; that its cgroup is there says that it does.

@@ -15,6 +15,7 @@ use crate::engine::pod::PodUid;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::Workload;
+use crate::ordered;
 
 use self::manifests::Manifests;
 use self::own::OwnCgroups;
@@ -81,7 +82,7 @@ pub fn find(
             Arc::make_mut(&mut workload.pod).protected = true;
         }
     }
-    found.refused.sort();
+    ordered::sort(&mut found.refused);
     found
 }
 

@@ -1,11 +1,9 @@
 //! Whether a pod may be evicted, judged by the object as it is right before the request.
 
-use k8s_openapi::api::core::v1::Pod;
-
 use crate::engine::metric::ActionKind;
 use crate::engine::pod::{Kept, Pod as Facts};
 use crate::engine::policy::{Action, Allowed, EvictionSpec, PolicySet, RuleId, Strategy};
-use crate::node::pod_facts::pod_facts;
+use crate::node::pod_facts::{PodObject, pod_facts};
 
 /// Why it may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +48,7 @@ const fn kept(kept: Kept) -> &'static str {
 
 /// What speaks against evicting `pod` for `rule`, if anything does.
 pub(super) fn objection(
-    pod: &Pod,
+    pod: &PodObject,
     node: &str,
     rule: &RuleId,
     policy: &PolicySet,
@@ -149,7 +147,7 @@ mod tests {
         }
     }
 
-    fn pod(change: impl FnOnce(&mut Value)) -> Pod {
+    fn pod(change: impl FnOnce(&mut Value)) -> PodObject {
         let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
         let mut pod = json!({
             "metadata": {"name": "p", "namespace": "shop", "uid": "u", "ownerReferences": [owner]},
@@ -160,7 +158,7 @@ mod tests {
         serde_json::from_value(pod).expect("a pod")
     }
 
-    fn objection_to(pod: &Pod, policy: &PolicySet) -> Option<Objection> {
+    fn objection_to(pod: &PodObject, policy: &PolicySet) -> Option<Objection> {
         objection(pod, "n", &RuleId::from("q/r"), policy)
     }
 

@@ -21,6 +21,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
+use crate::ordered;
 
 use self::hold::{Hold, Terms, Window};
 pub use self::outcome::{Fate, Outcome};
@@ -146,7 +147,7 @@ impl Throttler {
     /// that these are back at what they were.
     pub fn held(&self) -> impl Iterator<Item = &PodUid> {
         let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
-        unopened.sort();
+        ordered::sort(&mut unopened);
         unopened.dedup();
         let others = unopened
             .into_iter()

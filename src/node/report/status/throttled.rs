@@ -8,6 +8,7 @@ use crate::engine::pod::PodUid;
 use crate::node::cgroup::knob::KnobFile;
 use crate::node::cgroup::parse;
 use crate::node::journal::Record;
+use crate::ordered;
 
 /// The most that are listed.
 const MOST: usize = 1024;
@@ -22,7 +23,9 @@ pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
     }
     let of = |(uid, records): (&PodUid, Vec<&Record>)| pod(view, uid, &records);
     let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
-    pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+    ordered::sort_by(&mut pods, |a, b| {
+        (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod))
+    });
     pods.truncate(MOST);
     pods
 }

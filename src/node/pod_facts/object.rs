@@ -1,0 +1,74 @@
+//! The part of a Pod that decisions rest on: code that decodes all of a pod's specification is
+//! 0.2 MB of the binary.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::Resource;
+use serde::Deserialize;
+
+/// A Pod.
+#[derive(Clone, Debug, Default, Deserialize, Resource)]
+#[resource(inherit = k8s::Pod)]
+#[serde(default)]
+pub struct PodObject {
+    /// `metadata`
+    pub metadata: ObjectMeta,
+    /// `spec`
+    pub spec: Option<PodSpec>,
+    /// `status`
+    pub status: Option<PodStatus>,
+}
+
+/// What a pod is to be. The fields are those of the API, by their names there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are those of the API")]
+pub struct PodSpec {
+    pub containers: Option<Vec<Container>>,
+    pub init_containers: Option<Vec<Container>>,
+    pub node_name: Option<String>,
+    pub overhead: Option<BTreeMap<String, Quantity>>,
+    pub priority: Option<i32>,
+    pub priority_class_name: Option<String>,
+    pub resources: Option<Resources>,
+    pub termination_grace_period_seconds: Option<i64>,
+}
+
+/// A container that is to be.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    pub name: String,
+    pub resources: Option<Resources>,
+    pub restart_policy: Option<String>,
+}
+
+/// Of a container, or of the whole pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    pub limits: Option<BTreeMap<String, Quantity>>,
+    pub requests: Option<BTreeMap<String, Quantity>>,
+}
+
+/// What a pod is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodStatus {
+    pub container_statuses: Option<Vec<ContainerStatus>>,
+    pub init_container_statuses: Option<Vec<ContainerStatus>>,
+    pub phase: Option<String>,
+    pub start_time: Option<Time>,
+}
+
+/// A container that is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ContainerStatus {
+    #[serde(rename = "containerID")]
+    pub container_id: Option<String>,
+    pub name: String,
+}
