@@ -166,10 +166,17 @@ impl Beat {
 
     fn renewed(&mut self, now: BootTime) {
         self.known = Known::Present;
+        let relaxes = self.asked > self.interval;
         self.interval = self.asked;
         (self.failures, self.at_once, self.over) = (0, 0, true);
-        let jitter = JITTER * (2.0 * self.random.f64() - 1.0);
-        self.due = self.began.unwrap_or(now) + self.interval.mul_f64(1.0 + jitter);
+        let pause = if relaxes {
+            // A fleet begins to relax within the same few seconds: chance spreads it over the whole interval.
+            INTERVAL + self.interval.mul_f64(self.random.f64())
+        } else {
+            let jitter = JITTER * (2.0 * self.random.f64() - 1.0);
+            self.interval.mul_f64(1.0 + jitter)
+        };
+        self.due = self.began.unwrap_or(now) + pause;
     }
 
     fn failed(&mut self, now: BootTime, wait: Option<Duration>) {

@@ -198,9 +198,39 @@ fn the_lease_says_that_it_is_relaxed_before_it_is() {
     let at = agent.now;
     let period = agent.renews(at);
     assert!(
+        period >= INTERVAL && period <= INTERVAL + RELAXED,
+        "{period:?}"
+    );
+    let at = agent.now;
+    let period = agent.renews(at);
+    assert!(
         period >= RELAXED.mul_f64(0.95) && period <= RELAXED.mul_f64(1.05),
         "{period:?}"
     );
+}
+
+#[test]
+fn agents_that_relax_together_do_not_write_together() {
+    const AGENTS: u64 = 600;
+    let mut in_seconds = [0; 120];
+    for seed in 0..AGENTS {
+        let mut agent = Agent::beating(seed);
+        agent.acknowledged = true;
+        let relaxes = agent.now;
+        agent.renews(relaxes);
+        loop {
+            let second = agent.renews(begun()).as_secs().saturating_sub(60);
+            let Some(count) = in_seconds.get_mut(usize::try_from(second).unwrap()) else {
+                break;
+            };
+            *count += usize::from(second > 0);
+        }
+    }
+    // 10 a second, and 100 in ten of them.
+    for tenth in in_seconds[1..].windows(10) {
+        let writes: usize = tenth.iter().sum();
+        assert!((50..=150).contains(&writes), "{writes} in 10 s");
+    }
 }
 
 #[test]
