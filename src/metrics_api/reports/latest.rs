@@ -25,8 +25,8 @@ struct Known {
     boot_before: Option<String>,
     at: BootTime,
     interval: Duration,
-    /// Until it is taken.
-    status: Option<NodeMetricStatus>,
+    /// Until it is taken: in a place of its own, for it is large.
+    status: Option<Box<NodeMetricStatus>>,
 }
 
 /// A report that was not taken before.
@@ -124,7 +124,7 @@ impl Latest {
             at: now,
             interval: report.interval(),
             boot: report.boot_id,
-            status: Some(report.status),
+            status: Some(Box::new(report.status)),
         });
         self.changed.insert(name);
         Outcome::Stored(age)
@@ -140,7 +140,7 @@ impl Latest {
                 node,
                 at: known.at,
                 interval: known.interval,
-                status,
+                status: *status,
             })
         });
         told.collect()
