@@ -1,6 +1,6 @@
 //! Cuts a client that takes nothing of what it is sent: a watcher that doesn't read.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -66,6 +66,20 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.judge(outcome, cx)
+    }
+
+    /// A body goes to the stream as it is, rather than by way of one more buffer.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.judge(outcome, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -18,8 +18,8 @@ use super::options::{Filter, Since, Watch};
 use super::status::Refusal;
 use super::store::{Event, EventKind, Freshness, Object, Unavailable, Version};
 
-/// Events that are read from the store at a time.
-const BATCH: usize = 64;
+/// Events that are read from the store at a time: what waits for a watcher that doesn't read, some 70 kB.
+const BATCH: usize = 16;
 /// Between bookmarks, and so long before the end comes the last.
 const BOOKMARK: Duration = Duration::from_mins(1);
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
@@ -156,15 +156,9 @@ impl Watcher {
     /// What there is to tell now.
     fn tell(&mut self) -> Option<Bytes> {
         if !self.initial.is_empty() {
-            let batch: Vec<Object> = self
-                .initial
-                .drain(..self.initial.len().min(BATCH))
-                .collect();
-            let lines = batch
-                .iter()
-                .map(|object| self.line("ADDED", object))
-                .collect::<String>();
-            return Some(lines.into());
+            let batch = self.initial.drain(..self.initial.len().min(BATCH));
+            let batch: Vec<_> = batch.map(|object| ("ADDED", object)).collect();
+            return Some(self.lines(&batch));
         }
         if std::mem::take(&mut self.initial_mark) {
             return Some(event("BOOKMARK", &self.writer.bookmark(self.cursor, true)).into());
@@ -186,15 +180,15 @@ impl Watcher {
                 }
             };
             self.cursor = events.last()?.object.version;
-            let lines: String = events.iter().filter_map(|event| self.told(event)).collect();
-            if !lines.is_empty() {
-                return Some(lines.into());
+            let told: Vec<_> = events.iter().filter_map(|event| self.told(event)).collect();
+            if !told.is_empty() {
+                return Some(self.lines(&told));
             }
         }
     }
 
     /// An event as the filter shows it: what comes into its view is new, what leaves it is gone.
-    fn told(&mut self, event: &Arc<Event>) -> Option<String> {
+    fn told(&self, event: &Event) -> Option<(&'static str, Object)> {
         let was = event
             .before
             .as_ref()
@@ -213,14 +207,14 @@ impl Watcher {
                 version: event.object.version,
                 ..before
             };
-            return Some(self.line(kind, &gone));
+            return Some((kind, gone));
         }
-        Some(self.line(kind, &event.object))
+        Some((kind, event.object.clone()))
     }
 
-    fn line(&mut self, kind: &str, object: &Object) -> String {
+    fn lines(&mut self, told: &[(&str, Object)]) -> Bytes {
         let columns = std::mem::take(&mut self.columns);
-        event(kind, &self.writer.object(object, columns))
+        self.writer.lines(told, columns).into()
     }
 
     fn mark(&mut self) -> Bytes {
