@@ -11,12 +11,11 @@ mod api_support;
 use std::time::Duration;
 
 use api_support::aggregation::FrontProxy;
-use api_support::{ControlPlane, Controller, free_port, now};
+use api_support::{ControlPlane, Controller, caller, free_port, now};
 use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
-use k8s_openapi::ByteString;
+use kube::Client;
 use kube::client::Body;
-use kube::{Client, Config};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
@@ -30,19 +29,8 @@ struct Caller {
 
 impl Caller {
     fn new(port: u16, certificate: Option<(String, String)>) -> Self {
-        let mut config = Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
-        config.accept_invalid_certs = true;
-        config.default_retry = false;
-        if let Some((certificate, key)) = certificate {
-            let encode = |pem: String| {
-                let encoded = serde_json::to_value(ByteString(pem.into_bytes())).unwrap();
-                encoded.as_str().unwrap().to_owned()
-            };
-            config.auth_info.client_certificate_data = Some(encode(certificate));
-            config.auth_info.client_key_data = Some(encode(key).into());
-        }
         Self {
-            client: Client::try_from(config).unwrap(),
+            client: caller::client(port, certificate),
             headers: Vec::new(),
         }
     }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod aggregation;
+pub mod caller;
 pub mod faults;
 pub mod receiver;
 pub mod reporter;
@@ -332,20 +333,38 @@ impl ControlPlane {
 
     /// Starts a controller that has this kubeconfig.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, args: &[&str]) -> Controller {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        program.env("RUST_LOG", "plimsoll=debug,info");
+        self.controller_of(program, kubeconfig, name, args)
+    }
+
+    /// Starts a controller of this program, as it is set up.
+    pub fn controller_of(
+        &self,
+        mut program: Command,
+        kubeconfig: &Path,
+        name: &str,
+        args: &[&str],
+    ) -> Controller {
         let port = free_port();
-        let process = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        let process = program
             .args(["controller", "--namespace", "default", "--listen"])
             .arg(format!("127.0.0.1:{port}"))
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(args)
-            .env("RUST_LOG", "plimsoll=debug,info")
             .stderr(log(self.dir.path(), name))
             .spawn();
         Controller {
             process: Process(process.unwrap()),
             port,
         }
+    }
+
+    /// The processes of etcd and the API server, where they are ours.
+    pub fn processes(&self) -> Vec<u32> {
+        let own = [&self.etcd, &self.apiserver].into_iter().flatten();
+        own.map(|process| process.0.id()).collect()
     }
 }
 

@@ -88,6 +88,7 @@ pub fn token(plane: &ControlPlane, node: &str) -> String {
 /// TLS to a controller, by the name of its Service; `None`: it hung up.
 pub async fn connect(trust: Arc<ClientConfig>, port: u16) -> Option<TlsStream<TcpStream>> {
     let stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    stream.set_nodelay(true).ok()?;
     let name = ServerName::try_from("plimsoll-report.default.svc").unwrap();
     TlsConnector::from(trust).connect(name, stream).await.ok()
 }
@@ -97,7 +98,8 @@ pub fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-type Answered = Result<Answer, hyper::Error>;
+/// An answer, or why there is none.
+pub type Answered = Result<Answer, hyper::Error>;
 
 /// One connection, kept on a thread of its own: it answers pings whatever the test waits for.
 pub struct Reporter(UnboundedSender<(Request<Body>, Sender<Answered>)>);
@@ -140,7 +142,8 @@ impl Reporter {
     }
 }
 
-async fn send(sender: &mut SendRequest<Body>, request: Request<Body>) -> Answered {
+/// Sends one request by a connection.
+pub async fn send(sender: &mut SendRequest<Body>, request: Request<Body>) -> Answered {
     let (parts, body) = sender.send_request(request).await?.into_parts();
     let body = body.collect().await?.to_bytes();
     Ok(Answer {

@@ -1,0 +1,124 @@
+//! Agents of many nodes, on a thread of their own: each reports over a connection of its own, at times that were fixed
+//! before it began (an open loop: what the controller is late with is seen as latency, not as fewer reports).
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ClientConfig;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::api_support::reporter::{Body, connect, post, runtime, send, whole};
+use super::report;
+
+/// An agent waits no longer for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What reports came to.
+#[derive(Default)]
+pub struct Tally {
+    /// How many were answered how.
+    pub answers: BTreeMap<String, usize>,
+    /// From the moment at which each was to be sent to its answer, in milliseconds.
+    pub waits: Vec<f64>,
+    /// Bytes of the largest.
+    pub largest: usize,
+}
+
+/// All of them. They go on until the process ends.
+pub struct Agents {
+    runtime: Handle,
+    trust: Arc<ClientConfig>,
+    port: u16,
+    tally: Arc<Mutex<Tally>>,
+}
+
+impl Agents {
+    /// None yet, of the controller that takes reports at this port.
+    pub fn of(trust: Arc<ClientConfig>, port: u16) -> Self {
+        let runtime = runtime();
+        let handle = runtime.handle().clone();
+        thread::spawn(move || runtime.block_on(pending::<()>()));
+        Self {
+            runtime: handle,
+            trust,
+            port,
+            tally: Arc::default(),
+        }
+    }
+
+    /// More of them begin within this time, each a node's with its token.
+    pub fn begin(&self, agents: Vec<(String, String)>, within: Duration) {
+        let begun = Instant::now();
+        for (node, token) in agents {
+            let agent = Agent {
+                node,
+                token,
+                trust: Arc::clone(&self.trust),
+                port: self.port,
+                tally: Arc::clone(&self.tally),
+                connection: None,
+            };
+            let first = begun + within.mul_f64(fastrand::f64());
+            self.runtime.spawn(agent.run(first));
+        }
+    }
+
+    /// What came since the last call.
+    pub fn take(&self) -> Tally {
+        std::mem::take(&mut *self.tally.lock().unwrap())
+    }
+}
+
+struct Agent {
+    node: String,
+    token: String,
+    trust: Arc<ClientConfig>,
+    port: u16,
+    tally: Arc<Mutex<Tally>>,
+    connection: Option<SendRequest<Body>>,
+}
+
+impl Agent {
+    async fn run(mut self, mut at: Instant) {
+        for sequence in 1.. {
+            sleep_until(at).await;
+            let body = report::body(&self.node, sequence);
+            let bytes = body.len();
+            let answer = timeout(PATIENCE, self.report(body)).await;
+            let word = match answer {
+                Ok(Some(code)) => code.to_string(),
+                Ok(None) => "broken".to_owned(),
+                Err(_) => "timed out".to_owned(),
+            };
+            if !matches!(answer, Ok(Some(_))) {
+                self.connection = None;
+            }
+            let mut tally = self.tally.lock().unwrap();
+            *tally.answers.entry(word).or_default() += 1;
+            tally.waits.push(at.elapsed().as_secs_f64() * 1000.0);
+            tally.largest = tally.largest.max(bytes);
+            at += Duration::from_secs(report::EVERY);
+        }
+    }
+
+    /// The code that is answered; `None`: the connection broke.
+    async fn report(&mut self, body: String) -> Option<u16> {
+        if self.connection.is_none() {
+            let stream = connect(Arc::clone(&self.trust), self.port).await?;
+            let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .ok()?;
+            tokio::spawn(async move { drop(connection.await) });
+            self.connection = Some(sender);
+        }
+        let request = post(&self.token).body(whole(body)).ok()?;
+        let answer = send(self.connection.as_mut()?, request).await.ok()?;
+        Some(answer.code)
+    }
+}
