@@ -10,9 +10,13 @@ CHART := charts/plimsoll
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # What CI shows of tests/e2e/suite.
 QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
+# What agents that report cost.
+AGENTS := 5000
+FOR := 10m
+SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-quick e2e-long scale clients cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,7 +39,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
-	cargo bench --target $(TARGET)
+	cargo bench --no-fail-fast --target $(TARGET)
 
 generate: ## Writes the generated files anew: crds/*.yaml, and the chart's copies
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
@@ -77,9 +81,15 @@ e2e-quick: build ## The part of it that one node on this machine's own kernel ca
 	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 20m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
 
-scale: tools build ## Shows the fleet cap, a bad edit that stops, and 1000 nodes with 50 policies (simulated nodes; needs no root)
+scale: tools build ## Shows the fleet cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 agents that report, and 15 000 (simulated nodes; needs no root; an hour and a half)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
-	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 15m ./scale
+	@$(SCALE) -skip Fleet
+	@$(MAKE) -s fleet
+	@$(MAKE) -s fleet AGENTS=15000 FOR=2m
+
+fleet: tools build ## The part of it with AGENTS=5000 agents that report, for FOR=10m in each phase
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) $(SCALE) -run Fleet
 
 clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root; ten minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)

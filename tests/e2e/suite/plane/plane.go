@@ -40,14 +40,17 @@ type Plane struct {
 	// Server is the API server, Address where it is.
 	Server  *Process
 	Address string
-	dir     string
+	// Etcd is its store.
+	Etcd     *Process
+	etcdPort int
+	dir      string
 }
 
 // Start starts one with more flags for its API server. It knows the tokens "admin" and users, as administrators.
 func Start(t *testing.T, flags []string, users ...string) *Plane {
-	p := &Plane{T: t, dir: t.TempDir()}
 	etcd, server := FreePort(t), FreePort(t)
-	p.Run("etcd", "--unsafe-no-fsync", "--data-dir", p.File("etcd"), "--listen-client-urls", Local("http", etcd),
+	p := &Plane{T: t, dir: t.TempDir(), etcdPort: etcd}
+	p.Etcd = p.Run("etcd", "--unsafe-no-fsync", "--data-dir", p.File("etcd"), "--listen-client-urls", Local("http", etcd),
 		"--advertise-client-urls", Local("http", etcd), "--listen-peer-urls", Local("http", FreePort(t)))
 	p.keys()
 	tokens := ""
@@ -88,10 +91,13 @@ func (p *Plane) Config() *rest.Config {
 }
 
 // KubeconfigOf is a file by which a user reaches the API server.
-func (p *Plane) KubeconfigOf(user string) string {
-	return p.Write(user+".kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"it",
+func (p *Plane) KubeconfigOf(user string) string { return p.KubeconfigBy(user, user) }
+
+// KubeconfigBy is one for the bearer of a token.
+func (p *Plane) KubeconfigBy(name, token string) string {
+	return p.Write(name+".kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"it",
 		"contexts":[{"name":"it","context":{"cluster":"it","user":"it"}}],"users":[{"name":"it","user":{"token":%q}}],
-		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, user, p.Address))
+		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, token, p.Address))
 }
 
 // Controller starts the project's controller as this user.
@@ -212,6 +218,19 @@ func (p *Plane) Eventually(limit time.Duration, what string, condition func() er
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
+}
+
+// Written is how many writes its store has carried out so far, and their bytes.
+func (p *Plane) Written() (writes, bytes float64) {
+	p.T.Helper()
+	figure := func(series string) float64 {
+		value, err := Metric(p.etcdPort, series)
+		if err != nil {
+			p.T.Fatal(err)
+		}
+		return value
+	}
+	return figure("etcd_mvcc_put_total"), figure("etcd_mvcc_total_put_size_in_bytes")
 }
 
 // Metric is the sum of a series that is served at this port.

@@ -95,11 +95,18 @@ func (p *Process) Resident() string {
 	return string(regexp.MustCompile(`VmRSS:\s+(\d+)`).FindSubmatch(status)[1])
 }
 
+// ID is that of the process.
+func (p *Process) ID() int { return p.command.Process.Pid }
+
 // CPU is the time it has computed in this life, in seconds.
-func (p *Process) CPU() float64 {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.command.Process.Pid))
+func (p *Process) CPU() float64 { return CPU(p.t, p.ID()) }
+
+// CPU is the time a process has computed so far, in seconds.
+func CPU(t *testing.T, process int) float64 {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process))
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	// After the name, which may hold blanks: utime and stime are fields 14 and 15, in hundredths of a second.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))

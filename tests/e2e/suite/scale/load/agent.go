@@ -16,23 +16,26 @@ type agent struct {
 	started           int64
 	sequence          int64
 	sender            *sender
-	leases            *leases
 	tally             *tally
 	connections       map[string]*connection
 	acknowledged      atomic.Int64 // nanoseconds since 1970 of the leader's last
+	lease             *lease       // nil: it has none
 }
 
 func newAgent(options options, index int, sender *sender, leases *leases, tally *tally) (*agent, error) {
 	name := fmt.Sprintf(options.name, index)
 	token, err := sender.token(name)
-	return &agent{
+	a := &agent{
 		name: name, token: token, boot: fmt.Sprintf("00000000-0000-4000-8000-%012d", index), reports: options.reports,
-		started: time.Now().UnixMilli() & 0xffffffff, sender: sender, leases: leases, tally: tally, connections: map[string]*connection{},
-	}, err
+		started: time.Now().UnixMilli() & 0xffffffff, sender: sender, tally: tally, connections: map[string]*connection{},
+	}
+	if leases != nil {
+		a.lease = &lease{leases: leases, node: name}
+	}
+	return a, err
 }
 
 func (a *agent) run(running context.Context, at time.Time, interval time.Duration) {
-	renewed := time.Time{}
 	for {
 		select {
 		case <-running.Done():
@@ -42,15 +45,9 @@ func (a *agent) run(running context.Context, at time.Time, interval time.Duratio
 		if a.reports {
 			a.report(running, at)
 		}
-		// The first renewal is at once, and relaxed while the leader acknowledges.
-		pause := 10 * time.Second
-		relaxed := time.Since(time.Unix(0, a.acknowledged.Load())) < 3*interval
-		if relaxed {
-			pause = time.Minute
-		}
-		if a.leases != nil && (renewed.IsZero() || at.Sub(renewed) >= pause) {
-			renewed = at
-			go a.leases.renew(running, a.name, relaxed, at, a.tally)
+		relaxed := time.Since(time.Unix(0, a.acknowledged.Load())) < 5*interval/2
+		if a.lease != nil && a.lease.isDue(at, relaxed) {
+			go a.lease.renew(running, at, relaxed, a.tally)
 		}
 		at = at.Add(interval)
 	}
@@ -60,6 +57,7 @@ func (a *agent) run(running context.Context, at time.Time, interval time.Duratio
 func (a *agent) report(running context.Context, at time.Time) {
 	a.sequence++
 	body := a.body(at)
+	a.tally.sent(len(body))
 	for _, endpoint := range a.sender.endpoints() {
 		if a.connections[endpoint] == nil {
 			a.connections[endpoint] = a.sender.connect(endpoint)

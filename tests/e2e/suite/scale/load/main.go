@@ -12,7 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"slices"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +32,7 @@ func main() {
 	flag.StringVar(&options.kubeconfig, "kubeconfig", "", "cluster in which to renew Leases; empty: none are renewed")
 	flag.StringVar(&options.leases, "lease-namespace", "plimsoll-node-lease", "where they are")
 	flag.DurationVar(&options.interval, "interval", 10*time.Second, "time between two reports of an agent")
+	flag.DurationVar(&options.begin, "begin", 10*time.Second, "all agents begin within this time")
 	flag.BoolVar(&options.reports, "reports", true, "report directly; without, only Leases are renewed")
 	flag.DurationVar(&options.length, "for", 0, "how long; 0: until interrupted")
 	flag.Parse()
@@ -45,7 +46,7 @@ type options struct {
 	nodes                                       int
 	name, endpoints, serverName, authority      string
 	signer, issuer, subject, kubeconfig, leases string
-	interval, length                            time.Duration
+	interval, begin, length                     time.Duration
 	reports                                     bool
 }
 
@@ -56,6 +57,9 @@ func run(options options) error {
 		running, end = context.WithTimeout(running, options.length)
 		defer end()
 	}
+	allowConnections(options.nodes)
+	// It shares the machine with what it measures: rather more memory than more collections.
+	debug.SetGCPercent(400)
 	sender, err := newSender(options)
 	if err != nil {
 		return err
@@ -64,12 +68,11 @@ func run(options options) error {
 	if err != nil {
 		return err
 	}
-	tally := &tally{codes: map[string]int{}}
+	tally := &tally{}
 	var all sync.WaitGroup
 	begun := time.Now()
 	for index := range options.nodes {
-		// Spread over the interval as agents are that started at different times.
-		first := begun.Add(time.Duration(rand.Int64N(int64(options.interval))))
+		first := begun.Add(time.Duration(rand.Int64N(int64(options.begin))))
 		agent, err := newAgent(options, index, sender, leases, tally)
 		if err != nil {
 			return err
@@ -90,37 +93,62 @@ func run(options options) error {
 	return nil
 }
 
+// allowConnections lets as many be open as the agents need, where that is allowed.
+func allowConnections(nodes int) {
+	limit := syscall.Rlimit{}
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return
+	}
+	if wanted := uint64(3*nodes + 1000); limit.Cur < wanted {
+		limit.Cur, limit.Max = wanted, max(limit.Max, wanted)
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+			fmt.Fprintf(os.Stderr, "load: at most %d files may be open, and %d are wanted: %v\n", limit.Cur, wanted, err)
+		}
+	}
+}
+
 // tally is what was answered since it was printed last.
 type tally struct {
-	lock      sync.Mutex
-	codes     map[string]int
-	acks      []time.Duration
-	renewals  []time.Duration
-	leaseSize int
+	lock sync.Mutex
+	line line
 }
 
 // A line is what is printed each second.
 type line struct {
-	Second    int            `json:"second"`
-	Codes     map[string]int `json:"codes"`
-	AckMillis [3]float64     `json:"ackMillis"` // median, p99, most; from the moment a report was to be sent
-	Renewals  int            `json:"renewals"`
-	LeaseSize int            `json:"leaseBytes"`
-	Renewed   [3]float64     `json:"renewalMillis"`
+	Second     int            `json:"second"`
+	Codes      map[string]int `json:"codes"`
+	Acks       []int64        `json:"acks"`    // microseconds, of each report, from the moment at which it was to be sent
+	Largest    int            `json:"largest"` // bytes of a report
+	Renewals   int            `json:"renewals"`
+	LeaseBytes int            `json:"leaseBytes"`
+	Renewed    []int64        `json:"renewed"` // microseconds
 }
 
+func (t *tally) sent(size int) {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	t.line.Largest = max(t.line.Largest, size)
+}
+
+// answered counts an answer; one that took no time is none of a report.
 func (t *tally) answered(what string, took time.Duration) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
-	t.codes[what]++
-	t.acks = append(t.acks, took)
+	if t.line.Codes == nil {
+		t.line.Codes = map[string]int{}
+	}
+	t.line.Codes[what]++
+	if took > 0 {
+		t.line.Acks = append(t.line.Acks, took.Microseconds())
+	}
 }
 
 func (t *tally) renewed(size int, took time.Duration) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
-	t.leaseSize += size
-	t.renewals = append(t.renewals, took)
+	t.line.Renewals++
+	t.line.LeaseBytes += size
+	t.line.Renewed = append(t.line.Renewed, took.Microseconds())
 }
 
 func (t *tally) print(running context.Context, begun time.Time) {
@@ -133,26 +161,13 @@ func (t *tally) print(running context.Context, begun time.Time) {
 		case <-running.Done():
 		}
 		t.lock.Lock()
-		now := line{
-			Second: int(time.Since(begun).Seconds()), Codes: t.codes, AckMillis: spread(t.acks),
-			Renewals: len(t.renewals), LeaseSize: t.leaseSize, Renewed: spread(t.renewals),
-		}
-		t.codes, t.acks, t.renewals, t.leaseSize = map[string]int{}, nil, nil, 0
+		now := t.line
+		t.line = line{}
 		t.lock.Unlock()
+		now.Second = int(time.Since(begun).Seconds())
 		json.NewEncoder(out).Encode(now)
 		out.Flush()
 	}
-}
-
-func spread(times []time.Duration) [3]float64 {
-	if len(times) == 0 {
-		return [3]float64{}
-	}
-	slices.Sort(times)
-	at := func(share float64) float64 {
-		return float64(times[int(share*float64(len(times)-1))].Microseconds()) / 1000
-	}
-	return [3]float64{at(0.5), at(0.99), at(1)}
 }
 
 func lines(file string) []string {

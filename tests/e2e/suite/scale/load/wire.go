@@ -19,12 +19,6 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
-
-	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // patience is how long an agent waits for an answer.
@@ -157,46 +151,4 @@ func (c *connection) post(running context.Context, token string, body []byte) (a
 		err = json.Unmarshal(content, &said)
 	}
 	return said, err
-}
-
-// leases renews the Leases of all nodes.
-type leases struct {
-	client    kubernetes.Interface
-	namespace string
-}
-
-func newLeases(options options) (*leases, error) {
-	if options.kubeconfig == "" {
-		return nil, nil
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	config.QPS, config.Burst, config.Timeout = -1, 0, patience
-	client, err := kubernetes.NewForConfig(config)
-	return &leases{client, options.leases}, err
-}
-
-// renew writes what an agent does.
-func (l *leases) renew(running context.Context, node string, relaxed bool, at time.Time, tally *tally) {
-	seconds := int32(40)
-	if relaxed {
-		seconds = 240
-	}
-	lease := coordinationv1.Lease{
-		TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
-		ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: l.namespace, Annotations: map[string]string{
-			"plimsoll.dev/summary": "seq=17 cpu=61.5 mem=50.0 cpumark=80.0 psi=12.5/1.2/0.4 rules=3 throttled=4 v=0.1.0 breached=1:protect/cpu",
-		}},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{Time: time.Now()}},
-	}
-	body, _ := json.Marshal(lease)
-	force := true
-	_, err := l.client.CoordinationV1().Leases(l.namespace).Patch(running, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: "plimsoll-agent", Force: &force})
-	if err == nil {
-		tally.renewed(len(body), time.Since(at))
-	} else if running.Err() == nil {
-		tally.answered("renewal failed", time.Since(at))
-	}
 }

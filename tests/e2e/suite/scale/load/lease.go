@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+const (
+	usual = 10 * time.Second
+	// While the leader acknowledges reports.
+	seldom = time.Minute
+)
+
+// leases are those of all nodes.
+type leases struct {
+	api coordination.LeaseInterface
+}
+
+func newLeases(options options) (*leases, error) {
+	if options.kubeconfig == "" {
+		return nil, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst, config.Timeout = -1, 0, patience
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &leases{client.CoordinationV1().Leases(options.leases)}, nil
+}
+
+// A lease is one agent's heartbeat. It is renewed as agents do: by a PUT of the object that was answered last.
+type lease struct {
+	leases  *leases
+	node    string
+	renewed time.Time
+	pause   time.Duration
+	relaxed bool
+	known   *coordinationv1.Lease
+}
+
+// isDue says whether it is to be renewed now, and if so, when the next time will be. The first is at once. Where agents
+// begin to renew seldom, chance spreads them over the whole interval.
+func (l *lease) isDue(at time.Time, relaxed bool) bool {
+	since := at.Sub(l.renewed)
+	if since < usual || relaxed && since < l.pause {
+		return false
+	}
+	l.renewed, l.pause = at, usual
+	if relaxed {
+		l.pause = seldom
+	}
+	if relaxed && !l.relaxed {
+		l.pause = usual + time.Duration(rand.Int64N(int64(seldom)))
+	}
+	l.relaxed = relaxed
+	return true
+}
+
+func (l *lease) renew(running context.Context, at time.Time, relaxed bool, tally *tally) {
+	waiting, end := context.WithTimeout(running, patience)
+	defer end()
+	size, err := l.write(waiting, relaxed)
+	switch {
+	case err == nil:
+		tally.renewed(size, time.Since(at))
+	case running.Err() == nil:
+		l.known = nil
+		tally.answered("renewal failed", 0)
+	}
+}
+
+// write gives the number of bytes that were sent.
+func (l *lease) write(waiting context.Context, relaxed bool) (int, error) {
+	if l.known == nil {
+		found, err := l.leases.api.Get(waiting, l.node, metav1.GetOptions{})
+		if err != nil && !errors.IsNotFound(err) {
+			return 0, err
+		}
+		l.known = found
+		if err != nil {
+			l.known = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: l.node}}
+		}
+	}
+	seconds := int32(4 * usual / time.Second)
+	if relaxed {
+		seconds = int32(4 * seldom / time.Second)
+	}
+	next := l.known.DeepCopy()
+	next.Annotations = map[string]string{
+		"plimsoll.dev/summary": "seq=17 cpu=61.5 mem=50.0 cpumark=80.0 psi=12.5/1.2/0.4 rules=3 throttled=4 v=0.1.0 breached=1:protect/cpu",
+	}
+	next.Spec = coordinationv1.LeaseSpec{HolderIdentity: &l.node, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{Time: time.Now()}}
+	body, _ := json.Marshal(next)
+	written, err := l.put(waiting, next)
+	if err == nil {
+		l.known = written
+	}
+	return len(body), err
+}
+
+func (l *lease) put(waiting context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	if next.ResourceVersion == "" {
+		return l.leases.api.Create(waiting, next, metav1.CreateOptions{})
+	}
+	return l.leases.api.Update(waiting, next, metav1.UpdateOptions{})
+}

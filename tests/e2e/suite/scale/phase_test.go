@@ -1,0 +1,311 @@
+//go:build e2e
+
+package scale
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	shared "plimsoll.dev/suite/plane"
+)
+
+const (
+	// So many agents begin in a second: each connects to every replica, on a machine that all share.
+	begin = 250
+	// Between two lists of all nodes, and between two gets of one.
+	listing = 2 * time.Second
+	getting = 100 * time.Millisecond
+	// The largest time that a replica's histogram tells and that is below a bar of 10 ms.
+	quick = "0.0032"
+)
+
+// A phase is what was measured in one.
+type phase struct {
+	name          string
+	fleet         *fleet
+	codes         map[string]int
+	acks          []float64 // milliseconds
+	worst         float64   // the largest p99 of a second of them
+	largest       int       // bytes of a report
+	renewals      float64   // of Leases, a second
+	renewed       []float64 // milliseconds
+	bytes         float64   // of Leases, a second
+	writes, wrote float64   // of etcd, and their bytes, a second
+	ages          []float64 // each list's p99, in seconds
+	lists, passed []float64 // milliseconds, from the leader and by way of the standby
+	gets          []float64 // milliseconds, from the leader
+	cores         []float64 // of the replicas
+	others        string    // cores of the others
+	answered      string    // by the replicas' own measure
+	memory        []string  // of the replicas, in kB
+	blind         time.Duration
+	absent        int
+}
+
+// quantile is the value that so large a share of all is not above.
+func quantile(values []float64, share float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[int(share*float64(len(values)-1)+0.5)]
+}
+
+func (p *phase) String() string {
+	perNode := make([]string, len(p.cores))
+	for index, cores := range p.cores {
+		perNode[index] = fmt.Sprintf("%.4f", cores*1000/float64(p.fleet.agents))
+	}
+	lines := []string{
+		fmt.Sprintf("%s: answers %v", p.name, p.codes),
+		fmt.Sprintf("acknowledged: p50 %.1f, p99 %.1f, p99.9 %.1f, slowest %.0f ms; p99 of the worst second %.1f ms; reports of at most %d bytes",
+			quantile(p.acks, 0.5), quantile(p.acks, 0.99), quantile(p.acks, 0.999), quantile(p.acks, 1), p.worst, p.largest),
+		p.answered,
+		fmt.Sprintf("Leases: %.1f renewals/s of %.0f bytes/s, p99 %.1f ms; etcd: %.1f writes/s of %.0f bytes/s",
+			p.renewals, p.bytes, quantile(p.renewed, 0.99), p.writes, p.wrote),
+		fmt.Sprintf("age of data: p99 %.1f s in the median list, %.1f s in the worst; nothing was shown for at most %.1f s",
+			quantile(p.ages, 0.5), quantile(p.ages, 1), p.blind.Seconds()),
+		fmt.Sprintf("answers of the leader: get p50 %.2f, p99 %.2f ms, list p50 %.1f, p99 %.1f ms; list by way of the standby p50 %.1f ms",
+			quantile(p.gets, 0.5), quantile(p.gets, 0.99), quantile(p.lists, 0.5), quantile(p.lists, 0.99), quantile(p.passed, 0.5)),
+		fmt.Sprintf("replicas: %s millicores a node, %s kB of memory; cores of the others: %s",
+			strings.Join(perNode, " and "), strings.Join(p.memory, " and "), p.others),
+	}
+	return strings.Join(lines, "\n        ")
+}
+
+// holds fails the test where a bar is missed. A bar that is not for this size, or for so short a phase, is only told.
+func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool) {
+	t.Helper()
+	t.Logf("%s: %s: %.4g (bar: %g)", p.name, what, value, most)
+	if binds && value > most {
+		t.Errorf("%s: %s: %.4g is more than %g", p.name, what, value, most)
+	}
+}
+
+// phase lets the fleet run for so long; in the middle of it the leader may be killed.
+func (f *fleet) phase(name string, length time.Duration, authority string, flags ...string) *phase {
+	p := &phase{name: name, codes: map[string]int{}, fleet: f}
+	kill := flags[len(flags)-1] == "kill"
+	if kill {
+		flags = flags[:len(flags)-1]
+	}
+	within := max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
+	args := append([]string{"--nodes", strconv.Itoa(f.agents), "--endpoints", f.endpoints, "--server-name", reportService + ".default.svc",
+		"--ca", authority, "--sign-with", f.File("sa.key"), "--kubeconfig", f.account(), "--begin", within.String()}, flags...)
+	load := exec.Command(f.program, args...)
+	load.Stderr = os.Stderr
+	out, err := load.StdoutPipe()
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	if err := load.Start(); err != nil {
+		f.T.Fatal(err)
+	}
+	// The first round connects, and the second says that the Leases are relaxed.
+	settled := within + 15*time.Second
+	var reading sync.WaitGroup
+	reading.Go(func() { p.read(out, settled) })
+	time.Sleep(settled)
+	before := f.used(load.Process.Pid)
+	asked := make(chan struct{})
+	reading.Go(func() {
+		defer close(asked)
+		f.ask(p, time.Now().Add(length))
+	})
+	if kill {
+		time.Sleep(length / 2)
+		f.replace()
+	}
+	<-asked
+	p.take(before, f.used(load.Process.Pid), kill)
+	load.Process.Signal(os.Interrupt)
+	reading.Wait()
+	load.Wait()
+	return p
+}
+
+// usage is what was used at a time.
+type usage struct {
+	at            time.Time
+	replicas      []float64 // CPU time in seconds
+	others        []float64
+	writes, bytes float64    // of etcd
+	answers       [2]float64 // of the replicas: all, and quick ones
+}
+
+var others = []string{"etcd", "API server", "agents", "client"}
+
+func (f *fleet) used(load int) usage {
+	now := usage{at: time.Now()}
+	for _, r := range f.replicas {
+		now.replicas = append(now.replicas, r.CPU())
+		for index, series := range []string{"count", fmt.Sprintf("bucket{le=%q}", quick)} {
+			value, err := shared.Metric(r.metrics, "plimsoll_controller_report_answer_seconds_"+series)
+			if err != nil {
+				f.T.Error(err)
+			}
+			now.answers[index] += value
+		}
+	}
+	for _, process := range []int{f.Etcd.ID(), f.Server.ID(), load, os.Getpid()} {
+		now.others = append(now.others, shared.CPU(f.T, process))
+	}
+	now.writes, now.bytes = f.Written()
+	return now
+}
+
+// take notes what was used between two times; a replica that was killed has another one's place.
+func (p *phase) take(before, after usage, killed bool) {
+	took := after.at.Sub(before.at).Seconds()
+	for index, used := range after.replicas {
+		p.memory = append(p.memory, p.fleet.replicas[index].Resident())
+		if !killed {
+			p.cores = append(p.cores, (used-before.replicas[index])/took)
+		}
+	}
+	parts := []string{}
+	for index, name := range others {
+		parts = append(parts, fmt.Sprintf("%s %.2f", name, (after.others[index]-before.others[index])/took))
+	}
+	p.others = strings.Join(parts, ", ")
+	p.writes, p.wrote = (after.writes-before.writes)/took, (after.bytes-before.bytes)/took
+	p.answered = "by the replicas' own measure: not of replicas that were killed"
+	if all := after.answers[0] - before.answers[0]; !killed && all > 0 {
+		share := 100 * (after.answers[1] - before.answers[1]) / all
+		p.answered = fmt.Sprintf("by the replicas' own measure %.2f %% of reports were answered within %s s", share, quick)
+	}
+}
+
+// read takes what the agents print, once they have settled.
+func (p *phase) read(out io.Reader, settled time.Duration) {
+	seconds := 0
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var line struct {
+			Second, Renewals, LeaseBytes, Largest int
+			Codes                                 map[string]int
+			Acks, Renewed                         []float64
+		}
+		if json.Unmarshal(lines.Bytes(), &line) != nil || line.Second <= int(settled.Seconds()) {
+			continue
+		}
+		seconds++
+		for code, count := range line.Codes {
+			p.codes[code] += count
+		}
+		for _, micros := range line.Acks {
+			p.acks = append(p.acks, micros/1000)
+		}
+		for _, micros := range line.Renewed {
+			p.renewed = append(p.renewed, micros/1000)
+		}
+		p.worst = max(p.worst, quantile(line.Acks, 0.99)/1000)
+		p.largest = max(p.largest, line.Largest)
+		p.renewals += float64(line.Renewals)
+		p.bytes += float64(line.LeaseBytes)
+	}
+	p.renewals /= float64(max(seconds, 1))
+	p.bytes /= float64(max(seconds, 1))
+}
+
+type metrics struct {
+	Items []struct {
+		Metadata struct{ Name string }
+		Status   struct{ Timestamp *time.Time }
+	}
+}
+
+// ask does as clients do: it gets one node again and again, and all of them now and then, from one replica after the other.
+func (f *fleet) ask(p *phase, until time.Time) {
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	shown, listed := time.Now(), time.Time{}
+	var leader *replica
+	for count := 0; time.Now().Before(until); count++ {
+		// A replica may be taken away meanwhile.
+		replicas := f.known()
+		r := replicas[count%len(replicas)]
+		path := fmt.Sprintf("https://%s:%d/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", r.address, r.api)
+		if took, _, err := timed(client, path+"/node0000"); err == nil {
+			p.blind = max(p.blind, time.Since(shown))
+			shown = time.Now()
+			if r == leader {
+				p.gets = append(p.gets, took)
+			}
+		}
+		if time.Since(listed) > listing {
+			listed, leader = time.Now(), f.leader()
+			p.list(client, path, r == leader)
+		}
+		time.Sleep(getting)
+	}
+	p.blind = max(p.blind, time.Since(shown))
+}
+
+func (p *phase) list(client *http.Client, path string, leads bool) {
+	took, content, err := timed(client, path)
+	if err != nil {
+		return
+	}
+	if leads {
+		p.lists = append(p.lists, took)
+	} else {
+		p.passed = append(p.passed, took)
+	}
+	var list metrics
+	if json.Unmarshal(content, &list) == nil {
+		p.judge(list)
+	}
+}
+
+func (p *phase) judge(list metrics) {
+	if len(list.Items) != p.fleet.agents {
+		p.absent++
+	}
+	ages := []float64{}
+	for _, item := range list.Items {
+		if item.Status.Timestamp != nil {
+			ages = append(ages, time.Since(*item.Status.Timestamp).Seconds())
+		}
+	}
+	if len(ages) > 0 {
+		p.ages = append(p.ages, quantile(ages, 0.99))
+	}
+}
+
+// timed fetches, and says how long that took in milliseconds.
+func timed(client *http.Client, path string) (float64, []byte, error) {
+	begun := time.Now()
+	content, err := fetch(client, path)
+	return float64(time.Since(begun).Microseconds()) / 1000, content, err
+}
+
+func fetch(client *http.Client, path string) ([]byte, error) {
+	request, err := http.NewRequest(http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer admin")
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, content)
+	}
+	return content, err
+}
