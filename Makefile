@@ -41,13 +41,15 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET)
 
-generate: ## Writes the generated files anew: crds/*.yaml, and the chart's copies
+generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, the chart's schema and table of values
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
 	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
+	@go run -C tests/chart .
 
 chart: cluster-build ## Checks the Helm chart (builds Helm with the test cluster)
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
+	@go run -C tests/chart . -check
 	@$(HELM) lint --quiet --strict $(CHART)
 	@$(HELM) template plimsoll $(CHART) --namespace plimsoll >/dev/null
 

@@ -1,0 +1,55 @@
+// Command chart writes what is generated of the Helm chart: in values.schema.json the descriptions, the refusal of unknown names and
+// what is suggested instead, and in README.md the table of values. Both come from the comments of values.yaml.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	folder := flag.String("chart", "../../charts/plimsoll", "folder of the chart")
+	check := flag.Bool("check", false, "write nothing; fail where a file is not as it would be written")
+	flag.Parse()
+	if err := run(*folder, *check); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(folder string, check bool) error {
+	values, err := readValues(filepath.Join(folder, "values.yaml"))
+	if err != nil {
+		return err
+	}
+	for _, file := range []struct {
+		name string
+		make func([]byte, *value) ([]byte, error)
+	}{
+		{"values.schema.json", completeSchema},
+		{"README.md", completeReadme},
+	} {
+		path := filepath.Join(folder, file.name)
+		old, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		made, err := file.make(old, values)
+		if err != nil {
+			return fmt.Errorf("failed to write %s: %w", path, err)
+		}
+		if bytes.Equal(old, made) {
+			continue
+		}
+		if check {
+			return fmt.Errorf("%s is not as it would be generated: make generate", path)
+		}
+		if err := os.WriteFile(path, made, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

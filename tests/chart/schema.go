@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// object is a JSON object.
+type object = map[string]any
+
+// completeSchema adds to a schema what can be told from it and from the values: an object takes the names that it lists and no others,
+// and says which one was probably meant.
+func completeSchema(old []byte, values *value) ([]byte, error) {
+	var schema object
+	if err := json.Unmarshal(old, &schema); err != nil {
+		return nil, err
+	}
+	definitions, _ := schema["definitions"].(object)
+	if err := describe(schema, definitions, values, ""); err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(definitions)) {
+		seal(definitions[name].(object), "", nil)
+	}
+	seal(schema, "", places(schema, definitions))
+	var made bytes.Buffer
+	encoder := json.NewEncoder(&made)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	err := encoder.Encode(schema)
+	return made.Bytes(), err
+}
+
+// describe writes the comments of values as descriptions. What has no value, as the items of an empty list, has to have one.
+func describe(schema, definitions object, values *value, at string) error {
+	for name, property := range properties(schema) {
+		path, child := at+"."+name, values.find(name)
+		switch described := property["description"]; {
+		case child != nil && child.comment != "":
+			property["description"] = child.comment
+		case child == nil && described == nil:
+			return fmt.Errorf("%s is neither in values.yaml nor described here", path)
+		}
+		if inner := resolve(property, definitions); inner["properties"] != nil || inner["items"] != nil {
+			if items, isArray := inner["items"].(object); isArray {
+				inner = items
+			}
+			if err := describe(inner, definitions, child, path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func properties(schema object) map[string]object {
+	found := map[string]object{}
+	listed, _ := schema["properties"].(object)
+	for name, property := range listed {
+		found[name] = property.(object)
+	}
+	return found
+}
+
+// resolve follows a reference to a definition.
+func resolve(schema, definitions object) object {
+	name, isReference := schema["$ref"].(string)
+	if !isReference {
+		return schema
+	}
+	return definitions[strings.TrimPrefix(name, "#/definitions/")].(object)
+}
+
+// seal lets an object at a path, and those in it, have no other names.
+func seal(schema object, path string, elsewhere map[string][]string) {
+	inner := properties(schema)
+	if len(inner) > 0 {
+		schema["additionalProperties"] = false
+		schema["propertyNames"] = suggest(slices.Sorted(maps.Keys(inner)), path, elsewhere)
+	}
+	for name, property := range inner {
+		seal(property, path+name+".", nil)
+	}
+	if items, isArray := schema["items"].(object); isArray {
+		seal(items, strings.TrimSuffix(path, ".")+"[].", nil)
+	}
+}
+
+// suggest is a schema of names which, refusing another, tells the one that begins alike, or where in the values the same name stands, or
+// else all that there are. (A schema's errors say what would have been right, and nothing else of it.)
+func suggest(names []string, path string, elsewhere map[string][]string) object {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = path + name
+	}
+	schema := object{"enum": all}
+	byLength := slices.SortedStableFunc(slices.Values(names), func(a, b string) int { return len(distinct(a, names)) - len(distinct(b, names)) })
+	for _, name := range byLength { // the longest beginning is asked for first
+		pattern := "^" + anyCase(distinct(name, names))
+		schema = object{"if": object{"pattern": pattern}, "then": object{"const": path + name}, "else": schema}
+	}
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(elsewhere))) {
+		schema = object{"if": object{"const": name}, "then": object{"enum": elsewhere[name]}, "else": schema}
+	}
+	return object{"if": object{"enum": names}, "else": schema}
+}
+
+// distinct is the shortest beginning of a name, of three letters or more, that no other has; all of it where another name begins with it.
+func distinct(name string, names []string) string {
+	for length := min(3, len(name)); length < len(name); length++ {
+		beginning := strings.ToLower(name[:length])
+		alike := func(other string) bool {
+			return other != name && strings.HasPrefix(strings.ToLower(other), beginning)
+		}
+		if !slices.ContainsFunc(names, alike) {
+			return beginning
+		}
+	}
+	return strings.ToLower(name)
+}
+
+func anyCase(word string) string {
+	var pattern strings.Builder
+	for _, letter := range word {
+		fmt.Fprintf(&pattern, "[%c%c]", letter, unicode.ToUpper(letter))
+	}
+	return pattern.String()
+}
+
+// places are the names below the first level, with where they stand.
+func places(schema, definitions object) map[string][]string {
+	found := map[string][]string{}
+	top := properties(schema)
+	for _, outer := range slices.Sorted(maps.Keys(top)) {
+		for name := range properties(resolve(top[outer], definitions)) {
+			if top[name] == nil {
+				found[name] = append(found[name], outer+"."+name)
+			}
+		}
+	}
+	return found
+}
