@@ -60,7 +60,12 @@ fn ask(files: &[PathBuf]) -> Option<Value> {
 }
 
 fn policies() -> Vec<PathBuf> {
-    let folders = ["examples/ensurance", "tests/guide"].map(|folder| root().join(folder));
+    let folders = [
+        "examples/ensurance",
+        "tests/guide",
+        "charts/plimsoll/files/policies",
+    ]
+    .map(|folder| root().join(folder));
     let entries = folders
         .iter()
         .flat_map(|folder| std::fs::read_dir(folder).unwrap());

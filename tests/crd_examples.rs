@@ -87,7 +87,11 @@ const fn throttle(min_ratio: u8, step: u8) -> CpuThrottle {
 
 #[test]
 fn nothing_is_found_in_any_example_nor_in_all_together() {
-    for target in ["examples/ensurance", "tests/guide"] {
+    for target in [
+        "examples/ensurance",
+        "tests/guide",
+        "charts/plimsoll/files/policies",
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .arg("check")
             .arg(path(target))
@@ -324,4 +328,31 @@ fn node_probe() {
         ..rule("temperature/package-hot", metric, 82.5, (4, 8), cools)
     };
     assert_eq!(policy.rules, [expected]);
+}
+
+#[test]
+fn the_charts_presets_only_look_or_are_gentle() {
+    let looks = compiled("charts/plimsoll/files/policies/preview.yaml", &[]);
+    assert_eq!(looks.rules.len(), 4);
+    assert!(
+        looks
+            .rules
+            .iter()
+            .all(|it| it.strategy == Strategy::Preview)
+    );
+
+    let acts = compiled("charts/plimsoll/files/policies/conservative.yaml", &[]);
+    assert_eq!(acts.rules.len(), 2);
+    for rule in &acts.rules {
+        let action = &rule.action;
+        assert_eq!(rule.strategy, Strategy::Enforce);
+        assert!(rule.watermark >= 90.0 && rule.restore < rule.watermark);
+        assert!(
+            rule.avoidance_threshold * 10 >= 60,
+            "after a minute or more"
+        );
+        assert_eq!(action.eviction, None);
+        assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));
+        assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
+    }
 }

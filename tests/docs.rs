@@ -110,6 +110,64 @@ fn every_metric_has_help_and_bounded_labels() {
     }
 }
 
+/// The names of our metrics in a text, in order: in alert rules and dashboards they have the suffix of a histogram's series.
+fn metrics_in(text: &str) -> Vec<&str> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let ours = |word: &&str| {
+        [
+            "plimsoll_agent_",
+            "plimsoll_controller_",
+            "cpu_usage_",
+            "mem_usage_",
+        ]
+        .iter()
+        .any(|prefix| word.starts_with(prefix))
+    };
+    words
+        .filter(ours)
+        .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+    let document = plimsoll::cli::metrics::document();
+    for file in ["alerts.yaml", "dashboard.json"] {
+        let text = read(&format!("charts/plimsoll/files/{file}"));
+        let asked = metrics_in(&text);
+        assert!(asked.len() > 15, "{asked:?}");
+        for metric in asked {
+            assert!(
+                document.contains(&format!("| `{metric}` |")),
+                "{file} asks for {metric}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_alert_has_its_entry_in_the_runbook_and_fires_and_is_quiet_in_a_test() {
+    let alerts = read("charts/plimsoll/files/alerts.yaml");
+    let alerts: Vec<&str> = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(alerts.len() > 10);
+    let runbook = read("docs/runbook.md");
+    let entries: Vec<&str> = runbook
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect();
+    assert_eq!(entries, alerts, "docs/runbook.md has other entries");
+    let tests = read("tests/chart/alerts.test.yaml");
+    for alert in alerts {
+        let quiet = format!("alertname: {alert}, exp_alerts: []");
+        let fires = format!("alertname: {alert}\n    exp_alerts:\n    - exp_labels:");
+        assert!(tests.contains(&quiet), "{alert} is never quiet in a test");
+        assert!(tests.contains(&fires), "{alert} never fires in a test");
+    }
+}
+
 #[test]
 fn every_relative_link_leads_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -119,6 +177,8 @@ fn every_relative_link_leads_somewhere() {
         "docs/semantics.md",
         "docs/metrics.md",
         "docs/preview.md",
+        "docs/runbook.md",
+        "charts/plimsoll/README.md",
     ] {
         let text = read(file);
         let folder = root.join(file).parent().unwrap().to_owned();

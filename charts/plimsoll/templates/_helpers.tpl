@@ -13,13 +13,15 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- define "plimsoll.labels" -}}
 {{ include "plimsoll.selectorLabels" . }}
+app.kubernetes.io/part-of: plimsoll
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "plimsoll.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+{{- $tagged := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+image: {{ empty .Values.image.digest | ternary $tagged (printf "%s@%s" .Values.image.repository .Values.image.digest) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
@@ -41,4 +43,14 @@ readinessProbe:
   httpGet: {path: /readyz, port: http}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end -}}
+
+{{/* "true" where a cluster is asked, as `helm template` does not. */}}
+{{- define "plimsoll.asksCluster" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}
+{{- end -}}
+
+{{/* "true" where that cluster has no definitions of policies yet. */}}
+{{- define "plimsoll.lacksDefinitions" -}}
+{{- if and (include "plimsoll.asksCluster" .) (not (.Capabilities.APIVersions.Has "ensurance.crane.io/v1alpha1/NodeQOS")) }}true{{ end -}}
 {{- end -}}
