@@ -4,7 +4,6 @@ CARGO_TEST := cargo test --target $(TARGET)
 BINARY := target/$(TARGET)/release/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
-HELM := target/e2e/bin/helm
 CHART := charts/plimsoll
 # The test cluster's node that needs no emulation: this machine's kernel has cgroup v1, or else the guest's is as good.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
@@ -47,11 +46,12 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	@cp crds/*.yaml $(CHART)/files/crds/
 	@go run -C tests/chart .
 
-chart: cluster-build ## Checks the Helm chart (builds Helm with the test cluster)
+chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
 	@go run -C tests/chart . -check
-	@$(HELM) lint --quiet --strict $(CHART)
-	@$(HELM) template plimsoll $(CHART) --namespace plimsoll >/dev/null
+	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
+	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
+	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m ./chart
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)

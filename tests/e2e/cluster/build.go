@@ -74,7 +74,7 @@ func build(here layout, nodes []string) error {
 	return once(here, "guest", images+debian+guest, buildGuest)
 }
 
-// buildPrograms builds what is written in Go: Kubernetes, Helm, kwok and podtool.
+// buildPrograms builds what is written in Go: Kubernetes, Helm, kwok, checkers of manifests, podtool. Promtool comes from Debian.
 func buildPrograms(here layout) error {
 	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
 	if err != nil {
@@ -88,7 +88,9 @@ func buildPrograms(here layout) error {
 		{"kubernetes", []string{filepath.Join(source, "go.sum")}, buildKubernetes},
 		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, buildHelm},
 		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, buildKwok},
+		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, buildCheckers},
 		{"podtool", sources, buildPodtool},
+		{"promtool", nil, unpackPromtool},
 	} {
 		inputs, err := fingerprint(program.inputs...)
 		if err != nil {
@@ -145,6 +147,25 @@ func buildHelm(here layout) error {
 			place, numbers[0], numbers[1])
 	}
 	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
+}
+
+// buildCheckers builds what looks at manifests, a module of its own.
+func buildCheckers(here layout) error {
+	return goBuild(filepath.Join(source, "checkers"), "-s -w", here.bin("")+"/",
+		"github.com/yannh/kubeconform/cmd/kubeconform", "github.com/zegl/kube-score/cmd/kube-score")
+}
+
+// unpackPromtool takes promtool from Debian's package of Prometheus, which is not installed: it would run a server. Building it from its Go
+// module takes minutes, and all of Prometheus's clients of clouds.
+func unpackPromtool(here layout) error {
+	const script = `apt-get update -qq && cd "$1" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null &&
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --to-stdout ./usr/bin/promtool >"$2" && chmod 755 "$2"`
+	folder, err := os.MkdirTemp("", "promtool")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder)
+	return runQuietly("sh", "-c", script, "sh", folder, here.bin("promtool"))
 }
 
 // buildPodtool builds what the pods of the tests run.

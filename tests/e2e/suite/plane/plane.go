@@ -159,14 +159,18 @@ func (p *Plane) keys() {
 }
 
 // Tool is the path of one of the test cluster's programs.
-func (p *Plane) Tool(name string) string {
+func (p *Plane) Tool(name string) string { return Tool(p.T, name) }
+
+// Tool is the same where no plane is needed.
+func Tool(t *testing.T, name string) string {
+	t.Helper()
 	bin := os.Getenv("PLIMSOLL_E2E_BIN")
 	if bin == "" {
-		bin = Absolute(p.T, "target/e2e/bin")
+		bin = Absolute(t, "target/e2e/bin")
 	}
 	path := filepath.Join(bin, name)
 	if _, err := os.Stat(path); err != nil {
-		p.T.Fatalf("%v: `make cluster-build` builds it, PLIMSOLL_E2E_BIN names another folder", err)
+		t.Fatalf("%v: `make cluster-build` builds it, PLIMSOLL_E2E_BIN names another folder", err)
 	}
 	return path
 }

@@ -1,0 +1,70 @@
+//go:build e2e
+
+package chart
+
+import (
+	"fmt"
+	"testing"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// waived are checks of kube-score that this chart does not hold to, and why.
+var waived = map[string]string{
+	"container-image-pull-policy":                   "a version's tag and a digest are always the same image",
+	"container-ephemeral-storage-request-and-limit": "nothing is written: the root file system is read-only, and there is no emptyDir",
+	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestTheControllerIsNobody looks at the controller",
+	"pod-networkpolicy":                             "off by default: networkPolicies.enabled",
+}
+
+// checkPractice has kube-score look at what was rendered. There are no limits of CPU: throttling who lifts throttles helps nobody.
+func checkPractice(t *testing.T, rendered string) {
+	t.Helper()
+	args := []string{"score", "--output-format", "ci", "--ignore-container-cpu-limit"}
+	for check := range waived {
+		args = append(args, "--ignore-test", check)
+	}
+	if _, err := run(t, rendered, "kube-score", append(args, "-")...); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkMonitoring reads an object of the Prometheus operator's strictly.
+func checkMonitoring(t *testing.T, object unstructured.Unstructured) {
+	t.Helper()
+	var into any
+	switch object.GetKind() {
+	case monitoring.PodMonitorsKind:
+		into = &monitoring.PodMonitor{}
+	case monitoring.PrometheusRuleKind:
+		into = &monitoring.PrometheusRule{}
+	default:
+		return
+	}
+	text, err := object.MarshalJSON()
+	if err == nil {
+		err = strict(text, into)
+	}
+	if err != nil {
+		t.Errorf("%s %s: %v", object.GetKind(), object.GetName(), err)
+	}
+}
+
+func TestTheControllerIsNobody(t *testing.T) {
+	rendered, err := render(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range objects(t, rendered) {
+		if object.GetKind() != "Deployment" {
+			continue
+		}
+		user, _, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "template", "spec", "securityContext", "runAsUser")
+		if fmt.Sprint(user) != "65532" {
+			t.Errorf("%s runs as %v", object.GetName(), user)
+		}
+		return
+	}
+	t.Error("there is no Deployment")
+}

@@ -1,0 +1,193 @@
+//go:build e2e
+
+package chart
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// objects reads what was rendered.
+func objects(t *testing.T, rendered string) (found []unstructured.Unstructured) {
+	t.Helper()
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(rendered), 4096)
+	for {
+		var object unstructured.Unstructured
+		err := decoder.Decode(&object.Object)
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(object.Object) > 0 {
+			found = append(found, object)
+		}
+	}
+}
+
+// definitions are those of Kubernetes' API, as its Go module brings them.
+var definitions = sync.OnceValues(func() (map[string]map[string]any, error) {
+	module, err := exec.Command("go", "list", "-C", filepath.Join("..", "..", "cluster"), "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(module)), "api", "openapi-spec", "swagger.json"))
+	if err != nil {
+		return nil, err
+	}
+	var specification struct{ Definitions map[string]map[string]any }
+	if err := json.Unmarshal(text, &specification); err != nil {
+		return nil, err
+	}
+	for name, definition := range specification.Definitions {
+		seal(definition)
+		switch name { // numbers too
+		case "io.k8s.apimachinery.pkg.util.intstr.IntOrString", "io.k8s.apimachinery.pkg.api.resource.Quantity":
+			specification.Definitions[name] = map[string]any{"type": []string{"string", "number"}}
+		}
+	}
+	return specification.Definitions, nil
+})
+
+// seal lets objects have no fields but those that they list.
+func seal(schema any) {
+	switch schema := schema.(type) {
+	case map[string]any:
+		if _, lists := schema["properties"].(map[string]any); lists && schema["additionalProperties"] == nil && schema["x-kubernetes-preserve-unknown-fields"] == nil {
+			schema["additionalProperties"] = false
+		}
+		for _, inner := range schema {
+			seal(inner)
+		}
+	case []any:
+		for _, inner := range schema {
+			seal(inner)
+		}
+	}
+}
+
+// reached adds to a set the definitions that a schema refers to.
+func reached(all map[string]map[string]any, schema any, set map[string]any) {
+	switch schema := schema.(type) {
+	case map[string]any:
+		reference, _ := schema["$ref"].(string)
+		if name, found := strings.CutPrefix(reference, "#/definitions/"); found && set[name] == nil {
+			set[name] = all[name]
+			reached(all, all[name], set)
+		}
+		for _, inner := range schema {
+			reached(all, inner, set)
+		}
+	case []any:
+		for _, inner := range schema {
+			reached(all, inner, set)
+		}
+	}
+}
+
+// schemas writes a schema for each kind of Kubernetes' own and of ours, as kubeconform looks for them.
+func schemas(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	write := func(group, version, kind string, schema map[string]any) {
+		name := strings.ToLower(kind)
+		if group != "" {
+			name += "-" + strings.Split(group, ".")[0]
+		}
+		text, err := json.Marshal(schema)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, name+"-"+version+".json"), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := definitions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, definition := range all {
+		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
+		if len(kinds) != 1 {
+			continue // of every group, such as DeleteOptions
+		}
+		kind := kinds[0].(map[string]any)
+		set := map[string]any{name: definition}
+		reached(all, definition, set)
+		write(kind["group"].(string), kind["version"].(string), kind["kind"].(string),
+			map[string]any{"allOf": []any{map[string]any{"$ref": "#/definitions/" + name}}, "definitions": set})
+	}
+	for _, definition := range ours(t) {
+		names, _, _ := unstructured.NestedString(definition.Object, "spec", "names", "kind")
+		group, _, _ := unstructured.NestedString(definition.Object, "spec", "group")
+		versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
+		version := versions[0].(map[string]any)
+		schema, _, _ := unstructured.NestedMap(version, "schema", "openAPIV3Schema")
+		fields := schema["properties"].(map[string]any)
+		fields["apiVersion"], fields["kind"], fields["metadata"] = map[string]any{}, map[string]any{}, map[string]any{}
+		seal(schema)
+		write(group, version["name"].(string), names, schema)
+	}
+	return folder
+}
+
+// ours are the project's definitions.
+func ours(t *testing.T) (found []unstructured.Unstructured) {
+	t.Helper()
+	files, err := filepath.Glob(plane.Absolute(t, "crds/*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no definitions (%v)", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, objects(t, string(text))...)
+	}
+	return found
+}
+
+// checkSchemas has kubeconform look at every object; kinds of the Prometheus operator are read as its own types.
+func checkSchemas(t *testing.T, rendered string) {
+	t.Helper()
+	location := filepath.Join(schemas(t), "{{.ResourceKind}}{{.KindSuffix}}.json")
+	out, err := run(t, rendered, "kubeconform", "-strict", "-output", "json", "-summary", "-schema-location", location,
+		"-skip", "monitoring.coreos.com/v1/PodMonitor,monitoring.coreos.com/v1/PrometheusRule", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Summary struct{ Valid, Invalid, Errors, Skipped int }
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil {
+		t.Fatal(err, out)
+	}
+	if answer.Summary.Valid < 15 || answer.Summary.Skipped > 2 {
+		t.Errorf("kubeconform looked at too few: %s", out)
+	}
+	for _, object := range objects(t, rendered) {
+		checkMonitoring(t, object)
+	}
+}
+
+// strict decodes JSON, every field of which has to be one of the type's.
+func strict(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
