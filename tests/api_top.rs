@@ -8,6 +8,7 @@
 
 mod api_support;
 
+use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -15,7 +16,10 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use api_support::faults::{Fault, Proxy};
-use api_support::{ControlPlane, LEASES, Process, lease_namespace};
+use api_support::reporter::{Reporter, account, report, token, trust};
+use api_support::{
+    ControlPlane, Controller, LEASES, Process, aggregation, free_port, lease_namespace,
+};
 use plimsoll::cluster::clock::wall;
 use serde_json::{Value, json};
 
@@ -185,4 +189,174 @@ fn with_watch_it_is_shown_again_and_again_and_a_failure_ends_nothing() {
     proxy.judge(|_, _| None);
     while screens.try_recv().is_ok() {}
     wait_for(&screens, "33.3");
+}
+
+const SOON: Duration = Duration::from_mins(2);
+
+/// Nodes of which one reports and one is silent, and a controller that serves `NodeMetrics`: at the first port, and takes
+/// reports at the second.
+fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    let Some(address) = aggregation::address() else {
+        eprintln!(
+            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
+        );
+        return None;
+    };
+    let service = aggregation::objects("default", "plimsoll-metrics", address, &ports[..1]);
+    plane.apply(&service);
+    plane.nodes(&["bare", "node00", "quiet"].map(str::to_owned));
+    account(&plane);
+    let minute_ago = lease(
+        "node00",
+        Duration::from_mins(1),
+        "cpu=1.0 mem=1.0 cpumark=75.0 throttled=0 scheduling=Enabled breached=0",
+    );
+    let mut quiet = lease("quiet", Duration::from_mins(5), "cpu=1.0");
+    quiet["spec"]["leaseDurationSeconds"] = json!(1);
+    plane.apply(&[lease_namespace(), minute_ago, quiet]);
+    let (metrics, reports) = (
+        format!("0.0.0.0:{}", ports[0]),
+        format!("127.0.0.1:{}", ports[1]),
+    );
+    let args = [
+        "--metrics-api-listen",
+        &metrics,
+        "--pod-ip",
+        "127.0.0.1",
+        "--report-listen",
+        &reports,
+    ];
+    let controller = plane.controller("controller", &args);
+    plane.until("the quiet agent is missed", SOON, |plane| {
+        let metric = plane.try_kubectl(&["get", "nm", "quiet", "--no-headers"], "");
+        metric.is_ok_and(|row| row.contains("AgentSilent"))
+    });
+    plane.until("the node has a watermark", SOON, |plane| {
+        plane.try_kubectl(&["get", "nwm", "node00"], "").is_ok()
+    });
+    plane.report(
+        "node00",
+        &json!({
+            "agent": {"version": "0.1.0", "bootID": "boot"},
+            "counts": {"throttled": 1},
+            "scheduling": {"state": "NoSchedule"},
+            "throttled": [{
+                "namespace": "shop", "pod": "cart-0", "uid": "u", "rule": "batch/cpu", "ratio": 50,
+                "fromMillicores": 900, "toMillicores": 450,
+            }],
+        }),
+    );
+    Some((plane, controller))
+}
+
+/// Reports, as an agent does again and again, until `top` shows this in one line of its screen.
+fn until_line(plane: &ControlPlane, agent: &dyn Fn(), args: &[&str], words: &[&str]) -> String {
+    let screen = RefCell::new(String::new());
+    plane.until(&format!("{words:?} in {args:?}"), SOON, |plane| {
+        agent();
+        let shown = text(&top(&plane.kubeconfig, args).stdout);
+        let is_there = shown
+            .lines()
+            .any(|line| words.iter().all(|word| line.contains(word)));
+        screen.replace(shown);
+        is_there
+    });
+    screen.into_inner()
+}
+
+#[test]
+fn nodes_and_pods_are_shown_as_their_agents_reported_them_last() {
+    let ports = [free_port(), free_port()];
+    let Some((plane, _controller)) = served(ports) else {
+        return;
+    };
+    let token = token(&plane, "node00");
+    let reporter = Reporter::new(&trust(&plane), ports[1]);
+    let sequence = std::cell::Cell::new(0);
+    let agent = || {
+        sequence.set(sequence.get() + 1);
+        let mut report = report("node00", sequence.get(), 6000);
+        report["status"]["timestamp"] = json!(format!("{:.0}", wall()));
+        let code = reporter.report(&token, &report).code;
+        assert!([200, 429, 503].contains(&code), "{code}");
+    };
+    let node = [
+        "node00",
+        "75.0",
+        "25.0",
+        "?/12.5/?",
+        "batch/cpu",
+        "NoSchedule, 1 throttled",
+    ];
+    let screen = until_line(&plane, &agent, &["nodes"], &node);
+    assert!(screen.contains("███████████████|····"), "{screen}");
+    let lines: Vec<&str> = screen.lines().collect();
+    assert!(lines[0].ends_with("MEASURED"), "{screen}");
+    assert!(lines[1].starts_with("node00"), "{screen}");
+    assert!(
+        lines[2].starts_with("quiet") && lines[2].contains("SILENT for"),
+        "{screen}"
+    );
+    assert!(
+        lines[3].starts_with("bare") && lines[3].ends_with("no agent"),
+        "{screen}"
+    );
+    let pod = [
+        "shop",
+        "cart-0",
+        "node00",
+        "900m",
+        "1024Mi",
+        "to 450m (50%)",
+    ];
+    let screen = until_line(&plane, &agent, &["pods", "--sort", "cpu"], &pod);
+    assert!(screen.contains("at most 10 of each: 1 of 2"), "{screen}");
+    let json = until_line(&plane, &agent, &["pods", "-o", "json"], &["cart-0"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["pods"][0]["cpuMillicores"], 900);
+    assert_eq!(json["pods"][0]["throttle"]["toMillicores"], 450);
+    where_the_api_does_not_answer(&plane);
+}
+
+/// The nodes are shown by their Leases, and why is said beside; the pods can't be.
+fn where_the_api_does_not_answer(plane: &ControlPlane) {
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    proxy.judge(|_, path| {
+        let unavailable = || Fault::Answer(503, None, "service unavailable\n".to_owned());
+        path.contains("/nodemetrics").then(unavailable)
+    });
+    let shown = top(&kubeconfig, &["-o", "json"]);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let json: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(
+        (&json["source"], &json["nodes"][0]["cpu"]),
+        (&json!("leases"), &json!(1.0))
+    );
+    let said = text(&shown.stderr);
+    let words = "warning: failed to list NodeMetrics: service unavailable (503); shown is what the Leases say";
+    assert!(said.contains(words), "{said}");
+    let refused = top(&kubeconfig, &["pods"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("service unavailable (503)") && said.contains("kubectl get apiservice"),
+        "{said}"
+    );
+}
+
+#[test]
+fn pods_are_not_shown_where_node_metrics_are_not_served_and_the_cure_is_said() {
+    let Some(plane) = cluster() else { return };
+    let nodes = top(&plane.kubeconfig, &["nodes"]);
+    assert_eq!(text(&nodes.stderr), "", "a cluster may do without");
+    let pods = top(&plane.kubeconfig, &["pods"]);
+    assert_eq!(pods.status.code(), Some(2));
+    let said = text(&pods.stderr);
+    let words = "metrics.plimsoll.dev/v1alpha1 is not served in this cluster; install plimsoll with metricsAPI.enabled";
+    assert!(said.contains(words), "{said}");
+    let refused = top(&plane.kubeconfig, &["pods", "--sort", "breached"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("--sort breached is for nodes"));
 }

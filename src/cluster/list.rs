@@ -1,10 +1,7 @@
 //! Lists that may be long.
 
-use std::fmt::Debug;
-
 use kube::api::ListParams;
 use kube::core::ObjectList;
-use serde::de::DeserializeOwned;
 
 use super::client::{CallError, call};
 
@@ -20,7 +17,7 @@ pub async fn all<K>(
     list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,
 ) -> Result<Vec<K>, CallError>
 where
-    K: Clone + Debug + DeserializeOwned,
+    K: Clone,
 {
     let mut params = params.limit(PAGE);
     let mut found = Vec::new();

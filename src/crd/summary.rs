@@ -103,7 +103,8 @@ impl Scheduling {
         }
     }
 
-    fn parse(word: &str) -> Option<Self> {
+    /// By that word.
+    pub fn parse(word: &str) -> Option<Self> {
         let known = [
             Self::Enabled,
             Self::Disabled(TaintEffect::PreferNoSchedule),

@@ -9,8 +9,11 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::{Serialize, Serializer};
 
-use crate::crd::Summary;
+use crate::crd::node_metric::Pressures;
+use crate::crd::node_metric::condition::HEALTHY;
 use crate::crd::summary::{Percent, Scheduling};
+use crate::crd::{NodeMetric, NodeMetricStatus, Summary};
+use crate::engine::policy::RuleId;
 use crate::metrics_api::table;
 use crate::ordered;
 use crate::preview::Table;
@@ -22,18 +25,36 @@ const WIDTH: usize = 20;
 /// By what rows are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
-    /// Name of the node.
+    /// Name of the node; of pods, with their namespaces.
     Name,
-    /// CPU in percent.
+    /// CPU: of nodes in percent, of pods as an amount.
     Cpu,
-    /// Memory in percent.
+    /// Memory, likewise.
     Memory,
     /// The largest of the three pressures.
     Pressure,
-    /// Rules over their mark.
+    /// Rules over their mark; for nodes only.
     Breached,
-    /// Age of the heartbeat.
+    /// Age of the figures.
     Age,
+}
+
+/// Where figures are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Source {
+    /// The aggregated API: as young as the agents' reports.
+    NodeMetrics,
+    /// The summaries in the agents' Leases.
+    Leases,
+}
+
+/// What an agent says that it has in force on its node; `None`: it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InForce {
+    pub(super) scheduling: Option<Scheduling>,
+    /// Pods.
+    pub(super) throttled: Option<u32>,
 }
 
 /// What is known of a node's agent.
@@ -64,7 +85,10 @@ pub(super) struct Row {
 }
 
 #[expect(clippy::ref_option, reason = "the signature that serde asks for")]
-fn seconds<S: Serializer>(age: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds<S: Serializer>(
+    age: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     age.map(|age| age.as_secs()).serialize(serializer)
 }
 
@@ -74,9 +98,7 @@ impl Row {
         let node = lease.name_any();
         let (renewed, summary) = (lease.renewed(), lease.summary());
         let renewal = lease.renewal();
-        let age = renewed.map(|renewed| now.duration_since(renewed));
-        // A clock of a node may be ahead.
-        let age = age.map(|age| Duration::try_from(age).unwrap_or_default());
+        let age = renewed.map(|renewed| since(renewed, now));
         let agent = match age {
             _ if !renewal.held => Agent::Left,
             Some(age) if age <= renewal.grace() => Agent::Alive,
@@ -87,6 +109,31 @@ impl Row {
             agent,
             age,
             summary,
+        }
+    }
+
+    /// By what its agent measured; marks, and what only they tell, by its Lease; what is in force by the status of its
+    /// `NodeWatermark`, which is younger.
+    pub(super) fn measured(
+        metric: &NodeMetric,
+        lease: Option<LeaseObject>,
+        in_force: Option<InForce>,
+        now: Timestamp,
+    ) -> Self {
+        let by_lease = match lease {
+            Some(lease) => Self::of(lease, now),
+            None => Self::without_agent(metric.name_any()),
+        };
+        let status = &metric.status;
+        // Where nothing came from an agent there is its Lease, if any: it may have left.
+        let Some(agent) = heard(status) else {
+            return by_lease;
+        };
+        Self {
+            agent,
+            age: status.timestamp.as_ref().map(|time| since(time.0, now)),
+            summary: figures(status, by_lease.summary, in_force),
+            node: by_lease.node,
         }
     }
 
@@ -143,7 +190,7 @@ impl Row {
                 "?".to_owned()
             },
             self.in_force(),
-            self.heartbeat(),
+            heartbeat(self.agent, self.age),
         ]
     }
 
@@ -186,21 +233,79 @@ impl Row {
             parts => parts.to_owned(),
         }
     }
+}
 
-    fn heartbeat(&self) -> String {
-        let seconds = |age: Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
-        let age = self.age.map(seconds);
-        let age = age.map_or_else(|| "?".to_owned(), table::age);
-        match self.agent {
-            Agent::Alive => age,
-            Agent::Left => format!("left {age} ago"),
-            Agent::Silent => format!("SILENT for {age}"),
-            Agent::None => "no agent".to_owned(),
-        }
+/// How old the figures are, or that they are old.
+pub(super) fn heartbeat(agent: Agent, age: Option<Duration>) -> String {
+    let seconds = |age: Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+    let age = age.map(seconds);
+    let age = age.map_or_else(|| "?".to_owned(), table::age);
+    match agent {
+        Agent::Alive => age,
+        Agent::Left => format!("left {age} ago"),
+        Agent::Silent => format!("SILENT for {age}"),
+        Agent::None => "no agent".to_owned(),
     }
 }
 
-fn or_unknown(percent: Option<Percent>) -> String {
+/// The time since then; none where the clock of the node is ahead.
+pub(super) fn since(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+/// Whether the agent is; `None`: nothing has come from it.
+pub(super) fn heard(status: &NodeMetricStatus) -> Option<Agent> {
+    let mut conditions = status.conditions.iter();
+    let healthy = conditions.find(|condition| condition.type_ == HEALTHY)?;
+    match healthy.status.as_str() {
+        "True" => Some(Agent::Alive),
+        "False" => Some(Agent::Silent),
+        _ => None,
+    }
+}
+
+/// What was measured, with what only the Lease says.
+fn figures(status: &NodeMetricStatus, said: Summary, in_force: Option<InForce>) -> Summary {
+    let [cpu, memory] = table::used_percent(status).map(|percent| percent.and_then(Percent::of));
+    // An agent that does not report directly says it in its Lease alone.
+    let pressure = match status.pods {
+        Some(_) => pressure(&status.pressure),
+        None => said.pressure,
+    };
+    let count = |number: i64| u32::try_from(number).ok();
+    let names = status.breached.iter().map(|id| RuleId::from(id.as_str()));
+    let (rules, breached, breached_rules) = match status.rules {
+        Some(rules) => (count(rules.total), count(rules.breached), names.collect()),
+        None => (said.rules, said.breached, said.breached_rules),
+    };
+    let InForce {
+        scheduling,
+        throttled,
+    } = in_force.unwrap_or(InForce {
+        scheduling: said.scheduling,
+        throttled: said.throttled,
+    });
+    let version = status.agent.as_ref().map(|agent| agent.version.clone());
+    Summary {
+        version: version.or(said.version),
+        cpu,
+        memory,
+        pressure,
+        rules,
+        breached,
+        breached_rules,
+        throttled,
+        scheduling,
+        ..said
+    }
+}
+
+fn pressure(pressure: &Pressures) -> [Option<Percent>; 3] {
+    let all = [&pressure.cpu, &pressure.memory, &pressure.io];
+    all.map(|kind| Percent::of(kind.as_ref()?.some.avg10))
+}
+
+pub(super) fn or_unknown(percent: Option<Percent>) -> String {
     percent.map_or_else(|| "?".to_owned(), |percent| percent.to_string())
 }
 
@@ -230,6 +335,7 @@ fn cells(percent: f64) -> usize {
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
+    source: Source,
     nodes: Vec<Row>,
     /// What could not be told.
     notes: Vec<String>,
@@ -237,9 +343,13 @@ pub(super) struct Screen {
 
 impl Screen {
     /// In order; silent agents last.
-    pub(super) fn new(mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
+    pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
         ordered::sort_by(&mut rows, |a, b| a.compare(b, sort));
-        Self { nodes: rows, notes }
+        Self {
+            source,
+            nodes: rows,
+            notes,
+        }
     }
 
     fn of(&self, agent: Agent) -> Vec<&str> {
@@ -258,7 +368,10 @@ impl fmt::Display for Screen {
             "PSI CPU/MEM/IO",
             "BREACHED",
             "IN FORCE",
-            "HEARTBEAT",
+            match self.source {
+                Source::NodeMetrics => "MEASURED",
+                Source::Leases => "HEARTBEAT",
+            },
         ];
         let mut table = Table::new(&header, &[2, 3]);
         for row in &self.nodes {

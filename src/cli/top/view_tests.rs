@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::crd::summary::ANNOTATION;
+use crate::engine::policy::TaintEffect;
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
@@ -40,7 +41,12 @@ fn fleet() -> Vec<Row> {
 
 #[test]
 fn a_screen_shows_load_against_the_mark_and_silent_agents_last_and_named() {
-    let screen = Screen::new(fleet(), Sort::Cpu, vec!["something".to_owned()]);
+    let screen = Screen::new(
+        Source::Leases,
+        fleet(),
+        Sort::Cpu,
+        vec!["something".to_owned()],
+    );
     let expected = "\
 NODE  CPU (| MARK)          CPU%  MEM%  PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
 hot   ███████████████|██··  91.0  40.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
@@ -71,7 +77,7 @@ note: something
 #[test]
 fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
     let order = |sort| -> Vec<String> {
-        let screen = Screen::new(fleet(), sort, Vec::new());
+        let screen = Screen::new(Source::Leases, fleet(), sort, Vec::new());
         screen.nodes.into_iter().map(|row| row.node).collect()
     };
     assert_eq!(order(Sort::Name), ["calm", "hot", "new", "dead", "bare"]);
@@ -94,7 +100,7 @@ fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_n
     assert_eq!(row("a", 51, "").agent, Agent::Silent);
     let left = row_of(None, "a", 600, "cpu=1 throttled=1");
     assert_eq!(left.agent, Agent::Left);
-    assert_eq!(left.heartbeat(), "left 10m ago");
+    assert_eq!(heartbeat(left.agent, left.age), "left 10m ago");
     assert_eq!(left.in_force(), "-");
 }
 
@@ -102,7 +108,7 @@ fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_n
 fn a_node_whose_clock_is_ahead_has_just_been_heard() {
     let ahead = row("a", -3600, "");
     assert_eq!(
-        (ahead.agent, ahead.heartbeat().as_str()),
+        (ahead.agent, heartbeat(ahead.agent, ahead.age).as_str()),
         (Agent::Alive, "0s")
     );
 }
@@ -114,7 +120,7 @@ fn a_lease_that_says_nothing_sensible_is_shown_as_silent() {
     });
     let row = Row::of(serde_json::from_value(lease).unwrap(), now());
     assert_eq!(
-        (row.agent, row.heartbeat().as_str()),
+        (row.agent, heartbeat(row.agent, row.age).as_str()),
         (Agent::Silent, "SILENT for ?")
     );
 }
@@ -131,7 +137,7 @@ fn bars_are_filled_to_the_nearest_cell_and_a_mark_is_always_seen() {
 
 #[test]
 fn json_has_every_figure_and_null_for_what_is_not_known() {
-    let screen = Screen::new(fleet(), Sort::Name, Vec::new());
+    let screen = Screen::new(Source::Leases, fleet(), Sort::Name, Vec::new());
     let json: Value = serde_json::to_value(&screen).unwrap();
     let hot = &json["nodes"][1];
     assert_eq!(
@@ -144,4 +150,110 @@ fn json_has_every_figure_and_null_for_what_is_not_known() {
     assert_eq!(json["nodes"][3]["agent"], "silent");
     assert_eq!(json["nodes"][4]["cpu"], Value::Null);
     assert_eq!(json["nodes"][4]["agent"], "none");
+}
+
+fn metric(healthy: &str, status: &Value) -> NodeMetric {
+    let mut metric = json!({
+        "metadata": {"name": "n"},
+        "status": {
+            "timestamp": "2026-01-01T11:59:57Z",
+            "capacity": {"cpu": "8", "memory": "16Gi"},
+            "conditions": [{
+                "type": "Healthy", "status": healthy, "reason": "r", "message": "",
+                "lastTransitionTime": "2026-01-01T11:00:00Z",
+            }],
+        },
+    });
+    let (into, from) = (metric["status"].as_object_mut(), status.as_object());
+    into.unwrap().extend(from.unwrap().clone());
+    serde_json::from_value(metric).unwrap()
+}
+
+fn lease_of(holder: Option<&str>, age: i64) -> LeaseObject {
+    let renewed = now() - jiff::SignedDuration::from_secs(age);
+    let summary = "cpu=1.0 mem=2.0 cpumark=75.0 psi=9.0/9.0/9.0 rules=1 throttled=0 scheduling=Enabled breached=0";
+    let lease = json!({
+        "metadata": {"name": "n", "annotations": {ANNOTATION: summary}},
+        "spec": {
+            "holderIdentity": holder, "leaseDurationSeconds": 240,
+            "renewTime": format!("{renewed:.6}"),
+        },
+    });
+    serde_json::from_value(lease).unwrap()
+}
+
+fn reported() -> Value {
+    json!({
+        "usage": {"node": {"cpu": "6", "memory": "4Gi"}},
+        "pressure": {"cpu": {"some": {"avg10": 12.5, "avg60": 0.0, "avg300": 0.0}}},
+        "pods": 3,
+        "rules": {"total": 2, "breached": 1, "cooling": 0, "unknown": 0},
+        "breached": ["q/cpu"],
+    })
+}
+
+const CLOSED: InForce = InForce {
+    scheduling: Some(Scheduling::Disabled(TaintEffect::NoSchedule)),
+    throttled: Some(1),
+};
+
+#[test]
+fn what_was_measured_is_shown_rather_than_what_the_lease_said_a_minute_ago() {
+    let lease = lease_of(Some("n"), 55);
+    let metric = metric("True", &reported());
+    let row = Row::measured(&metric, Some(lease), Some(CLOSED), now());
+    let cells = row.cells();
+    let bar = "███████████████|····";
+    let expected = [
+        "n",
+        bar,
+        "75.0",
+        "25.0",
+        "12.5/?/?",
+        "q/cpu",
+        "NoSchedule, 1 throttled",
+        "3s",
+    ];
+    assert_eq!(cells, expected);
+    let screen = Screen::new(Source::NodeMetrics, vec![row], Sort::Name, Vec::new());
+    assert!(screen.to_string().contains("MEASURED"), "{screen}");
+    assert_eq!(
+        serde_json::to_value(&screen).unwrap()["source"],
+        "nodeMetrics"
+    );
+}
+
+#[test]
+fn what_neither_report_nor_watermark_say_comes_from_the_lease() {
+    let metric = metric("True", &json!({"usage": {"node": {"cpu": "800m"}}}));
+    let row = Row::measured(&metric, Some(lease_of(Some("n"), 3)), None, now());
+    let cells = row.cells();
+    assert_eq!(cells[2..], ["10.0", "?", "9.0/9.0/9.0", "-", "-", "3s"]);
+    // Without a Lease it is not known.
+    let row = Row::measured(&metric, None, None, now());
+    assert_eq!(row.cells()[2..], ["10.0", "?", "?/?/?", "?", "?", "3s"]);
+}
+
+#[test]
+fn an_agent_that_the_controller_misses_is_silent_however_long_its_lease_holds() {
+    let metric = metric("False", &reported());
+    let row = Row::measured(&metric, Some(lease_of(Some("n"), 55)), Some(CLOSED), now());
+    let expected = [
+        "?",
+        "?",
+        "?/?/?",
+        "?",
+        "NoSchedule, 1 throttled",
+        "SILENT for 3s",
+    ];
+    assert_eq!(row.cells()[2..], expected);
+}
+
+#[test]
+fn where_nothing_came_from_an_agent_its_lease_tells_why() {
+    let metric = metric("Unknown", &json!({}));
+    let seen = |lease| Row::measured(&metric, lease, None, now()).cells()[7].clone();
+    assert_eq!(seen(None), "no agent");
+    assert_eq!(seen(Some(lease_of(None, 600))), "left 10m ago");
+    assert_eq!(seen(Some(lease_of(Some("n"), 600))), "SILENT for 10m");
 }

@@ -1,0 +1,227 @@
+//! What `plimsoll top pods` shows. Pure.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+use super::view::{Agent, Sort, heard, heartbeat, or_unknown, seconds, since};
+use crate::crd::NodeMetric;
+use crate::crd::node_metric::{MOST_PODS, PodUsage};
+use crate::crd::node_watermark::ThrottledStatus;
+use crate::crd::summary::Percent;
+use crate::engine::units::{Bytes, MilliCpu};
+use crate::metrics_api::table;
+use crate::ordered;
+use crate::preview::Table;
+
+/// So many are named at most where something is not shown.
+const MOST_NAMED: usize = 10;
+
+/// The pods that agents throttle, by node.
+pub(super) type Throttled = BTreeMap<String, Vec<ThrottledStatus>>;
+
+/// One pod.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    namespace: String,
+    name: String,
+    node: String,
+    agent: Agent,
+    #[serde(rename = "ageSeconds", serialize_with = "seconds")]
+    age: Option<Duration>,
+    #[serde(rename = "cpuMillicores")]
+    cpu: Option<MilliCpu>,
+    #[serde(rename = "memoryBytes")]
+    memory: Option<Bytes>,
+    /// Time in which some thread waited for CPU, memory or I/O.
+    pressure: [Option<Percent>; 3],
+    /// `None`: it is not known.
+    throttled: Option<bool>,
+    /// By how much, if it is.
+    throttle: Option<ThrottledStatus>,
+}
+
+impl Row {
+    fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+        let largest_first = match sort {
+            Sort::Name | Sort::Breached => Ordering::Equal,
+            Sort::Cpu => other.cpu.cmp(&self.cpu),
+            Sort::Memory => other.memory.cmp(&self.memory),
+            Sort::Pressure => other.pressure.iter().max().cmp(&self.pressure.iter().max()),
+            Sort::Age => Reverse(self.age).cmp(&Reverse(other.age)),
+        };
+        self.agent
+            .cmp(&other.agent)
+            .then(largest_first)
+            .then_with(|| self.namespace.cmp(&other.namespace))
+            .then_with(|| self.name.cmp(&other.name))
+    }
+
+    fn cells(&self) -> Vec<String> {
+        // As of a node: the last figures of a silent agent are not so any more, what it put in force is.
+        let is_heard = self.agent == Agent::Alive;
+        let cpu = self.cpu.filter(|_| is_heard);
+        let memory = self.memory.filter(|_| is_heard);
+        let unknown = || "?".to_owned();
+        let pressure = self
+            .pressure
+            .map(|kind| or_unknown(kind.filter(|_| is_heard)));
+        vec![
+            self.namespace.clone(),
+            self.name.clone(),
+            self.node.clone(),
+            cpu.map_or_else(unknown, |cpu| cpu.to_string()),
+            memory.map_or_else(unknown, table::mebibytes),
+            pressure.join("/"),
+            self.throttling(),
+            heartbeat(self.agent, self.age),
+        ]
+    }
+
+    fn throttling(&self) -> String {
+        match (&self.throttle, self.throttled) {
+            (Some(throttle), _) => match throttle.to_millicores {
+                Some(to) => format!("to {to}m ({}%)", throttle.ratio),
+                None => "idle class".to_owned(),
+            },
+            (None, Some(_)) => "-".to_owned(),
+            (None, None) => "?".to_owned(),
+        }
+    }
+}
+
+/// The busiest pods of all nodes.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Screen {
+    pods: Vec<Row>,
+    /// What is not shown, and what could not be told.
+    notes: Vec<String>,
+}
+
+impl Screen {
+    /// In order; those of silent agents last. Without what is throttled that is not known.
+    pub(super) fn new(
+        metrics: &[NodeMetric],
+        throttled: Option<&Throttled>,
+        sort: Sort,
+        now: Timestamp,
+    ) -> Self {
+        let mut pods: Vec<Row> = metrics
+            .iter()
+            .flat_map(|metric| rows(metric, throttled, now))
+            .collect();
+        ordered::sort_by(&mut pods, |a, b| a.compare(b, sort));
+        let mut notes = vec![busiest_only(metrics, pods.len())];
+        notes.extend(not_reported(metrics));
+        notes.extend(throttled_elsewhere(&pods, throttled));
+        Self { pods, notes }
+    }
+
+    /// With one more thing that could not be told.
+    pub(super) fn noted(mut self, note: Option<String>) -> Self {
+        self.notes.extend(note);
+        self
+    }
+}
+
+fn rows(
+    metric: &NodeMetric,
+    throttled: Option<&Throttled>,
+    now: Timestamp,
+) -> impl Iterator<Item = Row> {
+    let (node, status) = (metric.name_any(), &metric.status);
+    let agent = heard(status).unwrap_or(Agent::None);
+    let age = status.timestamp.as_ref().map(|time| since(time.0, now));
+    let throttled = throttled.and_then(|known| known.get(&node));
+    status.top_pods.iter().map(move |pod| Row {
+        throttled: throttled.map(|known| throttle(known, pod).is_some()),
+        throttle: throttled.and_then(|known| throttle(known, pod)).cloned(),
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        node: node.clone(),
+        agent,
+        age,
+        cpu: table::millicores(pod.cpu.as_ref()),
+        memory: table::bytes(pod.memory.as_ref()),
+        pressure: [pod.cpu_delay, pod.memory_pressure, pod.io_pressure]
+            .map(|percent| percent.and_then(Percent::of)),
+    })
+}
+
+fn throttle<'a>(known: &'a [ThrottledStatus], pod: &PodUsage) -> Option<&'a ThrottledStatus> {
+    let mut throttled = known.iter();
+    throttled.find(|it| it.namespace == pod.namespace && it.pod == pod.name)
+}
+
+fn busiest_only(metrics: &[NodeMetric], shown: usize) -> String {
+    let all: i64 = metrics.iter().filter_map(|it| it.status.pods).sum();
+    format!(
+        "these are the busiest pods of each node that reports, at most {MOST_PODS} of each: {shown} of {all}"
+    )
+}
+
+fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
+    let unknown = metrics.iter().filter(|it| it.status.pods.is_none());
+    let nodes: Vec<String> = unknown.map(NodeMetric::name_any).collect();
+    (!nodes.is_empty()).then(|| {
+        let (unknown, of) = (nodes.len(), metrics.len());
+        let names = named(&nodes);
+        format!("the pods of {unknown} of {of} nodes are not known, whose agents report nothing to the controller: {names}")
+    })
+}
+
+fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<String> {
+    let name = |row: &Row| (row.node.clone(), row.namespace.clone(), row.name.clone());
+    let shown = ordered::map(shown.iter().map(|row| (name(row), ())));
+    let all = throttled.into_iter().flatten().flat_map(|(node, pods)| {
+        let name = |it: &ThrottledStatus| (node.clone(), it.namespace.clone(), it.pod.clone());
+        pods.iter().map(name)
+    });
+    let others = all.filter(|name| !shown.contains_key(name));
+    let others: Vec<String> = others
+        .map(|(node, namespace, pod)| format!("{namespace}/{pod} on {node}"))
+        .collect();
+    let (count, names) = (others.len(), named(&others));
+    (count > 0).then(|| format!("throttled, but not among the busiest ({count}): {names}"))
+}
+
+fn named(names: &[String]) -> String {
+    let (first, rest) = names.split_at(names.len().min(MOST_NAMED));
+    match rest.len() {
+        0 => first.join(", "),
+        rest => format!("{} +{rest}", first.join(", ")),
+    }
+}
+
+impl fmt::Display for Screen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = [
+            "NAMESPACE",
+            "POD",
+            "NODE",
+            "CPU",
+            "MEMORY",
+            "PSI CPU/MEM/IO",
+            "THROTTLED",
+            "MEASURED",
+        ];
+        let mut table = Table::new(&header, &[3, 4]);
+        for row in &self.pods {
+            table.push(row.cells());
+        }
+        write!(f, "{table}")?;
+        self.notes
+            .iter()
+            .try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "pods_tests.rs"]
+mod tests;

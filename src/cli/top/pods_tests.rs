@@ -1,0 +1,123 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn metric(node: &str, healthy: &str, status: &Value) -> NodeMetric {
+    let mut metric = json!({
+        "metadata": {"name": node},
+        "status": {
+            "timestamp": "2026-01-01T11:59:56Z",
+            "conditions": [{
+                "type": "Healthy", "status": healthy, "reason": "r", "message": "",
+                "lastTransitionTime": "2026-01-01T11:00:00Z",
+            }],
+        },
+    });
+    let (into, from) = (metric["status"].as_object_mut(), status.as_object());
+    into.unwrap().extend(from.unwrap().clone());
+    serde_json::from_value(metric).unwrap()
+}
+
+fn fleet() -> Vec<NodeMetric> {
+    let pod = |namespace: &str, name: &str, cpu: &str, memory: &str| json!({"namespace": namespace, "name": name, "cpu": cpu, "memory": memory});
+    let mut waits = pod("shop", "cart-0", "900m", "3872032Ki");
+    waits["cpuDelay"] = json!(12.34);
+    waits["ioPressure"] = json!(1.0);
+    let busy = pod("batch", "sort-1", "2", "1Gi");
+    vec![
+        metric("a", "True", &json!({"pods": 30, "topPods": [waits, busy]})),
+        metric(
+            "b",
+            "False",
+            &json!({"pods": 5, "topPods": [pod("batch", "gone-1", "7", "9Gi")]}),
+        ),
+        metric("c", "True", &json!({})),
+    ]
+}
+
+fn throttled() -> Throttled {
+    let throttled = |namespace: &str, pod: &str, to: Option<i64>| ThrottledStatus {
+        namespace: namespace.to_owned(),
+        pod: pod.to_owned(),
+        rule: "q/cpu".to_owned(),
+        ratio: 50,
+        to_millicores: to,
+        ..ThrottledStatus::default()
+    };
+    let a = vec![
+        throttled("shop", "cart-0", Some(450)),
+        throttled("batch", "small-7", Some(10)),
+    ];
+    let b = vec![throttled("batch", "gone-1", None)];
+    BTreeMap::from([("a".to_owned(), a), ("b".to_owned(), b)])
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split("  ")
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+#[test]
+fn a_screen_shows_the_busiest_pods_what_they_are_throttled_to_and_what_it_leaves_out() {
+    let screen = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now()).to_string();
+    let lines: Vec<&str> = screen.lines().collect();
+    let expected = [
+        "NAMESPACE  POD  NODE  CPU  MEMORY  PSI CPU/MEM/IO  THROTTLED  MEASURED",
+        "batch  sort-1  a  2000m  1024Mi  ?/?/?  -  4s",
+        "shop  cart-0  a  900m  3781Mi  12.3/?/1.0  to 450m (50%)  4s",
+        "batch  gone-1  b  ?  ?  ?/?/?  idle class  SILENT for 4s",
+        "note: these are the busiest pods of each node that reports, at most 10 of each: 3 of 35",
+        "note: the pods of 1 of 3 nodes are not known, whose agents report nothing to the controller: c",
+        "note: throttled, but not among the busiest (1): batch/small-7 on a",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{screen}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert_eq!(words(line), words(expected), "{screen}");
+    }
+}
+
+#[test]
+fn pods_are_ordered_as_asked_and_those_of_silent_agents_come_last() {
+    let order = |sort| -> Vec<String> {
+        let screen = Screen::new(&fleet(), None, sort, now());
+        screen.pods.into_iter().map(|row| row.name).collect()
+    };
+    assert_eq!(order(Sort::Name), ["sort-1", "cart-0", "gone-1"]);
+    assert_eq!(order(Sort::Memory), ["cart-0", "sort-1", "gone-1"]);
+    assert_eq!(order(Sort::Pressure), ["cart-0", "sort-1", "gone-1"]);
+    assert_eq!(order(Sort::Cpu), ["sort-1", "cart-0", "gone-1"]);
+}
+
+#[test]
+fn json_tells_a_pod_that_is_not_throttled_from_one_of_which_that_is_not_known() {
+    let rows = |throttled: Option<&Throttled>| -> Value {
+        let screen = Screen::new(&fleet(), throttled, Sort::Name, now());
+        serde_json::to_value(&screen).unwrap()["pods"].clone()
+    };
+    let known = rows(Some(&throttled()));
+    let (free, held) = (&known[0], &known[1]);
+    assert_eq!(free["throttled"], json!(false));
+    assert_eq!(held["throttled"], json!(true));
+    assert_eq!(held["throttle"]["toMillicores"], 450);
+    assert_eq!(held["cpuMillicores"], 900);
+    assert_eq!(held["memoryBytes"], 3_872_032_u64 << 10);
+    assert_eq!(held["pressure"], json!([12.3, null, 1.0]));
+    assert_eq!(
+        (&held["agent"], &held["ageSeconds"]),
+        (&json!("alive"), &json!(4))
+    );
+    assert_eq!(rows(None)[1]["throttled"], Value::Null);
+}
+
+#[test]
+fn many_names_are_cut_and_the_rest_is_counted() {
+    let names: Vec<String> = (0..12).map(|index| format!("n{index}")).collect();
+    assert_eq!(named(&names), "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 +2");
+    assert_eq!(named(&names[..1]), "n0");
+}

@@ -1,0 +1,222 @@
+//! What `plimsoll top` reads.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hyper::header::{ACCEPT, HeaderValue};
+use hyper::{Request, Uri};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::api::{ListParams, TypeMeta};
+use kube::core::{ObjectList, PartialObjectMeta, request};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::pods::Throttled;
+use super::view::InForce;
+use crate::cluster::client::CallError;
+use crate::cluster::list::all;
+use crate::crd::node_watermark::ThrottledStatus;
+use crate::crd::summary::Scheduling;
+use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
+use crate::ordered;
+use crate::reconcilers::lease::LeaseObject;
+
+/// Asks for the rows that kubectl prints instead of the objects.
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
+/// A page of objects of which nothing but their names and the status is used.
+#[derive(Deserialize)]
+struct Page<Status> {
+    #[serde(default)]
+    metadata: Meta,
+    items: Vec<Item<Status>>,
+}
+
+#[derive(Deserialize)]
+struct Item<Status> {
+    metadata: Meta,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+struct Meta {
+    name: Option<String>,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+/// As far as pods are concerned.
+#[derive(Deserialize)]
+struct WatermarkStatus {
+    /// Who wrote it.
+    agent: Option<Value>,
+    #[serde(default)]
+    throttled: Vec<ThrottledStatus>,
+}
+
+impl<Status> Page<Status> {
+    /// Its items in another form, and where the next page begins.
+    fn read<T: Clone>(self, item: impl FnMut(Item<Status>) -> Option<T>) -> ObjectList<T> {
+        page_of(self.items.into_iter().filter_map(item), self.metadata.next)
+    }
+}
+
+fn page_of<T: Clone>(items: impl Iterator<Item = T>, next: Option<String>) -> ObjectList<T> {
+    ObjectList {
+        types: TypeMeta::default(),
+        metadata: ListMeta {
+            continue_: next,
+            ..ListMeta::default()
+        },
+        items: items.collect(),
+    }
+}
+
+/// All objects of a kind. They are decoded from a slice, as reports are: each other way to decode their status would be
+/// in the binary too.
+async fn list<Answer: DeserializeOwned, T: Clone>(
+    client: &Client,
+    ask: impl Fn(&ListParams) -> Result<Request<Vec<u8>>, request::Error>,
+    read: impl Fn(Answer) -> ObjectList<T>,
+) -> Result<Vec<T>, CallError> {
+    let one = async |page: ListParams| {
+        let request = ask(&page).map_err(kube::Error::BuildRequest)?;
+        let text = client.request_text(request).await?;
+        let answer = serde_json::from_slice::<Answer>(text.as_bytes());
+        answer.map(&read).map_err(kube::Error::SerdeError)
+    };
+    all(ListParams::default(), one).await
+}
+
+/// How loaded the nodes are; an error of code 404 where that API is not served.
+pub(super) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, CallError> {
+    let api = request::Request::new(NodeMetric::url_path(&(), None));
+    let metric = |item: Item<NodeMetricStatus>| {
+        Some(NodeMetric {
+            metadata: ObjectMeta {
+                name: item.metadata.name,
+                ..ObjectMeta::default()
+            },
+            status: item.status.unwrap_or_default(),
+        })
+    };
+    let read = |page: Page<NodeMetricStatus>| page.read(metric);
+    list(client, |page| api.list(page), read).await
+}
+
+fn watermarks() -> request::Request {
+    request::Request::new(NodeWatermark::url_path(&(), None))
+}
+
+/// What the agents have in force, by node. Where no agent has said it, there is none. The rules, which are most of a
+/// `NodeWatermark`, are not sent.
+pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce>, CallError> {
+    let api = watermarks();
+    let ask = |page: &ListParams| {
+        let mut request = api.list(page)?;
+        let rows_alone = format!("{}&includeObject=None", request.uri());
+        *request.uri_mut() = rows_alone
+            .parse::<Uri>()
+            .map_err(|error| request::Error::BuildRequest(error.into()))?;
+        let table = HeaderValue::from_static(TABLE);
+        request.headers_mut().insert(ACCEPT, table);
+        Ok(request)
+    };
+    let known = list(client, ask, |table: Value| rows(&table)).await?;
+    Ok(ordered::map(known))
+}
+
+/// The rows of a Table, by the names of its columns.
+fn rows(table: &Value) -> ObjectList<(String, InForce)> {
+    let columns = table["columnDefinitions"].as_array();
+    let column = |name: &str| columns?.iter().position(|column| column["name"] == name);
+    let [name, agent, scheduling, throttled] =
+        ["Name", "Agent", "Scheduling", "Throttled"].map(column);
+    let row = |row: &Value| {
+        let cell = |column: Option<usize>| row["cells"].get(column?);
+        // Without a version of an agent none has said anything yet.
+        cell(agent)?.as_str()?;
+        let scheduling = cell(scheduling).and_then(Value::as_str);
+        let throttled = cell(throttled).and_then(Value::as_u64);
+        let in_force = InForce {
+            scheduling: scheduling.and_then(Scheduling::parse),
+            throttled: throttled.and_then(|pods| pods.try_into().ok()),
+        };
+        Some((cell(name)?.as_str()?.to_owned(), in_force))
+    };
+    let rows = table["rows"].as_array().into_iter().flatten();
+    let next = table["metadata"]["continue"].as_str().map(str::to_owned);
+    page_of(rows.filter_map(row), next)
+}
+
+/// The pods that agents throttle, by node. Where no agent has said which, there are none.
+pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
+    let api = watermarks();
+    let pods = |item: Item<WatermarkStatus>| {
+        let status = item.status.filter(|status| status.agent.is_some())?;
+        Some((item.metadata.name?, status.throttled))
+    };
+    let read = |page: Page<WatermarkStatus>| page.read(pods);
+    let known = list(client, |page| api.list(page), read).await?;
+    Ok(ordered::map(known))
+}
+
+/// The Leases of the agents.
+pub(super) async fn leases(
+    client: &Client,
+    namespace: &str,
+) -> Result<Vec<LeaseObject>, CallError> {
+    let api: Api<LeaseObject> = Api::namespaced(client.clone(), namespace);
+    all(ListParams::default(), async |page| api.list(&page).await).await
+}
+
+/// The names of all nodes.
+pub(super) async fn nodes(client: &Client) -> Result<BTreeSet<String>, CallError> {
+    let api: Api<Node> = Api::all(client.clone());
+    let nodes = all(ListParams::default(), async |page| {
+        api.list_metadata(&page).await
+    });
+    Ok(nodes
+        .await?
+        .iter()
+        .map(PartialObjectMeta::name_any)
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::engine::policy::TaintEffect;
+
+    #[test]
+    fn rows_are_read_by_the_names_of_their_columns_and_what_no_agent_said_is_not_there() {
+        let columns = ["Name", "Rules", "Throttled", "Scheduling", "Agent"];
+        let table = json!({
+            "metadata": {"continue": "here"},
+            "columnDefinitions": columns.map(|name| json!({"name": name, "type": "string"})),
+            "rows": [
+                {"cells": ["shut", 3, 2, "NoSchedule", "0.1.0"], "object": null},
+                {"cells": ["new", null, null, null, null]},
+                {"cells": ["odd", 1, null, "Someday", "9.9"]},
+            ],
+        });
+        let page = rows(&table);
+        assert_eq!(page.metadata.continue_.as_deref(), Some("here"));
+        let in_force = |scheduling, throttled| InForce {
+            scheduling,
+            throttled,
+        };
+        let shut = in_force(Some(Scheduling::Disabled(TaintEffect::NoSchedule)), Some(2));
+        let expected = [
+            ("shut".to_owned(), shut),
+            ("odd".to_owned(), in_force(None, None)),
+        ];
+        assert_eq!(page.items, expected);
+        let nameless = json!({"rows": [{"cells": ["n"]}]});
+        assert!(rows(&nameless).items.is_empty());
+    }
+}
