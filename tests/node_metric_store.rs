@@ -6,6 +6,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use plimsoll::metrics_api::options::{Filter, Token};
 use plimsoll::metrics_api::store::{
@@ -18,8 +19,8 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 fn content(value: u32) -> Content {
     Content {
-        labels: BTreeMap::from([("odd".to_owned(), (value % 2).to_string())]),
-        metadata: r#""name":"x""#.to_owned(),
+        labels: Arc::new([("odd".to_owned(), (value % 2).to_string())].into()),
+        metadata: r#""name":"x""#.into(),
         status: value.to_string(),
         cells: Vec::new(),
     }

@@ -1,5 +1,6 @@
 //! From what is known of a node to its `NodeMetric`. Pure.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -10,7 +11,7 @@ use ring::digest::{SHA256, digest};
 use crate::crd::node_metric::condition::{HEALTHY, reason};
 use crate::crd::node_metric::{Amounts, MOST_BREACHED, ReportingAgent, RuleCounts, Usage};
 use crate::crd::summary::Percent;
-use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermarkStatus, Summary};
+use crate::crd::{NodeMetricStatus, NodeWatermarkStatus, Summary};
 use crate::engine::policy::NodeFacts;
 
 use super::store::Content;
@@ -25,6 +26,52 @@ pub struct NodeKnown {
     pub created: Option<Time>,
     /// Labels and capacity.
     pub facts: NodeFacts,
+}
+
+/// A Node, with what its object says however loaded it is: made once, not with each report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// `metadata.uid` of the Node.
+    pub uid: String,
+    created: Option<Time>,
+    /// Capacity; the labels are beside.
+    facts: NodeFacts,
+    labels: Arc<BTreeMap<String, String>>,
+    /// As [`Content`] has it.
+    metadata: Arc<str>,
+}
+
+impl Frame {
+    /// Of this Node. The UID and age of the object are the same after every failover.
+    ///
+    /// # Errors
+    /// It can't be written as JSON.
+    pub fn of(name: &str, node: NodeKnown) -> serde_json::Result<Self> {
+        let NodeKnown {
+            uid,
+            created,
+            mut facts,
+        } = node;
+        let labels = std::mem::take(&mut facts.labels);
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            uid: Some(own_uid(&uid)),
+            creation_timestamp: created.clone(),
+            labels: (!labels.is_empty()).then_some(labels),
+            ..ObjectMeta::default()
+        };
+        let written = serde_json::to_string(&metadata)?;
+        let fields = written
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'));
+        Ok(Self {
+            uid,
+            created,
+            facts,
+            labels: Arc::new(metadata.labels.unwrap_or_default()),
+            metadata: fields.unwrap_or_default().into(),
+        })
+    }
 }
 
 /// What an agent said of its rules, and of itself, in the `NodeWatermark`.
@@ -84,45 +131,45 @@ pub enum Health {
     Silent,
 }
 
-/// All that is known of one node.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// All that is known of one node's load and agent.
+#[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The Node; `None`: there is none.
-    pub node: Option<NodeKnown>,
     /// What its agent wrote of its rules.
     pub rules: Option<RulesKnown>,
     /// What its agent's Lease says.
     pub heartbeat: Option<Heartbeat>,
     /// What its agent reported, unless that is so old that the heartbeat says more.
-    pub report: Option<Arc<NodeMetricStatus>>,
+    pub report: Option<NodeMetricStatus>,
     /// How its agent is.
     pub health: Health,
     /// Since when, as far as this replica knows.
     pub since: Option<Timestamp>,
 }
 
-/// The object of a node. Its UID and age are the same after every failover.
-pub fn compose(name: &str, node: &NodeKnown, known: &Known) -> NodeMetric {
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        uid: Some(uid(&node.uid)),
-        creation_timestamp: node.created.clone(),
-        labels: Some(node.facts.labels.clone()).filter(|labels| !labels.is_empty()),
-        ..ObjectMeta::default()
+/// The object of a node, as the store keeps it.
+///
+/// # Errors
+/// It can't be written as JSON.
+pub fn content(name: &str, node: &Frame, known: &mut Known) -> serde_json::Result<Content> {
+    let conditions = vec![healthy(node, known)];
+    let mut told;
+    let status = if let Some(report) = &mut known.report {
+        report
+    } else {
+        told = by_heartbeat(node, known);
+        &mut told
     };
-    let status = match &known.report {
-        Some(report) => NodeMetricStatus::clone(report),
-        None => by_heartbeat(node, known),
-    };
-    let status = NodeMetricStatus {
-        conditions: vec![healthy(node, known)],
-        ..status
-    };
-    NodeMetric { metadata, status }
+    status.conditions = conditions;
+    Ok(Content {
+        labels: Arc::clone(&node.labels),
+        metadata: Arc::clone(&node.metadata),
+        status: serde_json::to_string(status)?,
+        cells: table::row(name, node.created.as_ref(), status),
+    })
 }
 
 /// What the Lease and the `NodeWatermark` of an agent say that does not report.
-fn by_heartbeat(node: &NodeKnown, known: &Known) -> NodeMetricStatus {
+fn by_heartbeat(node: &Frame, known: &Known) -> NodeMetricStatus {
     let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
     let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
     NodeMetricStatus {
@@ -171,7 +218,7 @@ fn agent(known: &Known) -> Option<ReportingAgent> {
     })
 }
 
-fn healthy(node: &NodeKnown, known: &Known) -> Condition {
+fn healthy(node: &Frame, known: &Known) -> Condition {
     let (status, reason, message) = match known.health {
         Health::Unknown => (
             "Unknown",
@@ -207,7 +254,7 @@ fn healthy(node: &NodeKnown, known: &Known) -> Condition {
 }
 
 /// Of the Node's, so that it is stable, and other than that.
-fn uid(node: &str) -> String {
+fn own_uid(node: &str) -> String {
     let digest = digest(&SHA256, format!("NodeMetric of {node}").as_bytes());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest.as_ref()[..16]);
@@ -223,21 +270,4 @@ fn uid(node: &str) -> String {
         &hex[20..],
     ];
     parts.join("-")
-}
-
-/// As the store keeps it.
-///
-/// # Errors
-/// It can't be written as JSON.
-pub fn content(metric: NodeMetric) -> serde_json::Result<Content> {
-    let metadata = serde_json::to_string(&metric.metadata)?;
-    let metadata = metadata
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
-    Ok(Content {
-        metadata: metadata.unwrap_or_default().to_owned(),
-        status: serde_json::to_string(&metric.status)?,
-        cells: table::row(&metric),
-        labels: metric.metadata.labels.unwrap_or_default(),
-    })
 }

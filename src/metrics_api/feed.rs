@@ -10,7 +10,7 @@ use crate::cluster::clock;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::time::BootTime;
 
-use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, compose, content};
+use super::compose::{Frame, Health, Heartbeat, Known, NodeKnown, RulesKnown, content};
 use super::data::Data;
 use super::reports::warm_up::{Heard, WarmUp};
 use super::reports::{Reports, Told, is_fresh};
@@ -35,6 +35,8 @@ pub struct Feed {
 /// One node, or what is told of it before it is there.
 #[derive(Default)]
 struct Entry {
+    /// The Node; `None`: there is none.
+    node: Option<Frame>,
     known: Known,
     /// Its agent was told of as silent.
     silent: bool,
@@ -42,9 +44,16 @@ struct Entry {
     reported: Option<(BootTime, Duration)>,
 }
 
+/// Whether that is something new.
+fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
+    let is_new = *known != now;
+    *known = now;
+    is_new
+}
+
 impl Entry {
-    /// Notes what its agent's health is, and since when.
-    fn judge(&mut self, now: Timestamp) {
+    /// Notes what its agent's health is, and since when; whether that is something new.
+    fn judge(&mut self, now: Timestamp) -> bool {
         let heard = self.known.heartbeat.is_some() || self.known.report.is_some();
         // Who has left is not silent, nor is whoever comes next.
         self.silent &= heard;
@@ -53,21 +62,29 @@ impl Entry {
             (true, true) => Health::Silent,
             (true, false) => Health::Reporting,
         };
-        if self.known.health != health {
-            self.known.health = health;
+        let is_new = set(&mut self.known.health, health);
+        if is_new {
             self.known.since = Some(now);
         }
+        is_new
     }
 
-    /// A heartbeat takes the place of a report that is too old, and with the Lease an agent gives all back.
-    fn hear(&mut self, heartbeat: Option<Heartbeat>, now: BootTime) {
+    /// A heartbeat takes the place of a report that is too old, and with the Lease an agent gives all back. Whether that
+    /// is something new.
+    fn hear(&mut self, heartbeat: Option<Heartbeat>, now: BootTime) -> bool {
         let fresh = |(at, interval)| is_fresh(at, interval, now);
         let is_stale = !self.reported.is_some_and(fresh);
+        let mut is_new = false;
         if heartbeat.is_none() || (is_stale && heartbeat != self.known.heartbeat) {
-            self.known.report = None;
-            self.reported = None;
+            is_new = self.forget_report();
         }
-        self.known.heartbeat = heartbeat;
+        set(&mut self.known.heartbeat, heartbeat) || is_new
+    }
+
+    /// Whether there was one.
+    fn forget_report(&mut self) -> bool {
+        self.reported = None;
+        self.known.report.take().is_some()
     }
 }
 
@@ -116,15 +133,15 @@ impl Feed {
         if let Some(reports) = &self.reports {
             reports.node(name, node.is_some());
         }
-        self.change(name, |entry| entry.known.node = node);
+        match node.map(|node| Frame::of(name, node)).transpose() {
+            Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),
+            Err(error) => not_written(name, &error),
+        }
     }
 
     /// Whether this is not the Node that is known by its name.
     fn is_another(&self, name: &str, node: Option<&NodeKnown>) -> bool {
-        let known = self
-            .nodes
-            .get(name)
-            .and_then(|entry| entry.known.node.as_ref());
+        let known = self.nodes.get(name).and_then(|entry| entry.node.as_ref());
         known
             .zip(node)
             .is_some_and(|(known, node)| known.uid != node.uid)
@@ -133,7 +150,7 @@ impl Feed {
     /// The status of a `NodeWatermark` as it is now; `None`: it is gone.
     pub fn watermark(&mut self, name: &str, status: Option<&NodeWatermarkStatus>) {
         let rules = status.and_then(RulesKnown::of);
-        self.change(name, |entry| entry.known.rules = rules);
+        self.change(name, |entry| set(&mut entry.known.rules, rules));
     }
 
     /// What an agent's Lease says now; `None`: nobody holds it.
@@ -152,44 +169,48 @@ impl Feed {
         } = told;
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
-            entry.known.report = Some(Arc::new(status));
+            entry.known.report = Some(status);
+            true
         });
     }
 
     /// An agent fell silent, or is heard again.
     pub fn silent(&mut self, name: &str, silent: bool) {
-        self.change(name, |entry| entry.silent = silent);
+        self.change(name, |entry| {
+            entry.silent = silent;
+            false
+        });
     }
 
-    fn change(&mut self, name: &str, change: impl FnOnce(&mut Entry)) {
+    /// Changes an entry, and where `change` says that it is something new, or its agent's health is, its object.
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut Entry) -> bool) {
         if !self.nodes.contains_key(name) {
             self.nodes.insert(name.to_owned(), Entry::default());
         }
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
-        let before = entry.known.clone();
-        change(entry);
-        entry.judge(clock::wall());
-        let Some(node) = &entry.known.node else {
-            entry.known.report = None;
-            entry.reported = None;
+        let was_there = entry.node.is_some();
+        let is_new = change(entry);
+        let is_judged_anew = entry.judge(clock::wall());
+        let Some(node) = &entry.node else {
+            entry.forget_report();
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
                 self.nodes.remove(name);
             }
-            if before.node.is_some() {
+            if was_there {
                 self.changed = true;
                 self.data.change(|store| store.delete(name));
             }
             return;
         };
-        if entry.known == before {
+        if !is_new && !is_judged_anew {
             return;
         }
         self.changed = true;
-        match content(compose(name, node, &entry.known)) {
+        match content(name, node, &mut entry.known) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
-            Err(error) => tracing::error!(name, %error, "failed to write a NodeMetric as JSON"),
+            Err(error) => not_written(name, &error),
         }
     }
 
@@ -227,7 +248,7 @@ impl Feed {
         }
         let (nodes, leases) = (&self.nodes, self.leases);
         self.warm_up.is_over(clock::now(), || {
-            let there = nodes.values().filter(|entry| entry.known.node.is_some());
+            let there = nodes.values().filter(|entry| entry.node.is_some());
             let living = there.filter(|entry| entry.known.heartbeat.is_some());
             let (mut all, mut reported) = (0, 0);
             for entry in living {
@@ -247,6 +268,10 @@ impl Feed {
             self.data.wake();
         }
     }
+}
+
+fn not_written(name: &str, error: &serde_json::Error) {
+    tracing::error!(name, %error, "failed to write a NodeMetric as JSON");
 }
 
 #[cfg(test)]

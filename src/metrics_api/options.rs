@@ -25,7 +25,7 @@ impl Filter {
             .names
             .iter()
             .all(|(name, is)| (**name == *object.name) == *is);
-        named && self.labels.matches(&object.content.labels)
+        named && self.labels.matches(&*object.content.labels)
     }
 
     /// The only name that it can take, if it says so.

@@ -63,13 +63,14 @@ impl FromStr for Version {
     }
 }
 
-/// What an object says, its version aside: written as JSON once, however often it is read.
+/// What an object says, its version aside: written as JSON once, however often it is read. What does not change with
+/// its load is shared by all that it ever said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Content {
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Arc<BTreeMap<String, String>>,
     /// The fields of `metadata` without the braces and the version; at least one.
-    pub metadata: String,
+    pub metadata: Arc<str>,
     /// `status`.
     pub status: String,
     /// Its row in a Table.

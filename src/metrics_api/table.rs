@@ -2,11 +2,12 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
+use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::Pressures;
 use crate::crd::node_metric::condition::HEALTHY;
-use crate::crd::{NodeMetric, NodeMetricStatus};
 use crate::engine::quantity::Quantity;
 use crate::engine::units::{Bytes, MilliCpu};
 
@@ -94,16 +95,14 @@ pub fn columns() -> Value {
         .collect()
 }
 
-/// The row of an object.
-pub fn row(metric: &NodeMetric) -> Vec<Cell> {
-    let status = &metric.status;
+/// The row of the object of this name, whose Node is there since then.
+pub fn row(name: &str, created: Option<&Time>, status: &NodeMetricStatus) -> Vec<Cell> {
     let used = &status.usage.node;
     let percent = |used: Option<f64>| Cell::text(used.map(|percent| format!("{percent:.0}%")));
     let [cpu, memory] = used_percent(status);
-    let created = metric.metadata.creation_timestamp.as_ref();
     let agent = status.agent.as_ref();
     vec![
-        Cell::text(metric.metadata.name.clone()),
+        Cell::Text(name.to_owned()),
         Cell::text(millicores(used.cpu.as_ref()).map(|cpu| cpu.to_string())),
         percent(cpu),
         Cell::text(bytes(used.memory.as_ref()).map(mebibytes)),
@@ -112,7 +111,7 @@ pub fn row(metric: &NodeMetric) -> Vec<Cell> {
         status
             .rules
             .map_or(Cell::Unknown, |rules| Cell::Number(rules.breached)),
-        Cell::Text(health(metric)),
+        Cell::Text(health(status)),
         created.map_or(Cell::Unknown, |time| Cell::Since(time.0)),
         status
             .timestamp
@@ -166,8 +165,8 @@ fn worst(pressure: &Pressures) -> Option<String> {
     Some(format!("{name} {percent:.0}%"))
 }
 
-fn health(metric: &NodeMetric) -> String {
-    let conditions = metric.status.conditions.iter();
+fn health(status: &NodeMetricStatus) -> String {
+    let conditions = status.conditions.iter();
     let healthy = conditions
         .rev()
         .find(|condition| condition.type_ == HEALTHY);
@@ -252,27 +251,25 @@ mod tests {
 
     #[test]
     fn a_row_says_what_is_known_and_nothing_else() {
-        let metric: NodeMetric = serde_json::from_value(json!({
-            "metadata": {"name": "n1", "creationTimestamp": "2026-01-01T00:00:00Z"},
-            "status": {
-                "timestamp": "2026-01-01T01:00:00Z", "window": "10s",
-                "capacity": {"cpu": "8", "memory": "16Gi"},
-                "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
-                "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
-                             "cpu": {"some": {"avg10": 0.4, "avg60": 9.0, "avg300": 9.0}}},
-                "rules": {"total": 3, "breached": 1, "cooling": 0, "unknown": 0},
-            },
+        let status: NodeMetricStatus = serde_json::from_value(json!({
+            "timestamp": "2026-01-01T01:00:00Z", "window": "10s",
+            "capacity": {"cpu": "8", "memory": "16Gi"},
+            "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
+            "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
+                         "cpu": {"some": {"avg10": 0.4, "avg60": 9.0, "avg300": 9.0}}},
+            "rules": {"total": 3, "breached": 1, "cooling": 0, "unknown": 0},
         }))
         .unwrap();
         let now = "2026-01-01T01:00:30Z".parse().unwrap();
-        let printed = |metric| {
-            row(metric)
+        let created = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let printed = |created, status| {
+            row("n1", created, status)
                 .iter()
                 .map(|cell| cell.value(now))
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            printed(&metric),
+            printed(Some(&created), &status),
             json!([
                 "n1",
                 "1200m",
@@ -291,8 +288,11 @@ mod tests {
             .unwrap()
             .clone(),
         );
-        let unknown = printed(&NodeMetric::default());
+        let unknown = printed(None, &NodeMetricStatus::default());
         assert_eq!(unknown.len(), columns().as_array().unwrap().len());
-        assert!(unknown.iter().all(|cell| cell == UNKNOWN), "{unknown:?}");
+        assert!(
+            unknown[1..].iter().all(|cell| cell == UNKNOWN),
+            "{unknown:?}"
+        );
     }
 }

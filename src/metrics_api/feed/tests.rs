@@ -259,6 +259,22 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
 }
 
 #[test]
+fn what_no_report_changes_is_kept_once() {
+    let mut replica = Replica::new();
+    replica.feed.node("n1", Some(node(8)));
+    let hour = Duration::from_hours(1);
+    let [before, after] = [3, 4].map(|pods| {
+        replica.feed.report(report(pods, hour));
+        let found = replica.data.read(|store| store.get("n1"));
+        found.unwrap().unwrap().unwrap()
+    });
+    assert_ne!(before.content.status, after.content.status);
+    let (before, after) = (before.content, after.content);
+    assert!(Arc::ptr_eq(&before.metadata, &after.metadata));
+    assert!(Arc::ptr_eq(&before.labels, &after.labels));
+}
+
+#[test]
 fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_is_not() {
     let mut replica = Replica::new();
     replica.feed.node("n1", Some(node(8)));

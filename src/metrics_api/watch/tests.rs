@@ -35,8 +35,8 @@ impl Replica {
 
     fn apply(&self, name: &str, pool: &str, value: u32) {
         let content = Content {
-            labels: [("pool".to_owned(), pool.to_owned())].into(),
-            metadata: format!(r#""name":"{name}","labels":{{"pool":"{pool}"}}"#),
+            labels: Arc::new([("pool".to_owned(), pool.to_owned())].into()),
+            metadata: format!(r#""name":"{name}","labels":{{"pool":"{pool}"}}"#).into(),
             status: format!(r#"{{"pods":{value}}}"#),
             cells: vec![Cell::Text(name.to_owned()), Cell::Number(value.into())],
         };
