@@ -250,13 +250,8 @@ impl Controller {
                 leading = term.is_some();
                 self.lead(leading);
             }
-            if let Some(feed) = &mut self.feed {
-                feed.lead(term.map(|term| term.epoch));
-            }
+            self.show(term.map(|term| term.epoch));
             self.work();
-            if let Some(feed) = &mut self.feed {
-                feed.flush();
-            }
         }
     }
 
@@ -272,6 +267,17 @@ impl Controller {
         }
     }
 
+    /// Lets clients see what is known now, in this term.
+    fn show(&mut self, epoch: Option<u64>) {
+        let silences = self.world.take_silences();
+        let Some(feed) = &mut self.feed else { return };
+        feed.lead(epoch);
+        for (node, silent) in silences {
+            feed.silent(&node, silent);
+        }
+        feed.flush();
+    }
+
     /// Takes what agents have reported since.
     fn hear(&mut self) {
         let (Some(reports), Some(feed)) = (&self.reports, &mut self.feed) else {
@@ -285,6 +291,8 @@ impl Controller {
     }
 
     fn take(&mut self, index: usize, change: Change<Item>) {
+        // An agent that leaves reports its last before it gives its Lease back.
+        self.hear();
         let Some(store) = self.stores.get_mut(index) else {
             return;
         };
@@ -300,11 +308,6 @@ impl Controller {
         let begun = clock::now();
         if store.take(change, &mut self.world, self.feed.as_mut(), begun) {
             self.metrics.complete(kind);
-            match (store.source, &mut self.feed) {
-                (Source::Nodes, Some(feed)) => feed.nodes_known(),
-                (Source::Leases, Some(feed)) => feed.leases_known(),
-                _ => {}
-            }
         }
         if store.source.is_compiled() {
             self.metrics.compiled(clock::now().since(begun));
@@ -331,11 +334,6 @@ impl Controller {
         }
         for note in self.world.take_notes() {
             self.tell(note);
-        }
-        for (node, silent) in self.world.take_silences() {
-            if let Some(feed) = &mut self.feed {
-                feed.silent(&node, silent);
-            }
         }
         self.metrics.heard(self.world.take_ages());
         self.metrics.count(&self.world, self.writes.len());
@@ -445,3 +443,6 @@ fn log(write: &Write) {
         Write::Open { node, .. } => tracing::info!(node, "taking the taint of a silent agent away"),
     }
 }
+
+#[cfg(test)]
+mod tests;

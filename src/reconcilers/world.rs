@@ -289,6 +289,7 @@ impl World {
         self.leading = true;
         self.attempts.clear();
         self.silent.clear();
+        self.silences.clear();
         self.silence.begin();
         let soft = self.live.iter().filter(|(_, live)| live.softened);
         self.softened = soft.map(|(name, _)| name.clone()).collect();

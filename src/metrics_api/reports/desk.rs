@@ -148,15 +148,8 @@ impl Desk {
             );
             return Err(("other_node", Refusal::new(403, "Forbidden", message)));
         }
-        let pace = self.pace();
-        match self.latest().put(report, pace.least, clock::now()) {
-            Outcome::Stored(age) => {
-                self.arrived.notify_one();
-                if let Some(age) = age {
-                    self.metrics.followed(age);
-                }
-                Ok(("stored", node))
-            }
+        match self.put(report) {
+            Outcome::Stored(_) => Ok(("stored", node)),
             Outcome::Replayed => Ok(("replayed", node)),
             Outcome::NotOpen => Err(not_open()),
             Outcome::UnknownNode => {
@@ -167,9 +160,22 @@ impl Desk {
                 let message =
                     "there are more reports than can be taken: this one came before it was wanted";
                 let refusal = Refusal::new(429, "TooManyRequests", message);
-                Err(("too_soon", refusal.after(pace.retry_after())))
+                Err(("too_soon", refusal.after(self.pace().retry_after())))
             }
         }
+    }
+
+    /// Keeps a report for whoever takes them.
+    pub fn put(&self, report: Report) -> Outcome {
+        let least = self.pace().least;
+        let outcome = self.latest().put(report, least, clock::now());
+        if let Outcome::Stored(age) = outcome {
+            self.arrived.notify_one();
+            if let Some(age) = age {
+                self.metrics.followed(age);
+            }
+        }
+        outcome
     }
 
     async fn identify(&self, headers: &HeaderMap) -> Result<Arc<str>, Refused> {

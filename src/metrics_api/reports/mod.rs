@@ -79,6 +79,22 @@ impl Reports {
     }
 }
 
+#[cfg(test)]
+impl Reports {
+    /// Those of agents that are connected to nothing.
+    pub fn unconnected(client: kube::Client) -> Self {
+        let (_, standing) = watch::channel(Standing::default());
+        let metrics = ReportMetrics::default();
+        let identity = Identity::new(client, String::new(), metrics.clone());
+        Self(Arc::new(Desk::new(identity, standing, metrics)))
+    }
+
+    /// One comes; whether it is kept.
+    pub fn put(&self, report: crate::crd::Report) -> bool {
+        matches!(self.0.put(report), latest::Outcome::Stored(_))
+    }
+}
+
 /// Listens, and says what has to be awaited for that to go on: it ends when taking reports does. `requests` is told of what
 /// is asked of the API server.
 ///

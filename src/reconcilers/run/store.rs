@@ -155,6 +155,11 @@ impl Store {
                     self.delete(&name, world, feed.as_deref_mut());
                 }
                 self.complete = true;
+                match (self.source, feed) {
+                    (Source::Nodes, Some(feed)) => feed.nodes_known(),
+                    (Source::Leases, Some(feed)) => feed.leases_known(),
+                    _ => {}
+                }
                 return true;
             }
             Change::Failed(_) => {}

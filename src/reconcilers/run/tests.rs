@@ -1,0 +1,96 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::crd::Report;
+use crate::metrics_api::data::Data;
+use crate::metrics_api::store::Limits;
+
+/// A controller that nothing is connected to, and where its agents report.
+fn controller() -> (Controller, Reports) {
+    let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+    let client = Client::try_from(nowhere).unwrap();
+    let options = Options {
+        settings: Settings::default(),
+        namespace: "default".to_owned(),
+        lease: "controller".to_owned(),
+        agents: "agents".to_owned(),
+        identity: "one".to_owned(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        metrics_api: None,
+        address: None,
+    };
+    let reports = Reports::unconnected(client.clone());
+    let (_, standing) = watch::channel(Standing::default());
+    let data = Arc::new(Data::new(Limits::default(), standing));
+    let mut controller = Controller::new(client, &options, Arc::default());
+    controller.feed = Some(Feed::new(data, Some(reports.clone())));
+    controller.reports = Some(reports.clone());
+    (controller, reports)
+}
+
+impl Controller {
+    fn sees(&mut self, source: Source, change: Change<Item>) {
+        let index = Source::ALL.iter().position(|it| *it == source);
+        self.take(index.unwrap(), change);
+    }
+
+    fn sees_lease(&mut self, holder: Option<&str>) {
+        let lease: Value = json!({
+            "metadata": {"name": "n", "uid": "l", "resourceVersion": format!("{holder:?}")},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 40},
+        });
+        let lease = serde_json::from_value(lease).unwrap();
+        let change = Change::Apply("n".to_owned(), Item::Lease(Box::new(lease)));
+        self.sees(Source::Leases, change);
+    }
+
+    /// The words of what it tells when nothing more comes for an hour.
+    fn tells_in_the_end(&mut self) -> Vec<&'static str> {
+        let now = clock::now();
+        self.world.plan(now, 0);
+        self.world.plan(now + Duration::from_hours(1), 0);
+        let notes = self.world.take_notes().into_iter();
+        notes.map(|note| note.reason).collect()
+    }
+}
+
+/// One that leads, and sees a node whose agent holds its Lease.
+fn leading() -> (Controller, Reports) {
+    let (mut controller, reports) = controller();
+    let node = json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}});
+    let node = serde_json::from_value(node).unwrap();
+    controller.sees(Source::Nodes, Change::Restarted);
+    let change = Change::Apply("n".to_owned(), Item::Node(Box::new(node)));
+    controller.sees(Source::Nodes, change);
+    controller.sees(Source::Nodes, Change::Complete);
+    controller.sees_lease(Some("n"));
+    controller.world.lead();
+    (controller, reports)
+}
+
+fn report() -> Report {
+    Report {
+        node: "n".to_owned(),
+        boot_id: "boot".to_owned(),
+        interval_seconds: 10,
+        ..Report::default()
+    }
+}
+
+#[tokio::test]
+async fn an_agent_whose_last_report_came_before_it_gave_its_lease_back_is_not_missed() {
+    let (mut controller, reports) = leading();
+    assert!(reports.put(report()));
+    controller.sees_lease(None);
+    controller.hear();
+    assert_eq!(controller.tells_in_the_end(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_agent_that_reports_though_its_lease_was_given_back_is_missed_when_it_stops() {
+    let (mut controller, reports) = leading();
+    controller.sees_lease(None);
+    assert!(reports.put(report()));
+    controller.hear();
+    assert_eq!(controller.tells_in_the_end(), ["AgentSilent"]);
+}
