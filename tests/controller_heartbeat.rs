@@ -227,6 +227,37 @@ fn an_agent_that_was_asked_to_report_seldom_may() {
 }
 
 #[test]
+fn an_agent_that_reported_seldom_and_goes_on_by_its_lease_is_missed_as_soon_as_others() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.report("a1", 60);
+    fleet.pass(MINUTE * 5, &[]);
+    fleet.pass(SECOND * 50, &["a1"]);
+    assert_eq!(fleet.told(), []);
+    fleet.pass(SECOND * 10, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+}
+
+#[test]
+fn an_agent_that_reports_seldom_and_can_not_write_its_lease_is_not_missed_in_between() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    for _ in 0..10 {
+        fleet.report("a1", 60);
+        fleet.pass(MINUTE, &["a1"]);
+    }
+    assert_eq!(fleet.told(), []);
+    // Nor where another begins to lead, or a watch is cut.
+    fleet.world.follow();
+    fleet.world.lead();
+    fleet.look();
+    fleet.pass(MINUTE, &["a1"]);
+    fleet.world.missed_leases();
+    fleet.pass(MINUTE * 5, &["a1"]);
+    assert_eq!(fleet.told(), []);
+    fleet.pass(SECOND * 20, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+}
+
+#[test]
 fn an_agent_that_gave_its_lease_back_has_not_fallen_silent() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.report("a1", 10);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::attempt::Attempt;
 use super::lease::Renewal;
 use crate::engine::time::BootTime;
-use watched::Watched;
+use watched::{Reporting, Watched};
 
 /// So many silent agents of a hundred in a zone at once, and at least so many, are our fault rather than theirs.
 const MOST_PERCENT: usize = 55;
@@ -111,7 +111,7 @@ impl Silence {
     /// Begins to tell: every agent counts as just heard, and nothing as told.
     pub fn begin(&mut self) {
         for node in self.nodes.values_mut() {
-            node.is_heard(None);
+            node.begin();
         }
         self.back.clear();
         self.held.clear();
@@ -179,7 +179,11 @@ impl Silence {
 
     /// Its agent reported, and will again within this interval.
     pub fn reported(&mut self, node: &str, interval: Duration, at: BootTime) {
-        self.nodes.entry(node.to_owned()).or_default().reports = Some(interval);
+        let known = self.nodes.entry(node.to_owned()).or_default();
+        known.reports = Some(Reporting {
+            interval,
+            last: Some(at),
+        });
         self.hear(node, Some(at));
     }
 
@@ -262,7 +266,7 @@ impl Silence {
         let mut zones = BTreeMap::<Arc<str>, [usize; 2]>::new();
         let mut figures = Figures::default();
         for node in self.nodes.values_mut() {
-            let heard = *node.heard.get_or_insert(now);
+            let heard = node.heard_by(now);
             let Some(zone) = node.zone().map(Arc::clone) else {
                 continue;
             };

@@ -13,6 +13,15 @@ const REPORTS: Duration = Duration::from_secs(50);
 /// What a watch shows may be old. Nothing is told or undone unless the Lease itself was read so short a while ago.
 const CONFIRMED: Duration = Duration::from_mins(1);
 
+/// What an agent promises that reports directly.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reporting {
+    /// The next report comes within this time...
+    pub(super) interval: Duration,
+    /// ...of the last one; `None`: since the last look.
+    pub(super) last: Option<BootTime>,
+}
+
 /// One agent, and what is known of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watched {
@@ -20,8 +29,8 @@ pub(super) struct Watched {
     pub(super) place: Option<(Arc<str>, InForce)>,
     /// Its Lease as last seen, where it holds one.
     pub(super) lease: Option<Renewal>,
-    /// How often it reports, where it does so directly.
-    pub(super) reports: Option<Duration>,
+    /// Where it reports directly.
+    pub(super) reports: Option<Reporting>,
     /// When it was heard last; `None`: since the last look.
     pub(super) heard: Option<BootTime>,
     /// When its Lease was last read and was as old as it seemed.
@@ -58,10 +67,26 @@ impl Watched {
         before.told
     }
 
-    /// It counts as just heard, but what was told was told.
+    /// It counts as just heard, in every way; whether its silence was told of.
+    pub(super) fn begin(&mut self) -> bool {
+        if let Some(reports) = &mut self.reports {
+            reports.last = None;
+        }
+        self.is_heard(None)
+    }
+
+    /// The same, but what was told was told.
     pub(super) fn restart(&mut self) {
-        let told = self.is_heard(None);
+        let told = self.begin();
         self.told = told;
+    }
+
+    /// When it was heard last; what was since the last look was now.
+    pub(super) fn heard_by(&mut self, now: BootTime) -> BootTime {
+        if let Some(reports) = &mut self.reports {
+            reports.last.get_or_insert(now);
+        }
+        *self.heard.get_or_insert(now)
     }
 
     pub(super) const fn has_lease(&self) -> bool {
@@ -89,11 +114,18 @@ impl Watched {
         self.heard.map_or(Duration::ZERO, |heard| now.since(heard))
     }
 
-    /// How long it may be silent: by its reports, which come often while the Lease is renewed seldom, else by its Lease.
+    /// How long it may be silent. A report promises the next one, a renewal of its Lease the next renewal, and it is silent
+    /// once both promises are broken. While it reports the Lease is renewed seldom, and promises no more than a report.
     fn grace(&self) -> Option<Duration> {
-        let by_lease = || self.lease.as_ref().map(Renewal::grace);
-        let by_reports = self.reports.map(|interval| REPORTS.max(interval * 5));
-        by_reports.or_else(by_lease)
+        let by_lease = self.lease.as_ref().map(Renewal::grace);
+        let Some(Reporting { interval, last }) = self.reports else {
+            return by_lease;
+        };
+        let by_reports = REPORTS.max(interval * 5);
+        let passed = self.heard.zip(last);
+        let passed = passed.map_or(Duration::ZERO, |(heard, last)| heard.since(last));
+        let at_least = by_lease.map_or(by_reports, |lease| lease.min(by_reports));
+        Some(by_reports.saturating_sub(passed).max(at_least))
     }
 
     /// It is silent.
