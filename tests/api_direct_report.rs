@@ -249,6 +249,10 @@ fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controll
         let answer = agent.report(&token, &report("node00", 9, 1));
         assert_eq!(answer.code, code, "{result}: {}", answer.body);
         assert_eq!(answer.body["kind"], "Status", "{result}");
+        let message = answer.body["message"].as_str().unwrap();
+        let by_the_clock = ["token_expired", "token_not_yet"].contains(&result);
+        let tells_so = message.contains("the clock of the controller");
+        assert_eq!(tells_so, by_the_clock, "{message}");
         assert_eq!(
             answer.headers.contains_key("www-authenticate"),
             code == 401,

@@ -30,10 +30,12 @@ pub enum BadToken {
     #[error("the token is not for the audience {}", crate::crd::report::AUDIENCE)]
     Audience,
     /// It is not valid any more.
-    #[error("the token has expired")]
+    #[error("the token has expired, or the clock of the controller is ahead of the API server's")]
     Expired,
     /// It is not valid yet.
-    #[error("the token is not valid yet")]
+    #[error(
+        "the token is not valid yet, or the clock of the controller is behind the API server's"
+    )]
     NotYet,
     /// It was signed by somebody else, or changed since.
     #[error("the token was not signed by the API server")]
