@@ -12,16 +12,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api_support::{ControlPlane, Controller, free_port};
+use api_support::reporter::{Reporter, account, report, token, trust};
+use api_support::{ControlPlane, Controller, LEASES, free_port, lease_namespace};
 use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
 use kube::client::Body;
 use kube::{Client, Config};
 use nix::sys::signal::Signal;
 use plimsoll::cluster::client::Server;
+use plimsoll::cluster::clock;
 use plimsoll::cluster::election::Standing;
 use plimsoll::metrics_api::{self, Observer, Options, Place};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -37,9 +39,14 @@ struct Replica {
 
 impl Replica {
     fn start(plane: &ControlPlane, name: &str) -> Self {
+        Self::start_with(plane, name, &[])
+    }
+
+    fn start_with(plane: &ControlPlane, name: &str, more: &[&str]) -> Self {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
         let args = ["--metrics-api-listen", &listen, "--pod-ip", "127.0.0.1"];
+        let args = [&args, more].concat();
         let mut config = Config::new(format!("https://{listen}").parse().unwrap());
         config.accept_invalid_certs = true;
         config.default_retry = false;
@@ -160,6 +167,55 @@ async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader()
     let answer = timeout(SOON, standby.client.send(request)).await.unwrap();
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
     assert!(standby.version().await > before);
+}
+
+/// Until this replica serves at all.
+async fn until_serving(replica: &Replica) {
+    let answers = async {
+        loop {
+            let request = Request::get("/healthz").body(Body::empty()).unwrap();
+            if replica.client.send(request).await.is_ok() {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(SOON, answers).await.expect("it serves");
+}
+
+#[tokio::test]
+async fn a_list_that_a_standby_is_asked_for_while_the_leader_warms_up_waits_for_that() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    plane.nodes(&["node00".to_owned()]);
+    account(&plane);
+    let renewed = format!("{:.6}", clock::wall());
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "node00", "namespace": LEASES},
+        "spec": {"holderIdentity": "node00", "leaseDurationSeconds": 240, "renewTime": renewed},
+    });
+    plane.apply(&[lease_namespace(), lease]);
+    let (token, port) = (token(&plane, "node00"), free_port());
+    let reports = format!("127.0.0.1:{port}");
+    let leader = Replica::start_with(&plane, "leader", &["--report-listen", &reports]);
+    plane.until("it leads", SOON, |_| leader.controller.leads());
+    let standby = Replica::start(&plane, "standby");
+    until_serving(&standby).await;
+    let request = Request::get(LIST).body(Body::empty()).unwrap();
+    let mut asked = Box::pin(standby.client.send(request));
+    // Nothing has come of the agent, which lives.
+    let early = timeout(Duration::from_secs(2), &mut asked).await;
+    let answer = if let Ok(answer) = early {
+        answer
+    } else {
+        let agent = Reporter::new(&trust(&plane), port);
+        let told = agent.report(&token, &report("node00", 1, 2000));
+        assert_eq!(told.code, 200, "{}", told.body);
+        timeout(SOON, asked).await.expect("it answers")
+    };
+    assert_eq!(answer.unwrap().status(), StatusCode::OK);
 }
 
 struct Nobody;

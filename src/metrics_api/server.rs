@@ -219,6 +219,10 @@ impl Api {
             tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
             Refusal::not_leading()
         })?;
+        if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
+            // It leads no more, or is still to hear of most nodes: that is waited for here as it is there.
+            return Err(Refusal::not_leading());
+        }
         Ok(answer.map(|body| until(body, self.leads_no_more(leader, verb == "watch"))))
     }
 
