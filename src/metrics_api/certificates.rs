@@ -15,6 +15,7 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
     SignatureScheme,
@@ -332,36 +333,42 @@ fn tls(certified: &Certified, bundle: &str) -> Result<Tls, KeepError> {
         roots.add(certificate?)?;
     }
     let roots = Arc::new(roots);
-    let chain = || vec![certified.certificate.clone()];
     let anybody = Arc::new(Anybody(Arc::clone(&provider)));
-    let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()?
-        .with_client_cert_verifier(anybody)
-        .with_single_cert(chain(), certified.key.clone_key())?;
-    server.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Resumed sessions would carry the identity of a certificate that may have ended.
-    server.send_tls13_tickets = 0;
-    server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-    let mut reports = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(chain(), certified.key.clone_key())?;
-    reports.alpn_protocols = vec![b"h2".to_vec()];
-    // Agents connect once, and when they do so again it is to another replica most often.
-    reports.send_tls13_tickets = 0;
-    reports.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(Arc::clone(&roots))
-        .with_client_auth_cert(chain(), certified.key.clone_key())?;
-    let replicas =
-        rustls::server::WebPkiClientVerifier::builder_with_provider(roots, provider).build()?;
+        .with_client_auth_cert(
+            vec![certified.certificate.clone()],
+            certified.key.clone_key(),
+        )?;
     Ok(Tls {
-        server: Arc::new(server),
-        reports: Arc::new(reports),
+        server: Arc::new(server(certified, &provider, anybody, b"http/1.1")?),
+        reports: Arc::new(server(certified, &provider, Arc::new(NoClientAuth), b"h2")?),
         client: Arc::new(client),
-        replicas,
+        replicas: WebPkiClientVerifier::builder_with_provider(roots, provider).build()?,
     })
+}
+
+/// What is served with: certificates that clients show are judged by `clients`, and one protocol is spoken.
+fn server(
+    certified: &Certified,
+    provider: &Arc<CryptoProvider>,
+    clients: Arc<dyn ClientCertVerifier>,
+    protocol: &[u8],
+) -> Result<ServerConfig, rustls::Error> {
+    let mut server = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(
+            vec![certified.certificate.clone()],
+            certified.key.clone_key(),
+        )?;
+    server.alpn_protocols = vec![protocol.to_vec()];
+    // Resumed sessions would carry the identity of a certificate that may have ended; and agents connect once, and when
+    // they do so again it is to another replica most often.
+    server.send_tls13_tickets = 0;
+    server.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(server)
 }
 
 /// Asks for a certificate, and takes any whose key the client has. What it is worth is judged by each request: a

@@ -291,7 +291,7 @@ impl Api {
 }
 
 fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
-    matches!(answer, Err(refusal) if *refusal == Refusal::not_leading())
+    answer.as_ref().is_err_and(Refusal::is_not_leading)
 }
 
 const JSON: &str = "application/json";

@@ -6,6 +6,10 @@ use crate::crd::node_metric::{GROUP, PLURAL};
 
 use super::store::{Unavailable, Version};
 
+/// Why nobody answers who leads.
+const NOT_LEADING: &str = "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is \
+                           elected within 10 s, and after a start of all replicas hears of them within 20";
+
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -136,13 +140,12 @@ impl Refusal {
 
     /// Another replica leads, or none does yet.
     pub fn not_leading() -> Self {
-        Self::new(
-            503,
-            "ServiceUnavailable",
-            "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is elected within \
-             10 s, and after a start of all replicas hears of them within 20",
-        )
-        .after(1)
+        Self::new(503, "ServiceUnavailable", NOT_LEADING).after(1)
+    }
+
+    /// Whether it is that.
+    pub fn is_not_leading(&self) -> bool {
+        self.message == NOT_LEADING
     }
 
     /// The API server doesn't tell who asks, or whether they may.
