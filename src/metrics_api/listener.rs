@@ -8,12 +8,14 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::certificates::Tls;
 use super::patience::Patience;
@@ -70,6 +72,32 @@ impl Room {
     }
 }
 
+/// The next connection; those that ended leave meanwhile. Nothing is lost where that is waited for no longer.
+pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> TcpStream {
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((stream, _)) = accepted {
+                    return stream;
+                }
+                // Out of descriptors, or the peer is gone: the next may be better.
+                sleep(Duration::from_millis(10)).await;
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Speaks TLS with whoever connected; `None`: that does not, or is too slow.
+pub async fn shake_hands(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+) -> Option<TlsStream<TcpStream>> {
+    drop(stream.set_nodelay(true));
+    let shaken = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
+    shaken.ok()?.ok()
+}
+
 /// Takes connections until `stop` is true, and lets those that are there end then; all end with it.
 pub async fn listen(
     listener: TcpListener,
@@ -81,15 +109,9 @@ pub async fn listen(
     let known = Arc::new(Room::new(MOST_KNOWN));
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
+        let stream = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
-        };
-        let Ok((stream, _)) = accepted else {
-            // Out of descriptors, or the peer is gone: the next may be better.
-            sleep(Duration::from_millis(10)).await;
-            continue;
+            stream = accept(&listener, &mut connections) => stream,
         };
         let Some(tls) = tls.borrow().clone() else {
             continue;
@@ -119,9 +141,7 @@ struct Connection {
 
 impl Connection {
     async fn serve(mut self, stream: TcpStream) {
-        drop(stream.set_nodelay(true));
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.server));
-        let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await else {
+        let Some(stream) = shake_hands(stream, Arc::clone(&self.tls.server)).await else {
             return;
         };
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();

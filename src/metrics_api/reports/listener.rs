@@ -12,18 +12,17 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::super::certificates::Tls;
+use super::super::listener;
 use super::super::patience::Patience;
 use super::desk::{Answer, Desk};
+use super::pace::Meter;
 use super::room::{Agents, Newcomers};
 use crate::cluster::clock;
 use crate::crd::report::{LONGEST_INTERVAL, REFUSED_BYTES};
 
-/// The handshake has to be done by then.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The first good report has to be here by then.
 const FIRST: Duration = Duration::from_secs(10);
 /// The next good one after that, whatever else comes.
@@ -54,7 +53,7 @@ pub async fn listen(listener: TcpListener, desk: Arc<Desk>, tls: watch::Receiver
         newcomers: Newcomers::new(MOST_NEW, LEAST_STAY),
         agents: Agents::new(MOST_OF_A_NODE),
     });
-    tokio::join!(accept(listener, &desk, tls, &rooms), measure(&desk, &rooms));
+    tokio::join!(take(listener, &desk, tls, &rooms), measure(&desk, &rooms));
 }
 
 struct Rooms {
@@ -62,7 +61,7 @@ struct Rooms {
     agents: Agents,
 }
 
-async fn accept(
+async fn take(
     listener: TcpListener,
     desk: &Arc<Desk>,
     tls: watch::Receiver<Option<Tls>>,
@@ -70,15 +69,7 @@ async fn accept(
 ) {
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
-        };
-        let Ok((stream, _)) = accepted else {
-            // Out of descriptors, or the peer is gone: the next may be better.
-            sleep(Duration::from_millis(10)).await;
-            continue;
-        };
+        let stream = listener::accept(&listener, &mut connections).await;
         let Some(tls) = tls.borrow().clone() else {
             desk.metrics.cut("no_certificate");
             continue;
@@ -96,20 +87,16 @@ async fn accept(
 /// Says how it goes, and sets the pace by it.
 async fn measure(desk: &Desk, rooms: &Rooms) {
     let mut looks = interval(LOOK);
-    // Over no time at all a thread is as busy as can be: neither at once nor in a burst.
+    // Those that were missed are not made up for.
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks.tick().await;
-    let mut before = (clock::now(), clock::thread());
+    let mut meter = Meter::default();
     loop {
         looks.tick().await;
-        let now = (clock::now(), clock::thread());
-        let passed = now.0.since(before.0).as_secs_f64();
-        if passed > 0.0 {
-            desk.measure(now.1.saturating_sub(before.1).as_secs_f64() / passed);
+        if let Some(busy) = meter.busy(clock::now(), clock::thread()) {
+            desk.measure(busy);
         }
-        before = now;
-        desk.metrics
-            .connected(rooms.newcomers.len(), rooms.agents.len());
+        let (newcomers, agents) = (rooms.newcomers.len(), rooms.agents.len());
+        desk.metrics.connected(newcomers, agents);
     }
 }
 
@@ -170,9 +157,7 @@ async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) 
         until: Mutex::new(Instant::now() + FIRST),
         node: OnceLock::new(),
     });
-    drop(stream.set_nodelay(true));
-    let acceptor = TlsAcceptor::from(tls.reports);
-    let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await else {
+    let Some(stream) = listener::shake_hands(stream, tls.reports).await else {
         guest.desk.metrics.cut("no_handshake");
         return;
     };

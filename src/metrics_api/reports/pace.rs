@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::crd::report::{INTERVAL, LONGEST_INTERVAL};
+use crate::engine::time::BootTime;
 
 /// Reports may take so much of a core; agents are asked to report less often until they do.
 const TARGET: f64 = 0.5;
@@ -12,6 +13,34 @@ const OVERLOAD: f64 = 0.9;
 const BEHIND: Duration = Duration::from_secs(5);
 /// No agent may report more often. They do at most once a second, and the network brings two of them closer together.
 const LEAST: Duration = Duration::from_millis(200);
+
+/// Over less time a thread that looks at its clock is as busy as can be.
+const SHORTEST_LOOK: Duration = Duration::from_secs(1);
+
+/// How many cores a thread uses, between two looks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Meter {
+    /// When it was looked last, and how much time of a core the thread had used by then.
+    last: Option<(BootTime, Duration)>,
+}
+
+impl Meter {
+    /// Cores that were used since the last look: 0 to 1. `None`: there was none, or it is younger than a second, and stays
+    /// the last.
+    pub fn busy(&mut self, now: BootTime, used: Duration) -> Option<f64> {
+        let Some((then, before)) = self.last else {
+            self.last = Some((now, used));
+            return None;
+        };
+        let passed = now.since(then);
+        if passed < SHORTEST_LOOK {
+            return None;
+        }
+        self.last = Some((now, used));
+        let used = used.saturating_sub(before);
+        Some((used.as_secs_f64() / passed.as_secs_f64()).min(1.0))
+    }
+}
 
 /// What is measured, over a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -86,6 +115,36 @@ mod tests {
             let busy = cost * INTERVAL.as_secs_f64() / pace.interval.as_secs_f64();
             pace.at(load(busy.min(1.0)))
         })
+    }
+
+    #[test]
+    fn looks_that_come_in_a_burst_after_a_pause_tell_of_no_load() {
+        let mut meter = Meter::default();
+        let mut look = |micros, used| {
+            let now = BootTime::default() + Duration::from_micros(micros);
+            meter.busy(now, Duration::from_micros(used))
+        };
+        let second = 1_000_000;
+        assert_eq!(look(5 * second, 700), None, "there was none before");
+        assert_eq!(look(7 * second, 700 + second), Some(0.5));
+        // The process was stopped for half a minute; each look takes 20 us, in which it does nothing else.
+        let after = 37 * second;
+        let idle = look(after, 800 + second).unwrap();
+        assert!(idle < 0.001, "{idle}");
+        for late in 1..15 {
+            assert_eq!(look(after + 20 * late, 800 + second + 20 * late), None);
+        }
+        let next = look(after + 2 * second, 1000 + second).unwrap();
+        assert!(next < 0.001, "{next}");
+    }
+
+    #[test]
+    fn a_thread_that_does_nothing_else_uses_one_core_and_never_more() {
+        let mut meter = Meter::default();
+        let at = |seconds| BootTime::default() + Duration::from_secs(seconds);
+        meter.busy(at(0), Duration::ZERO);
+        let busy = meter.busy(at(2), Duration::from_millis(2001));
+        assert_eq!(busy, Some(1.0));
     }
 
     #[test]
