@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use agent_support::{HIGH, LOW, NODE, Node, closing};
+use agent_support::{HIGH, LOW, NODE, Node, closing, counted};
 use api_support::aggregation::address;
 use api_support::receiver::{Act, Authority, Receiver, Seen, acknowledge, publish, slice};
-use api_support::{ControlPlane, now};
+use api_support::{ControlPlane, lease_namespace, now};
 use futures::future::join_all;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
@@ -33,9 +33,8 @@ use plimsoll::crd::report::MOST_BYTES;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::direct_report::metrics::Reports;
 use plimsoll::node::direct_report::{DirectReports, Options};
-use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -168,12 +167,7 @@ impl Agent {
     }
 
     fn count(&self, result: &str) -> u64 {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).unwrap();
-        let name = format!("reports_total{{result=\"{result}\"}} ");
-        let mut lines = text.lines();
-        let line = lines.find_map(|line| line.strip_prefix(&name));
-        line.map_or(0, |count| count.parse().unwrap())
+        counted(&self.registry, "reports_total", result)
     }
 }
 
@@ -427,28 +421,12 @@ const SERVICE: &str = "plimsoll-report";
 const NAMESPACE: &str = "plimsoll-system";
 
 /// Waits for something to hold, also for what takes several intervals of reports.
-fn until(agent: &agent_support::Agent, what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = now();
-    while !holds() {
-        let waiting = begun.elapsed() < SOON;
-        assert!(waiting, "not within {SOON:?}: {what}\n{}", agent.said());
-        std::thread::park_timeout(Duration::from_millis(50));
-    }
+fn until(agent: &agent_support::Agent, what: &str, holds: impl FnMut() -> bool) {
+    agent.until_within(SOON, what, holds);
 }
 
 fn lease_holds(node: &Node) -> Option<i64> {
-    let args = [
-        "-n",
-        "plimsoll-node-lease",
-        "get",
-        "lease",
-        NODE,
-        "-o",
-        "json",
-    ];
-    let found = node.plane.try_kubectl(&args, "").ok()?;
-    let lease: Value = serde_json::from_str(&found).unwrap();
-    lease["spec"]["leaseDurationSeconds"].as_i64()
+    node.lease()["spec"]["leaseDurationSeconds"].as_i64()
 }
 
 /// A real agent that reports to `SERVICE`.
@@ -542,8 +520,7 @@ fn an_agent_renews_its_lease_seldom_while_the_leader_hears_of_it_directly() {
     let Some(node) = Node::new() else { return };
     let namespace =
         |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    node.plane
-        .apply(&[namespace("plimsoll-node-lease"), namespace(NAMESPACE)]);
+    node.plane.apply(&[lease_namespace(), namespace(NAMESPACE)]);
     node.keep(&closing());
     let credentials = node.machine.path("credentials");
     std::fs::create_dir(&credentials).unwrap();

@@ -14,7 +14,7 @@ mod run_support;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use agent_support::{NODE, Node, closing};
+use agent_support::{NODE, Node, closing, counted};
 use api_support::faults::{Fault, Proxy};
 use api_support::{ControlPlane, LEASES, lease_namespace, now};
 use futures::future::join_all;
@@ -26,7 +26,6 @@ use plimsoll::crd::summary::{ANNOTATION, Percent};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::heartbeat::metrics::Heartbeats;
 use plimsoll::node::heartbeat::{Heartbeat, INTERVAL, Options, Pulse};
-use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -147,12 +146,7 @@ impl Agent {
     }
 
     fn count(&self, result: &str) -> u64 {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).unwrap();
-        let name = format!("heartbeats_total{{result=\"{result}\"}} ");
-        let mut lines = text.lines();
-        let line = lines.find_map(|line| line.strip_prefix(&name));
-        line.map_or(0, |count| count.parse().unwrap())
+        counted(&self.registry, "heartbeats_total", result)
     }
 }
 
@@ -312,12 +306,6 @@ async fn a_lease_is_kept_whatever_becomes_of_its_calls() {
     join_all(stories).await;
 }
 
-fn lease(node: &Node) -> Value {
-    let args = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
-    let found = node.plane.try_kubectl(&args, "");
-    found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
-}
-
 fn summary(lease: &Value) -> Summary {
     let text = lease["metadata"]["annotations"][ANNOTATION].as_str();
     Summary::parse(text.unwrap_or_default())
@@ -332,7 +320,7 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
     let said = "create the namespace plimsoll-node-lease, or name another with --lease-namespace";
     agent.until("it says what is missing", || agent.said().contains(said));
     node.plane.apply(&[lease_namespace()]);
-    agent.until("there is a Lease", || !lease(&node).is_null());
+    agent.until("there is a Lease", || !node.lease().is_null());
     agent.until("the metrics tell it", || {
         let (_, text) = agent.http("/metrics").unwrap();
         text.contains(r#"plimsoll_agent_heartbeats_total{result="created"} 1"#)
@@ -340,10 +328,10 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
             && !text.contains("plimsoll_agent_heartbeat_age_seconds NaN")
     });
     agent.until("the summary tells how the node is", || {
-        let told = summary(&lease(&node));
+        let told = summary(&node.lease());
         told.cpu.is_some() && told.memory.is_some() && told.rules == Some(1)
     });
-    let there = lease(&node);
+    let there = node.lease();
     let owner = &there["metadata"]["ownerReferences"][0];
     assert_eq!(
         (&owner["kind"], &owner["name"]),
@@ -356,11 +344,11 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
     agent.kill();
     let agent = node.agent(&[]);
     agent.until("the next agent counts on", || {
-        summary(&lease(&node)).sequence > Some(before)
+        summary(&node.lease()).sequence > Some(before)
     });
     agent.signal(nix::sys::signal::Signal::SIGINT);
     agent.until("it gives the Lease back", || {
-        let there = lease(&node);
+        let there = node.lease();
         !there.is_null() && there["spec"]["holderIdentity"].is_null()
     });
 }

@@ -183,6 +183,17 @@ fn stopped() -> (Cluster, String) {
     (cluster, canary[0].clone())
 }
 
+/// Twenty nodes whose agents say that they keep nothing, and then say no more; their names.
+fn silent() -> (Cluster, Vec<String>) {
+    let mut cluster = ready(20);
+    let names = cluster.names();
+    cluster.fall_silent(&names);
+    for name in &names {
+        cluster.report(name, json!({}));
+    }
+    (cluster, names)
+}
+
 fn reason(cluster: &mut Cluster) -> String {
     let rolled_out = cluster.condition(Kind::NodeQos, "q", "RolledOut");
     rolled_out.map_or_else(String::new, |(_, reason)| reason)
@@ -190,12 +201,7 @@ fn reason(cluster: &mut Cluster) -> String {
 
 #[test]
 fn canaries_are_nodes_that_speak_and_where_none_does_the_edit_waits_and_says_so() {
-    let mut cluster = ready(20);
-    let names = cluster.names();
-    cluster.fall_silent(&names);
-    for name in &names {
-        cluster.report(name, json!({}));
-    }
+    let (mut cluster, names) = silent();
     apply(&mut cluster, 4000);
     cluster.rest();
     assert_eq!(cluster.with_rules(), 0);
@@ -388,12 +394,7 @@ fn a_new_leader_tries_an_edit_on_a_node_of_which_it_knows_what_it_did_before() {
 
 #[test]
 fn an_edit_whose_nodes_are_replaced_while_they_try_it_does_not_keep_from_those_that_come_after() {
-    let mut cluster = ready(20);
-    let names = cluster.names();
-    cluster.fall_silent(&names);
-    for name in &names {
-        cluster.report(name, json!({}));
-    }
+    let (mut cluster, names) = silent();
     apply(&mut cluster, 4000);
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 0, "nobody can try it");

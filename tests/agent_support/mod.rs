@@ -17,9 +17,11 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use crate::api_support::{ControlPlane, Process};
+use crate::api_support::{ControlPlane, LEASES, Process};
 use crate::run_support::{BINARY, Machine, argument, eventually};
 
 pub const NODE: &str = "worker";
@@ -106,6 +108,13 @@ impl Node {
             "metadata": {"name": NODE}, "spec": spec,
         });
         self.plane.apply(&[watermark]);
+    }
+
+    /// The Lease of its agent, or null.
+    pub fn lease(&self) -> Value {
+        let args = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
+        let found = self.plane.try_kubectl(&args, "");
+        found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
     }
 
     pub fn quota(&self, uid: &str) -> i64 {
@@ -280,12 +289,17 @@ impl Agent {
     }
 
     /// Waits for something to hold.
-    pub fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+    pub fn until(&self, what: &str, holds: impl FnMut() -> bool) {
+        self.until_within(SOON, what, holds);
+    }
+
+    /// The same, for what takes longer.
+    pub fn until_within(&self, most: Duration, what: &str, mut holds: impl FnMut() -> bool) {
         let begun = crate::api_support::now();
         while !holds() {
             assert!(
-                begun.elapsed() < SOON,
-                "not within {SOON:?}: {what}\n{}",
+                begun.elapsed() < most,
+                "not within {most:?}: {what}\n{}",
                 self.said()
             );
             std::thread::park_timeout(Duration::from_millis(20));
@@ -324,4 +338,14 @@ impl Agent {
         self.signal(Signal::SIGKILL);
         self.process.0.wait().unwrap();
     }
+}
+
+/// How often that was the result, as a counter of this name has it.
+pub fn counted(registry: &Registry, counter: &str, result: &str) -> u64 {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    let name = format!("{counter}{{result=\"{result}\"}} ");
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix(&name));
+    line.map_or(0, |count| count.parse().unwrap())
 }

@@ -32,6 +32,18 @@ impl Replica {
         replica
     }
 
+    /// One that knows the Node `n1`, of 8 CPUs.
+    fn of_a_node() -> Self {
+        let mut replica = Self::new();
+        replica.feed.node("n1", Some(node(8)));
+        replica
+    }
+
+    /// The agent of `n1` renews its Lease, with this summary.
+    fn beats(&mut self, summary: &str) {
+        self.feed.heartbeat("n1", Some(heartbeat(summary)));
+    }
+
     fn lead(&mut self, epoch: u64) {
         let until = clock::now() + std::time::Duration::from_hours(1);
         self.standing
@@ -80,9 +92,7 @@ fn heartbeat(text: &str) -> Heartbeat {
 fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
     let mut replica = Replica::new();
     // What is told of a node that is not there yet is kept for it.
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0 mem=25.0")));
+    replica.beats("seq=1 cpu=50.0 mem=25.0");
     assert!(replica.get("n1").is_null());
     replica.feed.node("n1", Some(node(8)));
     let usage = &replica.get("n1")["status"]["usage"];
@@ -99,12 +109,11 @@ fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
 
 #[test]
 fn nothing_is_kept_of_nodes_that_are_gone() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     replica.feed.node("n1", None);
     // What is told of it afterwards, in whatever order, leaves nothing behind.
-    replica.feed.heartbeat("n1", Some(heartbeat("seq=1")));
+    replica.beats("seq=1");
     replica.feed.silent("n1", true);
     replica.feed.heartbeat("n1", None);
     replica.feed.watermark("n1", None);
@@ -114,8 +123,7 @@ fn nothing_is_kept_of_nodes_that_are_gone() {
 
 #[test]
 fn a_node_that_another_took_the_place_of_unseen_leaves_it_no_report() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     replica.feed.node("n1", Some(node(16)));
     assert_eq!(replica.get("n1")["status"]["pods"], 3, "it only grew");
@@ -132,9 +140,7 @@ fn a_node_that_another_took_the_place_of_unseen_leaves_it_no_report() {
 fn nothing_is_zero_that_is_not_known() {
     let mut replica = Replica::new();
     replica.feed.node("n1", Some(node(0)));
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    replica.beats("seq=1 cpu=50.0");
     let status = &replica.get("n1")["status"];
     assert!(status["usage"].is_null(), "{status}");
     assert_eq!(status["capacity"], json!({"memory": "16777216Ki"}));
@@ -143,25 +149,20 @@ fn nothing_is_zero_that_is_not_known() {
 
 #[test]
 fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     let condition = |replica: &Replica| replica.get("n1")["status"]["conditions"][0].clone();
     assert_eq!(
         condition(&replica)["lastTransitionTime"],
         "2026-01-01T00:00:00Z"
     );
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    replica.beats("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
     );
     let since = condition(&replica)["lastTransitionTime"].clone();
     assert_ne!(since, "2026-01-01T00:00:00Z");
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=2 cpu=60.0")));
+    replica.beats("seq=2 cpu=60.0");
     assert_eq!(condition(&replica)["lastTransitionTime"], since);
     replica.feed.silent("n1", true);
     assert_eq!(
@@ -172,9 +173,7 @@ fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
     // An agent that gave its Lease back is not silent, but gone; and the next one is heard.
     replica.feed.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    replica.beats("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
@@ -183,11 +182,8 @@ fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
 
 #[test]
 fn in_a_new_term_every_agent_counts_as_heard() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
-    replica
-        .feed
-        .heartbeat("n1", Some(heartbeat("seq=1 cpu=50.0")));
+    let mut replica = Replica::of_a_node();
+    replica.beats("seq=1 cpu=50.0");
     replica.feed.silent("n1", true);
     replica.lead(2);
     assert_eq!(
@@ -214,8 +210,7 @@ fn report(pods: i64, interval: Duration) -> Told {
 
 #[test]
 fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     let summary = |seq: u32| Some(heartbeat(&format!("seq={seq} cpu=50.0 mem=25.0")));
     let message = |replica: &Replica| {
         let condition = &replica.get("n1")["status"]["conditions"][0];
@@ -260,8 +255,7 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
 
 #[test]
 fn what_no_report_changes_is_kept_once() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     let hour = Duration::from_hours(1);
     let [before, after] = [3, 4].map(|pods| {
         replica.feed.report(report(pods, hour));
@@ -276,8 +270,7 @@ fn what_no_report_changes_is_kept_once() {
 
 #[test]
 fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_is_not() {
-    let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(8)));
+    let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     assert_eq!(
         replica.healthy("n1"),
