@@ -21,7 +21,7 @@ fn content(value: u32) -> Content {
     Content {
         labels: Arc::new([("odd".to_owned(), (value % 2).to_string())].into()),
         metadata: r#""name":"x""#.into(),
-        status: value.to_string(),
+        status: value.to_string().into(),
         cells: Vec::new(),
     }
 }
@@ -125,7 +125,7 @@ fn all(store: &Store) -> (Version, Vec<Object>) {
 fn values(objects: &[Object]) -> BTreeMap<String, String> {
     let pairs = objects
         .iter()
-        .map(|object| (object.name.to_string(), object.content.status.clone()));
+        .map(|object| (object.name.to_string(), object.content.status.to_string()));
     pairs.collect()
 }
 
@@ -169,7 +169,7 @@ impl Client {
                     }
                     match event.kind {
                         EventKind::Deleted => drop(self.seen.remove(&name)),
-                        _ => drop(self.seen.insert(name, object.content.status.clone())),
+                        _ => drop(self.seen.insert(name, object.content.status.to_string())),
                     }
                 }
             }

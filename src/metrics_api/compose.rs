@@ -139,7 +139,7 @@ pub struct Known {
     /// What its agent's Lease says.
     pub heartbeat: Option<Heartbeat>,
     /// What its agent reported, unless that is so old that the heartbeat says more.
-    pub report: Option<NodeMetricStatus>,
+    pub report: Option<Box<NodeMetricStatus>>,
     /// How its agent is.
     pub health: Health,
     /// Since when, as far as this replica knows.
@@ -154,7 +154,7 @@ pub fn content(name: &str, node: &Frame, known: &mut Known) -> serde_json::Resul
     let conditions = vec![healthy(node, known)];
     let mut told;
     let status = if let Some(report) = &mut known.report {
-        report
+        &mut **report
     } else {
         told = by_heartbeat(node, known);
         &mut told
@@ -163,7 +163,7 @@ pub fn content(name: &str, node: &Frame, known: &mut Known) -> serde_json::Resul
     Ok(Content {
         labels: Arc::clone(&node.labels),
         metadata: Arc::clone(&node.metadata),
-        status: serde_json::to_string(status)?,
+        status: serde_json::to_string(status)?.into(),
         cells: table::row(name, node.created.as_ref(), status),
     })
 }

@@ -169,7 +169,7 @@ impl Feed {
         } = told;
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
-            entry.known.report = Some(status);
+            entry.known.report = Some(Box::new(status));
             true
         });
     }

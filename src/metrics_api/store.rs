@@ -71,20 +71,26 @@ pub struct Content {
     pub labels: Arc<BTreeMap<String, String>>,
     /// The fields of `metadata` without the braces and the version; at least one.
     pub metadata: Arc<str>,
-    /// `status`.
-    pub status: String,
+    /// `status`; as it is kept often, with no room to grow.
+    pub status: Box<str>,
     /// Its row in a Table.
     pub cells: Vec<Cell>,
 }
 
 impl Content {
-    fn bytes(&self) -> usize {
-        // A label and a cell cost about so much beside their text.
+    /// The bytes of what its load changes, about.
+    fn load(&self) -> usize {
+        // A cell takes so much beside its text.
+        self.status.len() + 48 * self.cells.len()
+    }
+
+    /// The bytes of what it may share, about.
+    fn frame(&self) -> usize {
         let labels = self
             .labels
             .iter()
             .map(|(key, value)| key.len() + value.len() + 64);
-        self.metadata.len() + self.status.len() + labels.sum::<usize>() + 32 * self.cells.len()
+        self.metadata.len() + labels.sum::<usize>()
     }
 }
 

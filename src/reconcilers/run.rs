@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client};
 use thiserror::Error;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::lease::{LeaseObject, Renewal};
 use super::metrics::Metrics;
@@ -37,6 +37,8 @@ use write::Done;
 const MOST_WRITES: usize = 16;
 /// What is due by the time is looked at so often.
 const TICK: Duration = Duration::from_millis(250);
+/// Reports are taken so often at most: one turn of the loop, and one look of each watch, for all that came since.
+const GATHER: Duration = Duration::from_millis(50);
 
 /// How the controller runs.
 #[derive(Clone, Debug)]
@@ -191,6 +193,8 @@ struct Controller {
     feed: Option<Feed>,
     /// Where agents report.
     reports: Option<Reports>,
+    /// When some were taken last.
+    heard: Instant,
 }
 
 impl Controller {
@@ -219,6 +223,7 @@ impl Controller {
             metrics,
             feed: None,
             reports: None,
+            heard: Instant::now(),
         }
     }
 
@@ -239,7 +244,7 @@ impl Controller {
                     self.metrics.wrote("Event", outcome.is_ok());
                 }
                 changed = elected.changed() => if changed.is_err() { return },
-                () = arrived(self.reports.as_ref()) => {}
+                () = arrived(self.reports.as_ref(), self.heard + GATHER) => {}
                 _ = tick.tick() => {}
             }
             self.hear();
@@ -283,7 +288,11 @@ impl Controller {
         let (Some(reports), Some(feed)) = (&self.reports, &mut self.feed) else {
             return;
         };
-        for told in reports.take() {
+        let new = reports.take();
+        if !new.is_empty() {
+            self.heard = Instant::now();
+        }
+        for told in new {
             reports.metrics().shown(clock::now().since(told.at));
             self.world.reported(&told.node, told.interval, told.at);
             feed.report(told);
@@ -412,10 +421,13 @@ impl Controller {
     }
 }
 
-/// Comes when a report has.
-async fn arrived(reports: Option<&Reports>) {
+/// Comes when a report has, but not sooner than then.
+async fn arrived(reports: Option<&Reports>, soonest: Instant) {
     match reports {
-        Some(reports) => reports.arrived().await,
+        Some(reports) => {
+            sleep_until(soonest).await;
+            reports.arrived().await;
+        }
         None => std::future::pending().await,
     }
 }

@@ -37,7 +37,7 @@ impl Replica {
         let content = Content {
             labels: Arc::new([("pool".to_owned(), pool.to_owned())].into()),
             metadata: format!(r#""name":"{name}","labels":{{"pool":"{pool}"}}"#).into(),
-            status: format!(r#"{{"pods":{value}}}"#),
+            status: format!(r#"{{"pods":{value}}}"#).into(),
             cells: vec![Cell::Text(name.to_owned()), Cell::Number(value.into())],
         };
         self.data.change(|store| store.apply(name, content));

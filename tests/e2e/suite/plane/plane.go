@@ -234,7 +234,7 @@ func (p *Plane) Written() (writes, bytes float64) {
 		}
 		return value
 	}
-	return figure("etcd_mvcc_put_total"), figure("etcd_mvcc_total_put_size_in_bytes")
+	return figure("etcd_mvcc_put_total"), figure("etcd_debugging_mvcc_total_put_size_in_bytes")
 }
 
 // Metric is the sum of a series that is served at this port.
