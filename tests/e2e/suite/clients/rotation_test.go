@@ -11,6 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // TestClientsStayRightWhileTheFrontProxysAuthorityRotates: as an administrator does it on an API server that runs. First both are
@@ -19,7 +21,7 @@ func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
 	s := open(t)
 	all := s.all()
 	s.allKnow(soon, all)
-	next := newAuthority(t, "front-proxy-ca-2")
+	next := plane.NewAuthority(t, "front-proxy-ca-2")
 	believed := func() string {
 		trusted, err := s.Kube.CoreV1().ConfigMaps("kube-system").Get(background, "extension-apiserver-authentication", metav1.GetOptions{})
 		if err != nil {
@@ -27,11 +29,11 @@ func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
 		}
 		return trusted.Data["requestheader-client-ca-file"]
 	}
-	s.secret("ca.crt", s.authority.pem+next.pem)
-	s.Eventually(soon, "both authorities are believed", func() error { return contains(believed(), next.pem) })
+	s.secret("ca.crt", s.authority.PEM+next.PEM)
+	s.Eventually(soon, "both authorities are believed", func() error { return contains(believed(), next.PEM) })
 	s.allKnow(soon, all)
 
-	certificate, key := next.client(proxy)
+	certificate, key := next.Client(plane.FrontProxy)
 	s.secret("proxy.key", key)
 	s.secret("proxy.crt", certificate)
 	s.allKnow(soon, all)
@@ -39,13 +41,13 @@ func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
 	again := append(all, s.informer("an informer that comes later", true))
 	s.allKnow(soon, again)
 
-	s.secret("ca.crt", next.pem)
+	s.secret("ca.crt", next.PEM)
 	// The API server adds what it believes itself, and takes nothing away.
 	s.Eventually(soon, "the old authority is believed no more", func() error {
-		if !strings.Contains(believed(), s.authority.pem) {
+		if !strings.Contains(believed(), s.authority.PEM) {
 			return nil
 		}
-		patch, _ := json.Marshal(map[string]any{"data": map[string]string{"requestheader-client-ca-file": next.pem}})
+		patch, _ := json.Marshal(map[string]any{"data": map[string]string{"requestheader-client-ca-file": next.PEM}})
 		_, err := s.Kube.CoreV1().ConfigMaps("kube-system").Patch(background, "extension-apiserver-authentication", types.MergePatchType, patch, metav1.PatchOptions{})
 		return fmt.Errorf("it was until now: %v", err)
 	})
@@ -57,7 +59,7 @@ func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
 	last := append(again, s.informer("an informer that comes last", false))
 	took := s.allKnow(soon, last)
 	t.Logf("of the new authority alone: all clients have new data after %s", took.Round(100*time.Millisecond))
-	if err := contains(believed(), s.authority.pem); err == nil {
+	if err := contains(believed(), s.authority.PEM); err == nil {
 		t.Error("the old authority is believed again")
 	}
 }

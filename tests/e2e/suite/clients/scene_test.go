@@ -8,7 +8,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,6 @@ import (
 
 const (
 	service = "plimsoll-metrics"
-	proxy   = "front-proxy-client"
 	lease   = "plimsoll-controller"
 	soon    = 2 * time.Minute
 	// A client has new data so long after a leader was lost, at the latest.
@@ -31,7 +29,7 @@ const (
 type scene struct {
 	*plane.Plane
 	pki       string
-	authority *authority
+	authority *plane.Authority
 	replicas  []*replica
 	agents    *agents
 	ledgers   []*ledger
@@ -49,7 +47,7 @@ func open(t *testing.T) *scene {
 	s := &scene{pki: t.TempDir()}
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
 	s.agents = begin(s.Plane, 6)
-	s.Apply(s.aggregation()...)
+	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
 	for _, name := range []string{"first", "second"} {
 		s.begin(name)
 	}
@@ -88,45 +86,19 @@ func (s *scene) judge() {
 	s.oneWriterAtAnyTime()
 }
 
-func (s *scene) secret(name, content string) string {
-	path := filepath.Join(s.pki, name)
-	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
-		panic(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		panic(err)
-	}
-	return path
+// secret replaces one of the files by which the API server passes requests on.
+func (s *scene) secret(name, content string) {
+	s.T.Helper()
+	plane.WriteFile(s.T, filepath.Join(s.pki, name), content)
 }
 
 // flags are those by which an API server passes requests on, and tells of every write.
 func (s *scene) flags(t *testing.T) []string {
-	s.authority = newAuthority(t, "front-proxy-ca")
-	certificate, key := s.authority.client(proxy)
-	return []string{
-		"--requestheader-client-ca-file=" + s.secret("ca.crt", s.authority.pem),
-		"--proxy-client-cert-file=" + s.secret("proxy.crt", certificate),
-		"--proxy-client-key-file=" + s.secret("proxy.key", key),
-		"--requestheader-allowed-names=" + proxy,
-		"--requestheader-username-headers=X-Remote-User",
-		"--requestheader-group-headers=X-Remote-Group",
-		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
-		// There is no kube-proxy: endpoints are dialled.
-		"--enable-aggregator-routing=true",
-		"--audit-log-path=" + filepath.Join(s.pki, "audit.log"),
-		"--audit-policy-file=" + s.secret("audit.json", `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[
-			{"level":"Metadata","users":["first","second"],"verbs":["create","update","patch","delete"]},{"level":"None"}]}`),
-	}
-}
-
-// aggregation is the Service and how the API server comes to use it.
-func (s *scene) aggregation() []string {
-	return []string{
-		fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"namespace":"default"},"spec":{"ports":[{"name":"https","port":443}]}}`, service),
-		fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1alpha1.metrics.plimsoll.dev"},
-			"spec":{"group":"metrics.plimsoll.dev","version":"v1alpha1","groupPriorityMinimum":100,"versionPriority":100,
-			"service":{"name":%q,"namespace":"default","port":443}}}`, service),
-	}
+	s.authority = plane.NewAuthority(t, "front-proxy-ca")
+	return append(plane.Aggregation(t, s.pki, s.authority),
+		"--audit-log-path="+filepath.Join(s.pki, "audit.log"),
+		"--audit-policy-file="+plane.WriteFile(t, filepath.Join(s.pki, "audit.json"), `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[
+			{"level":"Metadata","users":["first","second"],"verbs":["create","update","patch","delete"]},{"level":"None"}]}`))
 }
 
 // begin starts a replica.
@@ -141,25 +113,12 @@ func (s *scene) begin(name string) {
 // join makes a replica an endpoint of the Service. As with the chart it is one, ready or not, until leave: when its pod is deleted.
 func (s *scene) join(r *replica) {
 	s.T.Helper()
-	s.Apply(fmt.Sprintf(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4",
-		"metadata":{"name":"%s-%s","namespace":"default","labels":{"kubernetes.io/service-name":%q}},
-		"ports":[{"name":"https","port":%d,"protocol":"TCP"}],"endpoints":[{"addresses":[%q],"conditions":{"ready":true}}]}`,
-		service, r.name, service, r.api, host(s.T)))
+	s.Endpoint(service, r.name, r.api)
 }
 
 func (s *scene) leave(r *replica) {
 	s.T.Helper()
 	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
-}
-
-// host is an address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
-func host(t *testing.T) string {
-	connection, err := net.Dial("udp", "198.51.100.1:9")
-	if err != nil {
-		t.Skipf("NOT TESTED: this machine has no address but loopback ones, which no endpoint may have: %v", err)
-	}
-	defer connection.Close()
-	return connection.LocalAddr().(*net.UDPAddr).IP.String()
 }
 
 func (r *replica) leads() bool {

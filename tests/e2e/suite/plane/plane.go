@@ -134,14 +134,20 @@ func Local(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:
 // File is the path of a file of the plane's own.
 func (p *Plane) File(name string) string { return filepath.Join(p.dir, name) }
 
-// Write writes one, whole at any time.
+// Write writes one.
 func (p *Plane) Write(name, content string) string {
-	path := p.File(name)
+	p.T.Helper()
+	return WriteFile(p.T, p.File(name), content)
+}
+
+// WriteFile writes a file, whole at any time, and gives its path.
+func WriteFile(t *testing.T, path, content string) string {
+	t.Helper()
 	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
-		p.T.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
-		p.T.Fatal(err)
+		t.Fatal(err)
 	}
 	return path
 }
@@ -170,7 +176,7 @@ func Tool(t *testing.T, name string) string {
 	}
 	path := filepath.Join(bin, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: `make cluster-build` builds it, PLIMSOLL_E2E_BIN names another folder", err)
+		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`), PLIMSOLL_E2E_BIN names another folder", err)
 	}
 	return path
 }

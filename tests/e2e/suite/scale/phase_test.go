@@ -95,15 +95,14 @@ func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool
 }
 
 // phase lets the fleet run for so long; in the middle of it the leader may be killed.
-func (f *fleet) phase(name string, length time.Duration, authority string, flags ...string) *phase {
+func (f *fleet) phase(name string, length time.Duration, reach []string, flags ...string) *phase {
 	p := &phase{name: name, codes: map[string]int{}, fleet: f}
 	kill := flags[len(flags)-1] == "kill"
 	if kill {
 		flags = flags[:len(flags)-1]
 	}
 	within := max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
-	args := append([]string{"--nodes", strconv.Itoa(f.agents), "--endpoints", f.endpoints, "--server-name", reportService + ".default.svc",
-		"--ca", authority, "--sign-with", f.File("sa.key"), "--kubeconfig", f.account(), "--begin", within.String()}, flags...)
+	args := slices.Concat(reach, []string{"--nodes", strconv.Itoa(f.agents), "--kubeconfig", f.account(), "--begin", within.String()}, flags)
 	load := exec.Command(f.program, args...)
 	load.Stderr = os.Stderr
 	out, err := load.StdoutPipe()

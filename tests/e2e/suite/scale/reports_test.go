@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,8 +21,6 @@ import (
 )
 
 const (
-	reportService = "plimsoll-report"
-	leases        = "plimsoll-node-lease"
 	// What a client that asks again and again is shown after a leader was killed, at the latest.
 	failover = 10 * time.Second
 )
@@ -50,11 +46,10 @@ func (r *replica) ready() error {
 // A fleet is many agents, in a process of their own, and two replicas of the controller to which they report.
 type fleet struct {
 	*shared.Plane
-	agents    int
-	lock      sync.Mutex // of the replicas
-	replicas  []*replica
-	endpoints string
-	program   string
+	agents   int
+	lock     sync.Mutex // of the replicas
+	replicas []*replica
+	program  string
 }
 
 // A replica is a controller on an address of its own.
@@ -77,13 +72,8 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	agents := setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
 	length := setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
 	f := &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
-	f.endpoints, f.program = f.Write("endpoints", ""), f.File("load")
-	if out, err := exec.Command("go", "build", "-o", f.program, "./load").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v: %s", err, out)
-	}
-	f.Apply(fmt.Sprintf(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":%q}}`, leases),
-		`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"plimsoll-agent","namespace":"default"}}`,
-		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
+	f.program = f.BuildLoad()
+	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
 			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,
 		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"heartbeats"},
 			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"heartbeats"},
@@ -95,16 +85,16 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	}
 	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
 	f.announce()
-	authority := f.authority()
+	reach := f.LoadFlags()
 
 	t.Logf("%d agents, a report each 10 s to each of two replicas, each phase %s, %d CPUs for all of it", agents, length, runtime.NumCPU())
 	// Without reports a larger fleet writes more Leases than an API server on one machine takes.
 	if agents <= size {
-		t.Log(f.phase("Leases only", length, authority, "--reports=false"))
+		t.Log(f.phase("Leases only", length, reach, "--reports=false"))
 	}
-	both := f.phase("with direct reports", length, authority, "--reports=true")
+	both := f.phase("with direct reports", length, reach, "--reports=true")
 	t.Log(both)
-	lost := f.phase("a leader killed in the middle", length, authority, "--reports=true", "kill")
+	lost := f.phase("a leader killed in the middle", length, reach, "--reports=true", "kill")
 	t.Log(lost)
 
 	if both.codes["leader"] == 0 || both.codes["standby"] == 0 {
@@ -181,7 +171,7 @@ func (f *fleet) begin(index int) {
 	r := &replica{address: fmt.Sprintf("127.0.0.%d", 11+index), metrics: shared.FreePort(f.T), api: shared.FreePort(f.T), reports: shared.FreePort(f.T)}
 	r.Process = f.Controller("admin", "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--pod-ip", r.address,
 		"--metrics-api-listen", fmt.Sprintf("%s:%d", r.address, r.api), "--report-listen", fmt.Sprintf("%s:%d", r.address, r.reports),
-		"--report-service", reportService)
+		"--report-service", shared.ReportService)
 	f.lock.Lock()
 	defer f.lock.Unlock()
 	f.replicas = append(f.replicas, r)
@@ -209,23 +199,7 @@ func (f *fleet) announce() {
 	for _, r := range f.replicas {
 		addresses = append(addresses, fmt.Sprintf("%s:%d", r.address, r.reports))
 	}
-	f.Write("endpoints", strings.Join(addresses, "\n"))
-}
-
-// authority waits for the certificate by which agents know the replicas.
-func (f *fleet) authority() string {
-	bundle := ""
-	f.Eventually(time.Minute, "the leader tells its authority", func() error {
-		object, err := f.Kube.CoreV1().ConfigMaps("default").Get(background, reportService+"-ca", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if bundle = object.Data["ca.crt"]; bundle == "" {
-			return fmt.Errorf("it is empty")
-		}
-		return nil
-	})
-	return f.Write("report-ca.crt", bundle)
+	f.Announce(addresses...)
 }
 
 // replace kills the leader, and begins another replica as a Deployment does.

@@ -1,6 +1,6 @@
 //go:build e2e
 
-package clients
+package plane
 
 import (
 	"crypto/ecdsa"
@@ -14,16 +14,18 @@ import (
 	"time"
 )
 
-// An authority signs the certificates by which an API server proves to others that it is one.
-type authority struct {
+// An Authority signs the certificates by which an API server proves to others that it is one.
+type Authority struct {
+	// PEM is its own certificate.
+	PEM         string
 	t           *testing.T
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
-	pem         string
 }
 
-func newAuthority(t *testing.T, name string) *authority {
-	a := &authority{t: t}
+// NewAuthority makes one of this name.
+func NewAuthority(t *testing.T, name string) *Authority {
+	a := &Authority{t: t}
 	var text string
 	text, a.key = a.sign(x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
@@ -34,12 +36,12 @@ func newAuthority(t *testing.T, name string) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.certificate, a.pem = certificate, text
+	a.certificate, a.PEM = certificate, text
 	return a
 }
 
 // sign makes a key, and a certificate for it: this authority's, or its own where there is none yet.
-func (a *authority) sign(template x509.Certificate) (string, *ecdsa.PrivateKey) {
+func (a *Authority) sign(template x509.Certificate) (string, *ecdsa.PrivateKey) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		a.t.Fatal(err)
@@ -57,8 +59,8 @@ func (a *authority) sign(template x509.Certificate) (string, *ecdsa.PrivateKey) 
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})), key
 }
 
-// client is a certificate, and its key, of a client of this name.
-func (a *authority) client(name string) (string, string) {
+// Client is a certificate, and its key, of a client of this name.
+func (a *Authority) Client(name string) (string, string) {
 	certificate, key := a.sign(x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		KeyUsage: x509.KeyUsageDigitalSignature,

@@ -1,0 +1,61 @@
+//go:build e2e
+
+package plane
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+)
+
+// FrontProxy is who passes requests on to others, as the API server's certificate says.
+const FrontProxy = "front-proxy-client"
+
+// Aggregation is the flags by which an API server passes requests on to others. The certificates are files in this folder.
+func Aggregation(t *testing.T, folder string, authority *Authority) []string {
+	certificate, key := authority.Client(FrontProxy)
+	file := func(name, content string) string { return WriteFile(t, filepath.Join(folder, name), content) }
+	return []string{
+		"--requestheader-client-ca-file=" + file("ca.crt", authority.PEM),
+		"--proxy-client-cert-file=" + file("proxy.crt", certificate),
+		"--proxy-client-key-file=" + file("proxy.key", key),
+		"--requestheader-allowed-names=" + FrontProxy,
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		// There is no kube-proxy: endpoints are dialled.
+		"--enable-aggregator-routing=true",
+	}
+}
+
+// Aggregate lets the API server pass requests for this API on to a Service, whose server nobody verifies yet.
+func (p *Plane) Aggregate(group, version, service string) {
+	p.T.Helper()
+	p.Apply(
+		fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"namespace":"default"},"spec":{"ports":[{"name":"https","port":443}]}}`, service),
+		fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"%[2]s.%[1]s"},
+			"spec":{"group":%[1]q,"version":%[2]q,"groupPriorityMinimum":100,"versionPriority":100,
+			"service":{"name":%[3]q,"namespace":"default","port":443}}}`, group, version, service),
+	)
+}
+
+// Endpoint makes a port of this machine an endpoint of a Service.
+func (p *Plane) Endpoint(service, name string, port int) {
+	p.T.Helper()
+	p.Apply(fmt.Sprintf(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4",
+		"metadata":{"name":"%s-%s","namespace":"default","labels":{"kubernetes.io/service-name":%q}},
+		"ports":[{"name":"https","port":%d,"protocol":"TCP"}],"endpoints":[{"addresses":[%q],"conditions":{"ready":true}}]}`,
+		service, name, service, port, Host(p.T)))
+}
+
+// Host is an address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
+func Host(t *testing.T) string {
+	t.Helper()
+	connection, err := net.Dial("udp", "198.51.100.1:9")
+	if err != nil {
+		t.Skipf("NOT TESTED: this machine has no address but loopback ones, which no endpoint may have: %v", err)
+	}
+	defer connection.Close()
+	return connection.LocalAddr().(*net.UDPAddr).IP.String()
+}
