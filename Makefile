@@ -15,7 +15,7 @@ FOR := 10m
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,6 +96,12 @@ fleet: tools build ## The part of it with AGENTS=5000 agents that report, for FO
 clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root; ten minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 25m ./clients
+
+compare: tools build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/compare/metrics-server -mod=readonly -trimpath -ldflags "-s -w" \
+		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
 e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; half an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 30m -v .

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"plimsoll.dev/suite/stamp"
 )
 
 // An agent reports for one node.
@@ -82,7 +84,7 @@ type pod struct {
 	Memory    string `json:"memory"`
 }
 
-// body is a report as an agent of a busy node sends it.
+// body is a report as an agent of a busy node sends it. The memory in use tells when it was measured.
 func (a *agent) body(at time.Time) []byte {
 	cpu := 500 + rand.IntN(7000)
 	pods := make([]pod, 10)
@@ -103,7 +105,7 @@ func (a *agent) body(at time.Time) []byte {
 		"agent":    map[string]any{"version": "0.1.0", "bootID": a.boot, "sequence": a.sequence},
 		"capacity": map[string]any{"cpu": "8", "memory": "33554432Ki"},
 		"usage": map[string]any{
-			"node":   map[string]any{"cpu": fmt.Sprintf("%dm", cpu), "memory": "16777216Ki"},
+			"node":   map[string]any{"cpu": fmt.Sprintf("%dm", cpu), "memory": fmt.Sprint(stamp.Of(at))},
 			"pods":   map[string]any{"cpu": fmt.Sprintf("%dm", cpu*9/10), "memory": "15777216Ki"},
 			"system": map[string]any{"cpu": fmt.Sprintf("%dm", cpu/10), "memory": "1000000Ki"},
 		},

@@ -1,0 +1,61 @@
+//go:build e2e
+
+package compare
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// users are those whose requests are counted.
+var users = []string{"metrics-server", "plimsoll-0", "plimsoll-1", agents}
+
+// audit is a log, and the flags by which the API server writes each of their requests into it, once.
+func audit(t *testing.T, folder string) (string, []string) {
+	log := filepath.Join(folder, "audit.log")
+	policy := marshal(object{
+		"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": []string{"ResponseStarted", "ResponseComplete", "Panic"},
+		"rules": []object{{"level": "Metadata", "users": users}, {"level": "None"}},
+	})
+	return log, []string{"--audit-log-path=" + log, "--audit-policy-file=" + plane.WriteFile(t, filepath.Join(folder, "audit.json"), policy)}
+}
+
+// requests counts what each user asked of the API server in this time, by user and what it was.
+func (s *scene) requests(from, to time.Time) map[string]map[string]int {
+	file, err := os.Open(s.audit)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	defer file.Close()
+	counts := map[string]map[string]int{}
+	for _, user := range users {
+		counts[user] = map[string]int{}
+	}
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var r struct {
+			Verb                     string
+			RequestReceivedTimestamp time.Time
+			User                     struct{ Username string }
+			RequestURI               string
+			ObjectRef                struct{ Resource string }
+		}
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.RequestReceivedTimestamp.Before(from) || r.RequestReceivedTimestamp.After(to) {
+			continue
+		}
+		what := r.ObjectRef.Resource
+		if what == "" {
+			what = r.RequestURI
+		}
+		counts[r.User.Username][fmt.Sprintf("%s %s", r.Verb, what)]++
+	}
+	return counts
+}

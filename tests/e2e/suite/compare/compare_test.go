@@ -1,0 +1,93 @@
+//go:build e2e
+
+// Package compare runs metrics-server and the controller beside each other, on one API server, with the same simulated nodes and the same
+// client, and prints what each costs and how old what it shows is. No kubelet is needed, so that it runs without root.
+package compare
+
+import (
+	"flag"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+)
+
+var (
+	nodes  = flag.Int("nodes", 200, "how many nodes")
+	length = flag.Duration("for", 90*time.Second, "how long nobody reads, and again how long a client does")
+)
+
+// TestTheLoadOfNodesBesideMetricsServer prints a table in Markdown: docs/comparison.md has it.
+func TestTheLoadOfNodesBesideMetricsServer(t *testing.T) {
+	s := open(t, *nodes)
+	// What was started goes on starting for a while: the first answers fill caches.
+	time.Sleep(resolution)
+	idle := s.phase(func(until time.Time) { time.Sleep(time.Until(until)) })
+	var views map[string]*view
+	busy := s.phase(func(until time.Time) { views = s.read(until) })
+	for _, p := range []*phase{idle, busy} {
+		t.Logf("requests to the API server in %s: %v", p.took.Round(time.Second), p.requests)
+	}
+	for path, v := range views {
+		if len(v.took) == v.lacking {
+			t.Fatalf("%s was never shown whole", path)
+		}
+		if v.node != nil && at(v.ages, 0) < -1 {
+			t.Errorf("%s: figures from the future, by %.1f s", path, -at(v.ages, 0))
+		}
+	}
+	fmt.Println((&outcome{s, idle, busy, views}).table())
+}
+
+// A phase is what the servers used in a time.
+type phase struct {
+	took     time.Duration
+	cores    []float64 // of each server
+	memory   []int     // of each, in kB: the most that was seen
+	requests map[string]map[string]int
+}
+
+// phase measures while something goes on.
+func (s *scene) phase(during func(until time.Time)) *phase {
+	servers := s.servers()
+	p := &phase{}
+	begun := time.Now()
+	before := used(servers)
+	ended, memory := make(chan struct{}), make(chan []int)
+	go func() { memory <- most(servers, ended) }()
+	during(begun.Add(*length))
+	after := used(servers)
+	p.took = time.Since(begun)
+	close(ended)
+	p.memory = <-memory
+	for index := range servers {
+		p.cores = append(p.cores, (after[index]-before[index])/p.took.Seconds())
+	}
+	p.requests = s.requests(begun, begun.Add(p.took))
+	return p
+}
+
+// most is the most memory that each was seen to have until something ends, in kB.
+func most(servers []*server, ended chan struct{}) []int {
+	most := make([]int, len(servers))
+	for {
+		for index, server := range servers {
+			resident, _ := strconv.Atoi(server.Resident())
+			most[index] = max(most[index], resident)
+		}
+		select {
+		case <-ended:
+			return most
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// used is the CPU time of each so far, in seconds.
+func used(servers []*server) []float64 {
+	all := []float64{}
+	for _, server := range servers {
+		all = append(all, server.CPU())
+	}
+	return all
+}
