@@ -21,7 +21,7 @@ use super::report;
 
 /// The heap that a node takes, in kB.
 const MOST_KB: f64 = 20.0;
-/// Each node reports so often, so that the memory of events is full.
+/// Each node reports so often, so that no room is left for events.
 const ROUNDS: u64 = 6;
 const SPEED: usize = 4000;
 
@@ -77,7 +77,7 @@ pub fn measure(nodes: usize, figures: &mut Figures) {
     let once = kilobytes(nodes, 1);
     say("heap of a node that reported once", once, "kB");
     let all = kilobytes(nodes, ROUNDS);
-    let what = "heap of a node, the last half minute of events included";
+    let what = "heap of a node, the events that are kept included";
     figures.at_most(what, all, "kB", MOST_KB);
     speed();
 }
