@@ -54,11 +54,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Some 20 s of 5000 nodes that each report 3 kB every 10 s; a watcher that is further behind lists again.
+    /// Some 17 s of 5000 nodes that each report 3 kB every 10 s; a watcher that is further behind lists again.
     fn default() -> Self {
         Self {
             events: 1 << 16,
-            bytes: 36 << 20,
+            bytes: 32 << 20,
         }
     }
 }
