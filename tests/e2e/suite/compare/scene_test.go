@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -51,7 +52,9 @@ type server struct {
 func open(t *testing.T, nodes int) *scene {
 	folder := t.TempDir()
 	authority := plane.NewAuthority(t, "front-proxy-ca")
-	flags := append(plane.Aggregation(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400")
+	flags := append(plane.Aggregation(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
+		// metrics-server looks for an authority of clients, as every cluster has one.
+		"--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
 	log, audited := audit(t, folder)
 	s := &scene{nodes: nodes, audit: log}
 	s.Plane = plane.Start(t, append(flags, audited...), users...)
