@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use plimsoll::cluster::election::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen};
+use plimsoll::cluster::election::{Decision, LEASE, Memory, RENEW_DEADLINE, RETRY, Seen};
 use plimsoll::engine::time::BootTime;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -161,4 +161,43 @@ fn a_leader_that_cannot_renew_stops_before_another_may_take_over() {
     leader.wrote(begun, "1");
     assert!(leader.leads(begun + Duration::from_millis(3999)));
     assert!(!leader.leads(begun + RENEW_DEADLINE));
+}
+
+fn held_by(holder: &str, version: &str) -> Seen {
+    Seen {
+        holder: holder.to_owned(),
+        version: version.to_owned(),
+        duration: LEASE,
+    }
+}
+
+#[test]
+fn a_standby_takes_over_at_the_end_of_the_lease_not_a_second_later() {
+    let mut standby = Memory::default();
+    let begun = BootTime::from_nanos(1);
+    let lease = held_by("other", "1");
+    assert_eq!(standby.decide("me", Some(&lease), begun), Decision::Wait);
+    assert_eq!(standby.pause(begun), RETRY);
+    let almost = begun + LEASE.saturating_sub(Duration::from_millis(300));
+    assert_eq!(standby.decide("me", Some(&lease), almost), Decision::Wait);
+    let next = almost + standby.pause(almost);
+    assert!(next < begun + LEASE + Duration::from_millis(100));
+    // Where the API server is away then, it is not asked again and again in the same moment.
+    assert_eq!(standby.pause(next), RETRY);
+    assert_eq!(standby.decide("me", Some(&lease), next), Decision::Take);
+    let renewed = held_by("other", "2");
+    assert_eq!(standby.decide("me", Some(&renewed), next), Decision::Wait);
+    assert_eq!(standby.pause(next), RETRY);
+}
+
+#[test]
+fn who_cannot_read_the_lease_is_blind_once_another_may_lead() {
+    let begun = BootTime::from_nanos(1);
+    let mut replica = Memory::new(begun);
+    assert!(!replica.is_blind(begun));
+    replica.wrote(begun, "1");
+    assert!(!replica.is_blind(begun + RENEW_DEADLINE));
+    assert!(replica.is_blind(begun + LEASE));
+    replica.saw(begun + LEASE);
+    assert!(!replica.is_blind(begun + LEASE));
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::engine::time::BootTime;
 
-pub use lease::{Elector, run};
+pub use lease::{Elector, follow, run};
 
 /// A Lease that was not written for so long is free.
 pub const LEASE: Duration = Duration::from_secs(6);
@@ -18,6 +18,8 @@ pub const LEASE: Duration = Duration::from_secs(6);
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(4);
 /// How often each replica looks.
 pub const RETRY: Duration = Duration::from_secs(1);
+/// A Lease is free after its end, not in that moment.
+const AFTER: Duration = Duration::from_millis(10);
 
 /// The Lease as it was last read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +46,27 @@ pub struct Term {
 pub struct Standing {
     mine: Option<Term>,
     leader: Option<SocketAddr>,
+    blind: bool,
 }
 
 impl Standing {
     /// A replica that leads in a term, or that knows where the leader is.
     pub const fn new(mine: Option<Term>, leader: Option<SocketAddr>) -> Self {
-        Self { mine, leader }
+        Self {
+            mine,
+            leader,
+            blind: false,
+        }
+    }
+
+    /// A replica that could not read the Lease for so long that another may lead meanwhile. Where the leader was reached
+    /// before is all it knows.
+    pub const fn blind(leader: Option<SocketAddr>) -> Self {
+        Self {
+            mine: None,
+            leader,
+            blind: true,
+        }
     }
 
     /// Whether this replica led when it looked last; [`Self::term`] is for what must not be late.
@@ -66,6 +83,11 @@ impl Standing {
     pub const fn leader(&self) -> Option<SocketAddr> {
         self.leader
     }
+
+    /// Whether it would not be seen here if another replica began to lead.
+    pub const fn is_blind(&self) -> bool {
+        self.blind
+    }
 }
 
 /// What one replica remembers.
@@ -73,6 +95,10 @@ impl Standing {
 pub struct Memory {
     /// The version of the Lease that was last read, and when that was first seen.
     observed: Option<(String, BootTime)>,
+    /// When the Lease that another holds is free, if it is not written before.
+    free: Option<BootTime>,
+    /// When the Lease was last read.
+    read: BootTime,
     /// When the last own write was begun that succeeded.
     renewed: Option<BootTime>,
     /// The version of the write that began this term.
@@ -93,8 +119,27 @@ pub enum Decision {
 }
 
 impl Memory {
+    /// That of a replica that begins.
+    pub fn new(now: BootTime) -> Self {
+        Self {
+            read: now,
+            ..Self::default()
+        }
+    }
+
+    /// The Lease was read.
+    pub const fn saw(&mut self, now: BootTime) {
+        self.read = now;
+    }
+
+    /// Whether another replica may lead by now without this one knowing.
+    pub fn is_blind(&self, now: BootTime) -> bool {
+        !self.leads(now) && now.since(self.read) >= LEASE
+    }
+
     /// Notes what was read (`None`: there is no Lease) and says what to do. Pure.
     pub fn decide(&mut self, me: &str, seen: Option<&Seen>, now: BootTime) -> Decision {
+        self.free = None;
         let Some(seen) = seen else {
             self.observed = None;
             return Decision::Create;
@@ -108,10 +153,21 @@ impl Memory {
         if seen.holder == me {
             return Decision::Renew;
         }
-        if seen.holder.is_empty() || now.since(since) > seen.duration.max(LEASE) {
+        let duration = seen.duration.max(LEASE);
+        if seen.holder.is_empty() || now.since(since) > duration {
             return Decision::Take;
         }
+        self.free = Some(since + duration);
         Decision::Wait
+    }
+
+    /// How long after `now` to look again: soon after the moment in which the Lease of another is free, if that is first.
+    pub fn pause(&self, now: BootTime) -> Duration {
+        if self.leads(now) {
+            return RETRY.min(self.remaining(now));
+        }
+        let free = self.free.filter(|free| now < *free);
+        free.map_or(RETRY, |free| RETRY.min(free.since(now) + AFTER))
     }
 
     /// Own write, begun at `begun`, succeeded.

@@ -5,8 +5,11 @@ mod outbox;
 mod store;
 mod write;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
@@ -15,7 +18,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::lease::{LeaseObject, Renewal};
@@ -94,7 +97,7 @@ pub async fn run(
         identity,
         ..
     } = &options;
-    let elector = Elector::new(
+    let mut elector = Elector::new(
         client.clone(),
         namespace,
         lease,
@@ -103,7 +106,13 @@ pub async fn run(
     );
     let (standing, elected) = watch::channel(Standing::default());
     let stopped = stop.clone();
-    let election = election::run(elector, &standing, stopped);
+    let (release, released) = oneshot::channel();
+    let election = async {
+        election::run(&mut elector, &standing, stopped).await;
+        // Nobody waits for it but where the process is to end.
+        release.send(()).ok();
+        election::follow(&mut elector, &standing).await
+    };
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
     let mut api = None;
     if let Some(options) = options.metrics_api {
@@ -119,22 +128,30 @@ pub async fn run(
     let serving = serve::serve(listener, metrics);
     tokio::pin!(election, serving, definitions);
     tokio::select! {
-        // In this order: the election of a standby ends in the moment in which it is to stop.
-        biased;
         _ = stop.wait_for(|stop| *stop) => {
-            // First another replica may lead: clients whose watches end look for it at once.
-            election.await;
-            if let Some(api) = api {
-                api.end().await?;
+            tokio::select! {
+                ended = end(released, api) => ended?,
+                never = &mut election => match never {},
+                () = &mut serving => {}
             }
         }
-        () = &mut election => {}
+        never = &mut election => match never {},
         () = &mut serving => {}
         ended = ended(api.as_mut()) => ended?,
         never = &mut definitions => match never {},
         () = controller.run(elected) => {}
     }
     Ok(())
+}
+
+/// First another replica may lead: clients whose watches end look for it at once, and what is under way here is passed on to
+/// it.
+async fn end(released: oneshot::Receiver<()>, api: Option<Serving>) -> Result<(), StartError> {
+    drop(released.await);
+    match api {
+        Some(api) => api.end().await,
+        None => Ok(()),
+    }
 }
 
 /// Waits for the metrics API to end by itself.
@@ -231,6 +248,7 @@ impl Controller {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leading = false;
+        let fence = elected.clone();
         loop {
             tokio::select! {
                 Some((index, change)) = self.changes.next() => {
@@ -239,8 +257,8 @@ impl Controller {
                         self.take(index, change);
                     }
                 }
-                Some(done) = self.writes.next() => self.written(done),
-                Some(outcome) = self.events.next() => {
+                Some(done) = while_leading(&fence, self.writes.next()) => self.written(done),
+                Some(outcome) = while_leading(&fence, self.events.next()) => {
                     self.metrics.wrote("Event", outcome.is_ok());
                 }
                 changed = elected.changed() => if changed.is_err() { return },
@@ -267,8 +285,9 @@ impl Controller {
             self.world.lead();
         } else {
             self.world.follow();
-            // Writes that did not begin yet must not; those under way are what the next leader would write too.
+            // What did not begin yet must not; writes under way are what the next leader would write too.
             self.writes.clear();
+            self.events.clear();
         }
     }
 
@@ -419,6 +438,20 @@ impl Controller {
             }
         }
     }
+}
+
+/// Goes on with this only while the replica leads: a process that was stopped, and goes on when another has taken over, sends
+/// nothing more of what it had begun.
+async fn while_leading<T>(elected: &watch::Receiver<Standing>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let term = elected.borrow().term(clock::now());
+        match term {
+            Some(_) => work.as_mut().poll(context),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// Comes when a report has, but not sooner than then.

@@ -1,6 +1,7 @@
 //! Reads and writes the Lease.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,13 +10,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::{Decision, LEASE, Memory, RENEW_DEADLINE, RETRY, Seen, Standing};
+use super::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen, Standing};
 use crate::cluster::clock;
 
 /// No call of an election takes longer.
 const CALL: Duration = Duration::from_secs(2);
+/// How often a replica that ends looks who leads now.
+const LOOK: Duration = Duration::from_millis(250);
 /// Where the holder can be reached by other replicas.
 const ADDRESS: &str = "plimsoll.dev/address";
 
@@ -43,7 +46,7 @@ impl Elector {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             me,
-            memory: Memory::default(),
+            memory: Memory::new(clock::now()),
             address,
             leader: None,
         }
@@ -51,7 +54,7 @@ impl Elector {
 
     /// Looks once, and writes if that is called for. Any error is as if the API server were away.
     async fn step(&mut self) -> kube::Result<()> {
-        let lease = self.api.get_opt(&self.name).await?;
+        let lease = self.read().await?;
         let now = clock::now();
         let decision = self
             .memory
@@ -110,13 +113,23 @@ impl Elector {
         lease
     }
 
+    async fn read(&mut self) -> kube::Result<Option<Lease>> {
+        let lease = self.api.get_opt(&self.name).await?;
+        self.memory.saw(clock::now());
+        Ok(lease)
+    }
+
     fn standing(&self) -> Standing {
-        Standing::new(self.memory.term(clock::now()), self.leader)
+        let now = clock::now();
+        if self.memory.is_blind(now) {
+            return Standing::blind(self.leader);
+        }
+        Standing::new(self.memory.term(now), self.leader)
     }
 
     /// Gives the Lease back, so that another needn't wait for its end.
     async fn release(&mut self) -> kube::Result<()> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+        let Some(mut lease) = self.read().await? else {
             return Ok(());
         };
         if seen(&lease).holder != self.me {
@@ -151,7 +164,7 @@ fn seen(lease: &Lease) -> Seen {
 /// Takes part until `stop` is true, and says in `standing` whether this replica leads. It stops leading before the Lease
 /// can be another's, and gives it back in the end.
 pub async fn run(
-    mut elector: Elector,
+    elector: &mut Elector,
     standing: &watch::Sender<Standing>,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -169,9 +182,7 @@ pub async fn run(
         }
         publish(standing, elector.standing());
         // The leadership ends in time also when the next look is late.
-        let remaining = elector.memory.remaining(clock::now());
-        let leading = standing.borrow().leads();
-        let pause = if leading { RETRY.min(remaining) } else { RETRY };
+        let pause = elector.memory.pause(clock::now());
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
         publish(standing, elector.standing());
         if stopped.is_ok() {
@@ -179,9 +190,26 @@ pub async fn run(
         }
     }
     let led = standing.borrow().leads();
-    publish(standing, Standing::default());
+    elector.memory.lost();
+    publish(standing, Standing::new(None, elector.leader));
     if led && let Err(error) = timeout(RENEW_DEADLINE, elector.release()).await {
         tracing::warn!(%error, "failed to give the Lease back in time");
+    }
+}
+
+/// Says for ever where the replica that leads can be reached, and doesn't take part: what is under way where a replica ends
+/// is passed on to the next leader.
+pub async fn follow(elector: &mut Elector, standing: &watch::Sender<Standing>) -> Infallible {
+    loop {
+        if let Ok(Ok(lease)) = timeout(CALL, elector.read()).await {
+            let other = |lease: &Lease| {
+                let holder = seen(lease).holder;
+                !holder.is_empty() && holder != elector.me
+            };
+            elector.leader = lease.filter(other).as_ref().and_then(address);
+        }
+        publish(standing, elector.standing());
+        sleep(LOOK).await;
     }
 }
 

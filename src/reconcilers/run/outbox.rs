@@ -35,6 +35,12 @@ impl<T> Outbox<T> {
         true
     }
 
+    /// Gives up all that has not come to its end.
+    pub(super) fn clear(&mut self) {
+        self.running.clear();
+        self.waiting.clear();
+    }
+
     fn begin(&mut self) {
         while self.running.len() < MOST_RUNNING {
             let Some(work) = self.waiting.pop_front() else {
@@ -82,6 +88,18 @@ mod tests {
         }
         done.sort_unstable();
         assert_eq!(done, (0..200).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn what_is_given_up_never_comes_to_its_end() {
+        let mut outbox = Outbox::new();
+        for number in 0..200 {
+            assert!(outbox.push(std::future::ready(number).boxed()));
+        }
+        outbox.clear();
+        assert_eq!(outbox.next().await, None);
+        assert!(outbox.push(std::future::ready(200).boxed()));
+        assert_eq!(outbox.next().await, Some(200));
     }
 
     #[test]

@@ -1,6 +1,9 @@
+use std::future::ready;
+
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::election::Term;
 use crate::crd::Report;
 use crate::metrics_api::data::Data;
 use crate::metrics_api::store::Limits;
@@ -93,4 +96,19 @@ async fn an_agent_that_reports_though_its_lease_was_given_back_is_missed_when_it
     assert!(reports.put(report()));
     controller.hear();
     assert_eq!(controller.tells_in_the_end(), ["AgentSilent"]);
+}
+
+#[tokio::test]
+async fn what_was_begun_goes_on_only_within_the_term() {
+    let term = |until| Standing::new(Some(Term { epoch: 7, until }), None);
+    let (standing, elected) = watch::channel(term(clock::now() + Duration::from_hours(1)));
+    assert_eq!(while_leading(&elected, ready(1)).await, 1);
+    // Nobody has told this replica yet that its term is over.
+    standing.send_replace(term(clock::now()));
+    let first = tokio::select! {
+        biased;
+        late = while_leading(&elected, ready(2)) => late,
+        other = ready(3) => other,
+    };
+    assert_eq!(first, 3);
 }
