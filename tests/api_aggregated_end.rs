@@ -223,6 +223,10 @@ struct Nobody;
 impl Observer for Nobody {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
+    fn believes(&self, _: Result<(), &str>) {}
+    fn lacks(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 #[tokio::test]

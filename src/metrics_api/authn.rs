@@ -48,14 +48,15 @@ impl From<UserInfo> for User {
 /// Finds out who asks.
 pub struct Authenticator {
     client: Client,
-    trust: watch::Receiver<Trust>,
+    /// `None`: not known yet.
+    trust: watch::Receiver<Option<Trust>>,
     /// Whose a token is; `None`: nobody's.
     tokens: Reviews<Option<User>>,
 }
 
 impl Authenticator {
     /// By what the cluster trusts, as it is at the time.
-    pub fn new(client: Client, trust: watch::Receiver<Trust>) -> Self {
+    pub fn new(client: Client, trust: watch::Receiver<Option<Trust>>) -> Self {
         Self {
             client,
             trust,
@@ -65,7 +66,9 @@ impl Authenticator {
 
     /// Whether these certificates make a front proxy.
     pub fn is_proxy(&self, certificates: &[CertificateDer<'static>]) -> bool {
-        self.trust.borrow().is_proxy(certificates, clock::wall())
+        let trust = self.trust.borrow();
+        let trust = trust.as_ref();
+        trust.is_some_and(|trust| trust.is_proxy(certificates, clock::wall()))
     }
 
     /// Who sent these headers with these certificates.
@@ -79,8 +82,12 @@ impl Authenticator {
     ) -> Result<User, Refusal> {
         let passed_on = {
             let trust = self.trust.borrow();
-            let is_proxy = trust.is_proxy(certificates, clock::wall());
-            is_proxy.then(|| trust.user(headers)).flatten()
+            if trust.is_none() && !certificates.is_empty() {
+                return Err(Refusal::unknown("which API servers to believe"));
+            }
+            let is_proxy = |trust: &&Trust| trust.is_proxy(certificates, clock::wall());
+            let trust = trust.as_ref().filter(is_proxy);
+            trust.and_then(|trust| trust.user(headers))
         };
         match (passed_on, bearer(headers)) {
             (Some(user), _) => Ok(user),
@@ -131,4 +138,26 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let fits =
         scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
     fits.then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Config;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_is_refused_for_who_they_are_before_it_is_known_whom_to_believe() {
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let (trust, trusted) = watch::channel(None);
+        let authenticator = Authenticator::new(Client::try_from(config).unwrap(), trusted);
+        let (headers, certificate) = (HeaderMap::new(), [CertificateDer::from(vec![0; 8])]);
+        let early = authenticator.identify(&headers, &certificate).await;
+        assert_eq!(early.unwrap_err().code, 503);
+        let stranger = authenticator.identify(&headers, &[]).await;
+        assert_eq!(stranger.unwrap_err().code, 401);
+        trust.send_replace(Some(Trust::default()));
+        let late = authenticator.identify(&headers, &certificate).await;
+        assert_eq!(late.unwrap_err().code, 401);
+    }
 }

@@ -176,7 +176,9 @@ impl Keeper {
     pub async fn keep(mut self) {
         let mut wrong = String::new();
         loop {
-            let leads = self.standing.borrow_and_update().leads();
+            // By the clock: a process that was stopped may not know yet that it leads no more.
+            let term = self.standing.borrow_and_update().term(clock::now());
+            let leads = term.is_some();
             let outcome = self.look(leads, clock::wall()).await;
             let why = outcome
                 .err()

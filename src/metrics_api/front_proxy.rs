@@ -22,11 +22,14 @@ use webpki::EndEntityCert;
 
 use crate::cluster::client::describe;
 
+use super::Observer;
 use super::authn::User;
 use super::certificates::is_signed;
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "extension-apiserver-authentication";
+const CANT_WATCH: &str = "failed to watch kube-system/extension-apiserver-authentication; bind the controller to the Role \
+                          extension-apiserver-authentication-reader";
 
 /// Why nobody is believed.
 #[derive(Debug, Error)]
@@ -175,25 +178,42 @@ fn sequence(content: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Follows the `ConfigMap` for ever. What can't be read leaves what was known before.
-pub async fn follow(client: Client, trust: watch::Sender<Trust>) {
+pub async fn follow(
+    client: Client,
+    trust: watch::Sender<Option<Trust>>,
+    observer: Arc<dyn Observer>,
+) {
+    observer.believes(Err("not read yet"));
     let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let mut changes = watch_object(api, NAME).default_backoff().boxed();
     while let Some(change) = changes.next().await {
         match change {
-            Ok(Some(map)) => match Trust::of(&map.data.unwrap_or_default()) {
-                Ok(new) => drop(trust.send_replace(new)),
-                Err(error) => tracing::error!(why = describe(&error), "no API server is believed"),
-            },
-            Ok(None) => {
-                tracing::error!("there is no {NAMESPACE}/{NAME}: no API server is believed");
-                trust.send_replace(Trust::default());
+            Ok(map) => {
+                let before = trust.borrow().clone().unwrap_or_default();
+                trust.send_replace(Some(read(map).unwrap_or(before)));
+                observer.believes(Ok(()));
             }
-            Err(error) => tracing::warn!(
-                why = describe(&error),
-                "failed to watch {NAMESPACE}/{NAME}; bind the controller to the Role extension-apiserver-authentication-reader"
-            ),
+            Err(error) => {
+                let why = describe(&error);
+                tracing::warn!(why, "{CANT_WATCH}");
+                if trust.borrow().is_none() {
+                    observer.believes(Err(&format!("{CANT_WATCH}: {why}")));
+                }
+            }
         }
     }
+}
+
+/// What it says; `None`: nothing that could be used.
+fn read(map: Option<ConfigMap>) -> Option<Trust> {
+    let Some(map) = map else {
+        tracing::error!("there is no {NAMESPACE}/{NAME}: no API server is believed");
+        return Some(Trust::default());
+    };
+    let trust = Trust::of(&map.data.unwrap_or_default());
+    let told =
+        |error: &TrustError| tracing::error!(why = describe(error), "no API server is believed");
+    trust.inspect_err(told).ok()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ const TAKES: Duration = Duration::from_secs(30);
 /// No connection lasts longer.
 const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
 /// When this replica ends, what is under way has to be answered by then.
-const DRAIN: Duration = Duration::from_secs(3);
+const DRAIN: Duration = Duration::from_secs(5);
 /// Connections whose client is not known; one more, and the oldest goes.
 const MOST_STRANGERS: usize = 256;
 /// Connections of API servers and replicas.

@@ -20,6 +20,7 @@ pub mod negotiate;
 mod openapi;
 pub mod options;
 mod patience;
+mod readiness;
 pub mod reports;
 mod server;
 mod serving;
@@ -46,10 +47,14 @@ pub struct Options {
     pub reports: Option<reports::Options>,
 }
 
-/// Who is told how it goes.
+/// Who is told how it goes, and knows how the rest of the replica goes.
 pub trait Observer: Send + Sync {
     /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, or `other`.
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);
+    /// Whether it is known which API servers to believe, or why not.
+    fn believes(&self, outcome: Result<(), &str>);
+    /// What this replica lacks to lead at once; `Ok`: nothing.
+    fn lacks(&self) -> Result<(), String>;
 }

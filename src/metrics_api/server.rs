@@ -24,7 +24,7 @@ use crate::cluster::election::Standing;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 
 use super::Observer;
-use super::authn::{Authenticator, User};
+use super::authn::Authenticator;
 use super::authz::{Authorizer, Deed};
 use super::certificates::Tls;
 use super::data::Data;
@@ -33,12 +33,15 @@ use super::encode::Writer;
 use super::forward;
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
+use super::readiness::Readiness;
 use super::status::Refusal;
 use super::store::Unavailable;
 use super::watch;
 
 /// Requests for data wait so long for a replica to lead: longer than a failover takes, shorter than API servers wait.
 const LEADERLESS: Duration = Duration::from_secs(20);
+/// Where this replica is to end they wait so long for the next one to lead: within the time that their connections have.
+const LAST: Duration = Duration::from_secs(4);
 /// At least so often they look.
 const LOOK: Duration = Duration::from_secs(1);
 /// So many may wait; others are refused, and come back later.
@@ -69,6 +72,8 @@ pub struct Api {
     pub stop: channel::Receiver<bool>,
     /// For requests that may wait for a replica to lead.
     pub room: Semaphore,
+    /// Whether this replica is to be found.
+    pub readiness: Arc<Readiness>,
     /// Who is told of each answer.
     pub observer: Arc<dyn Observer>,
 }
@@ -114,7 +119,8 @@ impl Api {
         let accept = accept(request.headers());
         if matches!(path, "/healthz" | "/livez" | "/readyz") {
             *what = "health";
-            return Ok(whole(StatusCode::OK, "text/plain", "ok".into()));
+            let ready = self.readiness.verdict().err();
+            return Ok(health(ready.filter(|_| path == "/readyz")));
         }
         if let Some(document) = self.documents.at(path, &accept) {
             *what = "discovery";
@@ -130,11 +136,10 @@ impl Api {
             // The replica that passed it on asked who and whether.
             return self.serve(&asked);
         }
-        let user = self
-            .authenticator
-            .identify(request.headers(), certificates)
-            .await?;
-        self.authorize(&user, &asked).await?;
+        tokio::select! {
+            may = self.may(request.headers(), certificates, &asked) => may?,
+            () = self.cut_off() => return Err(Refusal::unknown("who asks, or whether they may")),
+        }
         let Ok(_room) = self.room.try_acquire() else {
             return self.serve_or_pass_on(&asked, &request, &accept).await;
         };
@@ -152,16 +157,22 @@ impl Api {
     ) -> Result<Answer, Refusal> {
         let (mut standing, mut moved) = (self.standing.clone(), self.data.moved());
         standing.mark_unchanged();
+        let over = async {
+            self.stopped().await;
+            sleep(LAST).await;
+        };
+        tokio::pin!(over);
         loop {
             let answer = self.serve_or_pass_on(asked, request, accept).await;
-            if !is_not_leading(&answer) {
+            // Whoever can't see who leads has nothing to wait for: the client may find a replica that can.
+            if !is_not_leading(&answer) || self.standing.borrow().is_blind() {
                 return answer;
             }
             tokio::select! {
                 _ = standing.changed() => {}
                 _ = moved.changed() => {}
                 () = sleep(LOOK) => {}
-                () = self.stopped() => return answer,
+                () = &mut over => return answer,
             }
         }
     }
@@ -191,12 +202,27 @@ impl Api {
             .is_some_and(|tls| tls.is_replica(certificates, clock::wall()))
     }
 
-    async fn authorize(&self, user: &User, asked: &Asked) -> Result<(), Refusal> {
+    async fn may(
+        &self,
+        headers: &HeaderMap,
+        certificates: &[CertificateDer<'static>],
+        asked: &Asked,
+    ) -> Result<(), Refusal> {
+        let user = self.authenticator.identify(headers, certificates).await?;
         let deed = Deed {
             verb: asked.verb(),
             name: asked.name(),
         };
-        self.authorizer.allow(user, deed).await
+        self.authorizer.allow(&user, deed).await
+    }
+
+    /// When the API server has not answered this replica for so long that nothing is to be awaited from it.
+    fn cut_off(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut standing = self.standing.clone();
+        async move {
+            drop(standing.wait_for(Standing::is_blind).await);
+            sleep(LOOK).await;
+        }
     }
 
     async fn pass_on(
@@ -214,7 +240,12 @@ impl Api {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept).await;
+        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept);
+        let passed = tokio::select! {
+            passed = passed => passed,
+            // It may have been stopped where it stands: the next leader is asked at once.
+            () = self.leads_no_more(leader, false) => return Err(Refusal::not_leading()),
+        };
         let answer = passed.map_err(|error| {
             tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
             Refusal::not_leading()
@@ -354,6 +385,14 @@ fn accept(headers: &HeaderMap) -> String {
         .iter()
         .filter_map(|value| value.to_str().ok());
     all.collect::<Vec<_>>().join(",")
+}
+
+fn health(lacks: Option<String>) -> Answer {
+    let (status, text) = match lacks {
+        None => (StatusCode::OK, "ok".to_owned()),
+        Some(lacks) => (StatusCode::SERVICE_UNAVAILABLE, lacks),
+    };
+    whole(status, "text/plain", format!("{text}\n").into())
 }
 
 fn documented(document: &Document, headers: &HeaderMap) -> Answer {

@@ -22,8 +22,9 @@ use super::certificates::Keeper;
 use super::data::Data;
 use super::documents::Documents;
 use super::feed::Feed;
-use super::front_proxy::{self, Trust};
+use super::front_proxy;
 use super::listener;
+use super::readiness::Readiness;
 use super::reports;
 use super::server::{Api, MOST_WAITING};
 use super::store::Limits;
@@ -99,7 +100,8 @@ pub async fn start(
         // Both belong to the thread that they are made on.
         let listener = TcpListener::from_std(listener)?;
         let client = server.client(requests)?;
-        let (trust, trusted) = watch::channel(Trust::default());
+        let (trust, trusted) = watch::channel(None);
+        let readiness = Arc::new(Readiness::new(Arc::clone(&observer)));
         let api = Api {
             data,
             documents: Documents::default(),
@@ -110,12 +112,15 @@ pub async fn start(
             server_name: options.place.server_name(),
             stop: stopped.clone(),
             room: Semaphore::new(MOST_WAITING),
+            readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
         };
-        let keeper = Keeper::new(client.clone(), options.place, standing, tls, observer);
+        let (place, keeper) = (options.place, Arc::clone(&observer));
+        let keeper = Keeper::new(client.clone(), place, standing, tls, keeper);
         tokio::select! {
             () = listener::listen(listener, Arc::new(api), kept, stopped) => {}
-            () = front_proxy::follow(client, trust) => {}
+            () = readiness.follow(client.clone()) => {}
+            () = front_proxy::follow(client, trust, observer) => {}
             () = keeper.keep() => {}
             () = taking => {}
         }

@@ -21,8 +21,9 @@ use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
 use crate::serve::{Source, with_one_series};
 
-/// What the probes call the metrics API.
+/// What the probes call the metrics API, and whom it believes.
 const METRICS_API: &str = "metrics API";
+const FRONT_PROXY: &str = "API servers' certificates";
 /// The loop turns at least every second: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
 /// Upper bounds of the time between two heartbeats, in seconds: they come every 10 or 60.
@@ -279,6 +280,14 @@ impl Metrics {
         self.health(|health| drop(health.waiting.remove(kind)));
     }
 
+    /// Something that is needed is there, or why not.
+    fn has(&self, what: &'static str, outcome: Result<(), &str>) {
+        match outcome {
+            Ok(()) => self.complete(what),
+            Err(why) => self.waits(what, why.to_owned()),
+        }
+    }
+
     /// Whether objects of some kind were not listed yet.
     pub fn is_waiting(&self) -> bool {
         self.health(|health| !health.waiting.is_empty())
@@ -322,10 +331,15 @@ impl metrics_api::Observer for Metrics {
     }
 
     fn certified(&self, outcome: Result<(), &str>) {
-        match outcome {
-            Ok(()) => self.complete(METRICS_API),
-            Err(why) => self.waits(METRICS_API, why.to_owned()),
-        }
+        self.has(METRICS_API, outcome);
+    }
+
+    fn believes(&self, outcome: Result<(), &str>) {
+        self.has(FRONT_PROXY, outcome);
+    }
+
+    fn lacks(&self) -> Result<(), String> {
+        self.readyz()
     }
 }
 

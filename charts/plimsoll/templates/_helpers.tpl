@@ -33,12 +33,16 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{- define "plimsoll.probes" -}}
+{{- define "plimsoll.livenessProbe" -}}
 livenessProbe:
   httpGet: {path: /livez, port: http}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
+{{- end -}}
+
+{{- define "plimsoll.probes" -}}
+{{ include "plimsoll.livenessProbe" . }}
 readinessProbe:
   httpGet: {path: /readyz, port: http}
   periodSeconds: 5
