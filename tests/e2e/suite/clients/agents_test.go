@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -42,6 +43,9 @@ type agents struct {
 	nodes []string
 	lock  sync.Mutex
 	beat  int64
+	// By which they report directly, by node and replica, and when the leader heard each last; none: they don't.
+	lines [][]*line
+	heard []atomic.Int64
 }
 
 // cpu is what a node's heartbeat says, in percent: never idle.
@@ -94,10 +98,13 @@ func (a *agents) says(node int, beat int64) string {
 	return fmt.Sprintf("seq=%d cpu=%d.0 mem=25.0", beat+1, cpu(node, beat))
 }
 
-// renew lets all agents beat once more. While the API server is away none does.
+// renew lets all agents beat once more. While the API server is away none does, unless the leader hears of it directly.
 func (a *agents) renew(running context.Context) {
 	next := a.last() + 1
 	for index, node := range a.nodes {
+		if a.reports(running, index, next) {
+			continue
+		}
 		patch, _ := json.Marshal(map[string]any{
 			"metadata": map[string]any{"annotations": map[string]string{summary: a.says(index, next)}},
 			"spec":     map[string]any{"renewTime": metav1.NowMicro()},

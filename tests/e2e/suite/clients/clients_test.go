@@ -161,6 +161,58 @@ func (s *scene) poller(name string, page int64) *ledger {
 	return l
 }
 
+// once asks the API server, which is not asked again whatever it answers.
+func (s *scene) once(limit time.Duration, path string) ([]byte, error) {
+	within, end := context.WithTimeout(background, limit)
+	defer end()
+	return s.Kube.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).DoRaw(within)
+}
+
+const served = "/apis/metrics.plimsoll.dev/v1alpha1"
+
+// asker lists again and again without any library's patience, a tenth of a second after each answer.
+func (s *scene) asker(name string) *ledger {
+	l := s.ledger(name)
+	s.asks(l, 3*time.Second, l.refused)
+	return l
+}
+
+// impatient does so too, asks what the API has, and may never be refused: it would be told.
+func (s *scene) impatient() *ledger {
+	l := s.ledger("a client that asks once")
+	s.asks(l, 15*time.Second, l.mayNotBe)
+	running := s.running()
+	go func() {
+		for running.Err() == nil {
+			if _, err := s.once(15*time.Second, served); err != nil && running.Err() == nil {
+				l.mayNotBe(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	return l
+}
+
+func (s *scene) asks(l *ledger, limit time.Duration, refused func(error)) {
+	running := s.running()
+	go func() {
+		for running.Err() == nil {
+			list := &unstructured.UnstructuredList{}
+			raw, err := s.once(limit, served+"/nodemetrics")
+			if err == nil {
+				err = list.UnmarshalJSON(raw)
+			}
+			switch {
+			case err == nil:
+				l.listed(list.Items)
+			case running.Err() == nil:
+				refused(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+}
+
 // get asks for a page of plain HTTP, which has to be there.
 func get(url string) error {
 	client := http.Client{Timeout: 5 * time.Second}

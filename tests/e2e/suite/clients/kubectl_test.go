@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // patiently runs kubectl until it succeeds: it does not ask again by itself when the API server picks a replica that is down.
@@ -60,14 +63,14 @@ func (s *scene) kubectl() {
 	if err := json.Unmarshal([]byte(raw), &list); err != nil || list.Kind != "NodeMetricList" || len(list.Items) != 4 {
 		s.T.Errorf("%v: %s", err, raw)
 	}
-	s.apiResources()
+	s.apiResources("nodewatermarks")
 }
 
 // apiResources has to work at any time, and at once: kubectl asks for them before it does anything.
-func (s *scene) apiResources() {
+func (s *scene) apiResources(more ...string) {
 	s.T.Helper()
 	out := s.patiently("api-resources", "--cached=false")
-	for _, name := range []string{"nodemetrics", "nodewatermarks", "pods", "namespaces"} {
+	for _, name := range append(more, "nodemetrics", "pods", "namespaces") {
 		if !strings.Contains(out, name) {
 			s.T.Errorf("%s is not in:\n%s", name, out)
 		}
@@ -97,20 +100,48 @@ func (s *scene) gone(name, when string) {
 	s.T.Logf("%s: a namespace is gone after %s", when, took.Round(100*time.Millisecond))
 }
 
+// deletesNamespaces runs what deletes all that is in a namespace, for which it has to discover all there is.
+func (s *scene) deletesNamespaces() {
+	s.Run("kube-controller-manager", "--kubeconfig="+s.Kubeconfig, "--controllers=namespace-controller", "--leader-elect=false", "--secure-port=0")
+}
+
+// isAvailable waits until the API server knows that somebody answers for the API, or nobody does.
+func (s *scene) isAvailable(wanted string) {
+	s.T.Helper()
+	s.Eventually(soon, "the API is available: "+wanted, func() error {
+		status := s.Kubectl("get", "apiservice", "v1alpha1.metrics.plimsoll.dev", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].status}`)
+		if status != wanted {
+			return fmt.Errorf("Available is %q", status)
+		}
+		return nil
+	})
+}
+
 // TestNamespacesAreDeletedWhicheverReplicaIsDown: and kubectl finds and asks all it could before.
 func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 	s := open(t)
-	s.Run("kube-controller-manager", "--kubeconfig="+s.Kubeconfig, "--controllers=namespace-controller", "--leader-elect=false", "--secure-port=0")
+	s.deletesNamespaces()
 	s.kubectl()
 	s.namespace("both")
 	s.gone("both", "both replicas are up")
 	for _, r := range s.replicas {
 		r.Kill()
-		s.apiResources()
+		s.apiResources("nodewatermarks")
 		name := "without-" + r.name
 		s.namespace(name)
 		s.gone(name, r.name+" is down")
 		s.again(r)
+		s.leader()
+	}
+	for _, r := range s.replicas {
+		r.Signal(syscall.SIGSTOP)
+		s.apiResources("nodewatermarks")
+		name := "beside-" + r.name
+		s.namespace(name)
+		s.gone(name, r.name+" stands still")
+		s.isEndpoint(r, false)
+		r.Signal(syscall.SIGCONT)
+		s.isEndpoint(r, true)
 		s.leader()
 	}
 	s.kubectl()
@@ -118,13 +149,7 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 	for _, r := range s.replicas {
 		r.Kill()
 	}
-	s.Eventually(soon, "the API server knows that nobody serves the API", func() error {
-		status := s.Kubectl("get", "apiservice", "v1alpha1.metrics.plimsoll.dev", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].status}`)
-		if status != "False" {
-			return fmt.Errorf("Available is %q", status)
-		}
-		return nil
-	})
+	s.isAvailable("False")
 	out, _ := s.TryKubectl("", "api-resources", "--cached=false")
 	for _, name := range []string{"nodewatermarks", "pods", "namespaces"} {
 		if !strings.Contains(out, name) {
@@ -135,4 +160,52 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 	s.namespace("without-both")
 	s.again(s.replicas[0])
 	s.gone("without-both", "one replica is back")
+}
+
+// TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes: and don't take the place of those that lack nothing.
+func TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes(t *testing.T) {
+	s := open(t)
+	s.deletesNamespaces()
+	definition := "nodewatermarks.plimsoll.dev"
+	s.Kubectl("delete", "crd", definition)
+	first, second := s.replicas[0], s.replicas[1]
+	// What was complete stays an endpoint.
+	s.Eventually(soon, "both lack the definition", func() error {
+		for _, r := range s.replicas {
+			if get(plane.Local("http", r.metrics)+"/readyz") == nil {
+				return fmt.Errorf("%s lacks nothing", r.name)
+			}
+		}
+		return nil
+	})
+	s.isEndpoint(first, true)
+	s.isEndpoint(second, true)
+	first.Kill()
+	s.isEndpoint(first, false)
+	first.Start()
+	// It has looked more than once by then.
+	time.Sleep(20 * time.Second)
+	s.isEndpoint(first, false)
+	s.namespace("one-lacks")
+	s.gone("one-lacks", "one replica lacks something and has begun anew")
+
+	second.Kill()
+	s.isEndpoint(first, true)
+	s.isAvailable("True")
+	s.namespace("all-lack")
+	s.gone("all-lack", "the only replica lacks something")
+	s.apiResources()
+	s.Kubectl("apply", "--server-side", "-f", plane.Absolute(t, "crds/plimsoll.dev_nodewatermarks.yaml"))
+	second.Start()
+	s.complete(first)
+	s.complete(second)
+	s.isEndpoint(second, true)
+	s.edits()
+	s.Eventually(soon, "a replica writes again", func() error {
+		list, err := s.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
+		if err == nil && len(list.Items) < len(s.agents.nodes) {
+			err = fmt.Errorf("there are %d NodeWatermarks", len(list.Items))
+		}
+		return err
+	})
 }

@@ -66,6 +66,13 @@ func (l *ledger) refused(why error) {
 	l.refusals[why.Error()]++
 }
 
+// mayNotBe notes that the client was refused where it may not be.
+func (l *ledger) mayNotBe(refused error) {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	l.complain("refused: %v", refused)
+}
+
 // gone notes that a node was shown as absent: none is.
 func (l *ledger) gone(name string) {
 	l.lock.Lock()

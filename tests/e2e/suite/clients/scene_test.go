@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"plimsoll.dev/suite/plane"
 )
 
@@ -30,9 +32,12 @@ type scene struct {
 	*plane.Plane
 	pki       string
 	authority *plane.Authority
-	replicas  []*replica
-	agents    *agents
-	ledgers   []*ledger
+	// controller is the chart's container, host the address of all endpoints.
+	controller corev1.Container
+	host       string
+	replicas   []*replica
+	agents     *agents
+	ledgers    []*ledger
 }
 
 // A replica is a controller; its name is also that of its user.
@@ -40,16 +45,26 @@ type replica struct {
 	*plane.Process
 	name         string
 	api, metrics int
+	// The ways to it: of what it asks the API server, and of what agents report.
+	server, reports *wire
+	leave           func()
 }
 
 // open sets it up, with the load of all nodes served.
-func open(t *testing.T) *scene {
-	s := &scene{pki: t.TempDir()}
+func open(t *testing.T) *scene { return openWith(t, false) }
+
+// openWith does so with agents that report directly, or by their Leases alone.
+func openWith(t *testing.T, directly bool) *scene {
+	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
+	s.controller = s.container()
 	s.agents = begin(s.Plane, 6)
 	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
 	for _, name := range []string{"first", "second"} {
-		s.begin(name)
+		s.begin(name, directly)
+	}
+	if directly {
+		s.agents.reportTo(s.replicas)
 	}
 	s.agents.report()
 	s.Eventually(soon, "the load of all nodes is served", func() error {
@@ -102,23 +117,19 @@ func (s *scene) flags(t *testing.T) []string {
 }
 
 // begin starts a replica.
-func (s *scene) begin(name string) {
+func (s *scene) begin(name string, directly bool) {
 	r := &replica{name: name, api: plane.FreePort(s.T), metrics: plane.FreePort(s.T)}
-	r.Process = s.Controller(name, "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
-		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1")
+	r.server = newWire(s.T, strings.TrimPrefix(s.Address, "https://"))
+	flags := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
+		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1"}
+	if directly {
+		reports := fmt.Sprintf("127.0.0.1:%d", plane.FreePort(s.T))
+		r.reports = newWire(s.T, reports)
+		flags = append(flags, "--report-listen", reports)
+	}
+	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), flags...)
 	s.replicas = append(s.replicas, r)
 	s.join(r)
-}
-
-// join makes a replica an endpoint of the Service. As with the chart it is one, ready or not, until leave: when its pod is deleted.
-func (s *scene) join(r *replica) {
-	s.T.Helper()
-	s.Endpoint(service, r.name, r.api)
-}
-
-func (s *scene) leave(r *replica) {
-	s.T.Helper()
-	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
 }
 
 func (r *replica) leads() bool {
@@ -151,13 +162,13 @@ func (s *scene) leader() (*replica, *replica) {
 func (s *scene) again(r *replica) {
 	s.T.Helper()
 	r.Start()
-	s.ready(r)
+	s.complete(r)
 }
 
-// ready waits until a replica knows all.
-func (s *scene) ready(r *replica) {
+// complete waits until a replica knows all.
+func (s *scene) complete(r *replica) {
 	s.T.Helper()
-	s.Eventually(soon, r.name+" is ready", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
+	s.Eventually(soon, r.name+" knows all", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
 }
 
 // allKnow waits until every client has been shown new data of all nodes, and says how long after now that was.
@@ -191,22 +202,42 @@ type record struct {
 	ResponseStatus                           struct{ Code int }
 }
 
-// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
-// Lease: as the API server has it.
-func (s *scene) oneWriterAtAnyTime() {
+// written is what the replicas have written, and succeeded with, as the API server has it.
+func (s *scene) written() []record {
 	file, err := os.Open(filepath.Join(s.pki, "audit.log"))
 	if err != nil {
 		s.T.Fatal(err)
 	}
 	defer file.Close()
-	var taken, written []record
+	var all []record
 	lines := bufio.NewScanner(file)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var r record
-		if json.Unmarshal(lines.Bytes(), &r) != nil || r.ResponseStatus.Code >= 300 {
-			continue
+		if json.Unmarshal(lines.Bytes(), &r) == nil && r.ResponseStatus.Code < 300 {
+			all = append(all, r)
 		}
+	}
+	return all
+}
+
+// wroteNothing fails the test for whatever this replica has written since.
+func (s *scene) wroteNothing(r *replica, since time.Time) {
+	s.T.Helper()
+	for _, write := range s.written() {
+		of := write.ObjectRef
+		if write.User.Username == r.name && write.RequestReceivedTimestamp.After(since) && !strings.HasSuffix(of.Resource, "reviews") {
+			s.T.Errorf("%s did %s %s/%s at %s, and does not lead", r.name, write.Verb, of.Resource, of.Name,
+				write.RequestReceivedTimestamp.Format("15:04:05.000"))
+		}
+	}
+}
+
+// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
+// Lease.
+func (s *scene) oneWriterAtAnyTime() {
+	var taken, written []record
+	for _, r := range s.written() {
 		switch of := r.ObjectRef; {
 		case of.Resource == "leases" && of.Name == lease:
 			taken = append(taken, r)

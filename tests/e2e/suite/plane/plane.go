@@ -94,19 +94,29 @@ func (p *Plane) Config() *rest.Config {
 func (p *Plane) KubeconfigOf(user string) string { return p.KubeconfigBy(user, user) }
 
 // KubeconfigBy is one for the bearer of a token.
-func (p *Plane) KubeconfigBy(name, token string) string {
+func (p *Plane) KubeconfigBy(name, token string) string { return p.kubeconfig(name, token, p.Address) }
+
+// KubeconfigAt is one by which a user reaches it at another address.
+func (p *Plane) KubeconfigAt(user, address string) string { return p.kubeconfig(user, user, address) }
+
+func (p *Plane) kubeconfig(name, token, address string) string {
 	return p.Write(name+".kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"it",
 		"contexts":[{"name":"it","context":{"cluster":"it","user":"it"}}],"users":[{"name":"it","user":{"token":%q}}],
-		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, token, p.Address))
+		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, token, address))
 }
 
 // Controller starts the project's controller as this user.
 func (p *Plane) Controller(user string, args ...string) *Process {
+	return p.ControllerBy(p.KubeconfigOf(user), args...)
+}
+
+// ControllerBy starts it with this kubeconfig.
+func (p *Plane) ControllerBy(kubeconfig string, args ...string) *Process {
 	path := os.Getenv("PLIMSOLL_E2E_BINARY")
 	if path == "" {
 		path = Absolute(p.T, "target/x86_64-unknown-linux-musl/release/plimsoll")
 	}
-	return p.start(path, append([]string{"controller", "--kubeconfig", p.KubeconfigOf(user), "--namespace", "default"}, args...)...)
+	return p.start(path, append([]string{"controller", "--kubeconfig", kubeconfig, "--namespace", "default"}, args...)...)
 }
 
 // Absolute is the path of a file of the repository.

@@ -1,0 +1,155 @@
+//go:build e2e
+
+package clients
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// container is the controller's as the chart has it: how it is probed, and how it ends.
+func (s *scene) container() corev1.Container {
+	command := exec.Command(s.Tool("helm"), "template", "plimsoll", plane.Absolute(s.T, "charts/plimsoll"), "--namespace", "plimsoll")
+	manifests, err := command.Output()
+	if err != nil {
+		s.T.Fatalf("helm template: %v", err)
+	}
+	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifests), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := documents.Decode(object); errors.Is(err, io.EOF) {
+			s.T.Fatal("the chart has no Deployment")
+		} else if err != nil {
+			s.T.Fatal(err)
+		}
+		if object.GetKind() != "Deployment" {
+			continue
+		}
+		deployment := &appsv1.Deployment{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, deployment); err != nil {
+			s.T.Fatal(err)
+		}
+		return deployment.Spec.Template.Spec.Containers[0]
+	}
+}
+
+// join makes a replica an endpoint of the Service while it is ready, as kubelet and control plane do for a pod, until leave.
+func (s *scene) join(r *replica) {
+	s.T.Helper()
+	running, end := context.WithCancel(background)
+	ended := make(chan struct{})
+	r.leave = func() { end(); <-ended }
+	s.T.Cleanup(r.leave)
+	go func() {
+		defer close(ended)
+		s.probe(running, r)
+	}()
+}
+
+// leave takes a replica from the endpoints, as they do when its pod is deleted.
+func (s *scene) leave(r *replica) {
+	s.T.Helper()
+	r.leave()
+	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
+}
+
+// end deletes a replica's pod: it leaves the endpoints after a moment, and ends after what the chart gives it for that.
+func (s *scene) end(r *replica) error {
+	s.T.Helper()
+	rest := time.Duration(s.controller.Lifecycle.PreStop.Sleep.Seconds) * time.Second
+	time.Sleep(rest / 2)
+	s.leave(r)
+	time.Sleep(rest / 2)
+	return r.Terminate()
+}
+
+// probe probes a replica as the kubelet does, and keeps its endpoint by that.
+func (s *scene) probe(running context.Context, r *replica) {
+	probe := s.controller.ReadinessProbe
+	again := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
+	defer again.Stop()
+	failures, ready, told := int32(0), false, false
+	for known := false; running.Err() == nil; {
+		if err := r.ready(probe); err == nil {
+			failures, ready = 0, true
+		} else if failures++; failures >= probe.FailureThreshold {
+			ready = false
+		}
+		if (!known || ready != told) && s.tell(running, r, ready) == nil {
+			known, told = true, ready
+		}
+		select {
+		case <-again.C:
+		case <-running.Done():
+		}
+	}
+}
+
+// ready asks once.
+func (r *replica) ready(probe *corev1.Probe) error {
+	port := map[string]int{"http": r.metrics, "https": r.api}[probe.HTTPGet.Port.StrVal]
+	scheme := map[corev1.URIScheme]string{"": "http", corev1.URISchemeHTTP: "http", corev1.URISchemeHTTPS: "https"}[probe.HTTPGet.Scheme]
+	client := http.Client{
+		Timeout:   time.Duration(probe.TimeoutSeconds) * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
+	}
+	answer, err := client.Get(plane.Local(scheme, port) + probe.HTTPGet.Path)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if lacks, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", answer.Status, lacks)
+	}
+	return nil
+}
+
+// tell keeps the endpoint of a replica.
+func (s *scene) tell(running context.Context, r *replica, ready bool) error {
+	slices := s.Kube.DiscoveryV1().EndpointSlices("default")
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: service + "-" + r.name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(r.api)), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{s.host}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	_, err := slices.Update(running, slice, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = slices.Create(running, slice, metav1.CreateOptions{})
+	}
+	return err
+}
+
+// isEndpoint waits until a replica is one, or is none any more.
+func (s *scene) isEndpoint(r *replica, wanted bool) {
+	s.T.Helper()
+	s.Eventually(soon, fmt.Sprintf("%s is an endpoint: %t", r.name, wanted), func() error {
+		slice, err := s.Kube.DiscoveryV1().EndpointSlices("default").Get(background, service+"-"+r.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if ready := *slice.Endpoints[0].Conditions.Ready; ready != wanted {
+			return fmt.Errorf("it is ready: %t", ready)
+		}
+		return nil
+	})
+}
