@@ -279,7 +279,7 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		scale(2)
-		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=60s")
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	})
 	scale(0)
 	eventually(t, 30*time.Second, "the controller is gone", func() error {
@@ -302,7 +302,7 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 
 	// Back again, it repeats and undoes nothing.
 	scale(2)
-	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=60s")
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
 	if now := generation(); now != before {
 		t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", s.node, now, before)
@@ -366,7 +366,7 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 			restart()
 		}
 		waitAgent(s, old)
-		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=90s")
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 		always(t, 4*time.Second, "what is in force stays", func() error { return s.holds(limited) })
 		o.waitAccounted(5*time.Second, 0)
 		s.set(cold)
