@@ -273,8 +273,10 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     agent.renewed().await;
     assert_eq!(agent.spec().await.lease_duration_seconds, Some(240));
     agent.calls();
-    sleep(Duration::from_secs(20)).await;
-    assert_eq!(agent.calls(), "", "once a minute");
+    // The first comes after 10 to 70 s, by chance; the next a minute later. Unrelaxed there would be two.
+    sleep(Duration::from_secs(25)).await;
+    let calls = agent.calls();
+    assert!(calls.is_empty() || calls == "PUT", "once a minute: {calls}");
     let before = agent.sequence().await;
     agent.acknowledged.send_replace(false);
     let took = agent.renewed_after(before).await;
