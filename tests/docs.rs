@@ -179,6 +179,7 @@ fn every_relative_link_leads_somewhere() {
         "docs/preview.md",
         "docs/runbook.md",
         "charts/plimsoll/README.md",
+        "docs/emergency-stop.md",
     ] {
         let text = read(file);
         let folder = root.join(file).parent().unwrap().to_owned();

@@ -14,6 +14,7 @@ pub mod run;
 mod runtime;
 pub mod shell;
 pub mod state;
+pub mod stop;
 pub mod top;
 
 use std::process::ExitCode;
@@ -60,6 +61,10 @@ enum Command {
     Preview(preview::Args),
     /// Show how loaded the nodes of a Kubernetes cluster are, against their marks, and which agents are silent.
     Top(top::Args),
+    /// Make every agent of a Kubernetes cluster give back what is in force, and do nothing more.
+    Stop(stop::StopArgs),
+    /// Let every agent go on after `plimsoll stop`.
+    Resume(stop::ResumeArgs),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
@@ -90,6 +95,8 @@ impl Cli {
             Command::Controller(args) => controller::run(&args),
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
+            Command::Stop(args) => stop::stop(&args),
+            Command::Resume(args) => stop::resume(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Metrics(args) => metrics::run(&args),

@@ -8,6 +8,7 @@
 pub mod avoidance_action;
 mod common;
 pub mod compile;
+pub mod emergency_stop;
 mod finding;
 pub mod manifest;
 mod node_facts;

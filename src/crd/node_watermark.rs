@@ -22,7 +22,7 @@ pub use hash::Hash;
 pub use part::Part;
 pub use status::{
     AgentStatus, Counts, EvictionStatus, NodeWatermarkStatus, PodPolicyStatus, RefusedStatus,
-    RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling,
+    RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling, stopped,
 };
 
 /// The API group of the kinds that people read and machines write.
@@ -69,6 +69,12 @@ pub const MOST_SOURCES: usize = 2048;
         name = "Evicted(1h)",
         type_ = "integer",
         json_path = ".status.counts.evictedLastHour"
+    ),
+    printcolumn(
+        name = "Stopped",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Stopped\")].reason",
+        description = "Empty, or how far the emergency stop has come: Releasing, Released"
     ),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.version"),
     printcolumn(

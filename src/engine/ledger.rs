@@ -14,6 +14,8 @@ use super::units::{MilliCpu, Quota};
 pub(super) const LEAST: MilliCpu = MilliCpu(10);
 /// The ratio that leaves the original.
 pub(super) const FULL: u8 = 100;
+/// Between two steps up of what is taken back in a hurry.
+pub(super) const HURRIED: Duration = Duration::from_secs(1);
 
 /// How far one pod is taken down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,16 @@ impl Claim {
     /// Nobody needs it any more: from `due` on it is taken back.
     pub(super) fn retire(&mut self, due: BootTime) {
         self.retired.get_or_insert(due);
+    }
+
+    /// The same, from `soonest` on at the latest and over within `within`: its last step leaves the idle class.
+    pub(super) fn hurry(&mut self, within: Duration, soonest: BootTime) {
+        let steps = within.as_secs().saturating_sub(1).max(1);
+        let missing = u64::from(FULL.saturating_sub(self.depth.ratio));
+        let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL);
+        self.step = self.step.max(step);
+        self.period = self.period.min(HURRIED);
+        self.retired = self.retired.map(|due| due.min(soonest));
     }
 }
 

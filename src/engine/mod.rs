@@ -287,6 +287,16 @@ impl Engine {
         }
     }
 
+    /// Takes back what is in force for rules that are gone within `within` (at least 2 s, in whole seconds), in equal
+    /// steps a second, where their actions would take longer.
+    pub fn release_within(&mut self, within: Duration) {
+        let soonest = self.now + ledger::HURRIED;
+        let claims = self.ledger.0.iter_mut().flat_map(|grip| &mut grip.claims);
+        for claim in claims.filter(|claim| claim.retired.is_some()) {
+            claim.hurry(within, soonest);
+        }
+    }
+
     /// Judges a rule by `value`, in its metric's unit, instead of by the samples: what if it were so. For questions only;
     /// ends with the next change of the rule's strategy.
     pub fn assume(&mut self, rule: &RuleId, value: f64) {

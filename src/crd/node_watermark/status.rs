@@ -12,6 +12,16 @@ pub mod condition {
     pub const CONTESTED: &str = "Contested";
     /// A part of the spec, or of the node, can't be handled: the message says which.
     pub const DEGRADED: &str = "Degraded";
+    /// Everything is stopped. Only there while it is.
+    pub const STOPPED: &str = "Stopped";
+}
+
+/// The reasons of the condition [`condition::STOPPED`].
+pub mod stopped {
+    /// Some of what was in force is not given back yet.
+    pub const RELEASING: &str = "Releasing";
+    /// Nothing is in force.
+    pub const RELEASED: &str = "Released";
 }
 
 /// The values of `status.scheduling.state`.
@@ -65,7 +75,7 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// `Ready`, `Contested` and `Degraded`.
+    /// `Ready`, `Contested`, `Degraded`, and `Stopped` while everything is stopped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub conditions: Vec<Condition>,

@@ -1,9 +1,10 @@
-//! What the API server tells: this node, what it has to keep, its pods. Watches as the kubelet's: filtered by the
-//! server, begun anew with growing, jittered pauses.
+//! What the API server tells: this node, what it has to keep, its pods, and whether everything is stopped. Watches as the
+//! kubelet's: filtered by the server, begun anew with growing, jittered pauses.
 
 use std::fmt::Debug;
 
 use futures::stream::{BoxStream, SelectAll, StreamExt};
+use kube::api::DynamicObject;
 use kube::core::Status;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -13,6 +14,8 @@ use serde::de::DeserializeOwned;
 use super::objects::{SeenNode, SeenPod, SeenWatermark};
 use super::rules::Seen;
 use crate::cluster::client::describe;
+use crate::cluster::watch::resource;
+use crate::crd::emergency_stop;
 
 /// Pods are listed so many at a time: a page of whole Pods is the most that is in memory at once.
 const PAGE: u32 = 25;
@@ -26,6 +29,8 @@ pub enum Source {
     Watermark,
     /// The pods of our node.
     Pods,
+    /// The object that stops every agent.
+    Stop,
 }
 
 impl Source {
@@ -35,6 +40,7 @@ impl Source {
             Self::Node => "Node",
             Self::Watermark => "NodeWatermark",
             Self::Pods => "Pod",
+            Self::Stop => "ConfigMap",
         }
     }
 }
@@ -48,6 +54,8 @@ pub enum Change {
     Watermark(Event<SeenWatermark>),
     /// Of the pods of our node.
     Pods(Event<SeenPod>),
+    /// Of the object that stops every agent.
+    Stop(Event<DynamicObject>),
     /// A watch failed, and is begun anew.
     Failed(Source, Failure),
 }
@@ -64,32 +72,39 @@ pub struct Failure {
 /// All changes, from a full list on.
 pub type Feed = SelectAll<BoxStream<'static, Change>>;
 
-/// Watches everything about a node.
-pub fn feed(client: &Client, node: &str) -> Feed {
-    let named = format!("metadata.name={node}");
+/// Watches everything about a node, and the object in the namespace of the Leases that stops every agent.
+pub fn feed(client: &Client, node: &str, lease_namespace: &str) -> Feed {
+    let all = || client.clone();
+    let named = |name: &str| format!("metadata.name={name}");
+    let this = named(node);
     let on_node = format!("spec.nodeName={node}");
+    let stop = named(emergency_stop::OBJECT);
+    let config_maps = resource("", "v1", "ConfigMap", "configmaps");
+    let config_maps = Api::namespaced_with(all(), lease_namespace, &config_maps);
     let mut feed = Feed::new();
-    feed.push(changes(client, Source::Node, &named, Change::Node));
+    feed.push(changes(Api::all(all()), Source::Node, &this, Change::Node));
+    let watermarks = Api::all(all());
     feed.push(changes(
-        client,
+        watermarks,
         Source::Watermark,
-        &named,
+        &this,
         Change::Watermark,
     ));
-    feed.push(changes(client, Source::Pods, &on_node, Change::Pods));
+    let pods = Api::all(all());
+    feed.push(changes(pods, Source::Pods, &on_node, Change::Pods));
+    feed.push(changes(config_maps, Source::Stop, &stop, Change::Stop));
     feed
 }
 
 fn changes<T>(
-    client: &Client,
+    api: Api<T>,
     source: Source,
     fields: &str,
     change: fn(Event<T>) -> Change,
 ) -> BoxStream<'static, Change>
 where
-    T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let api: Api<T> = Api::all(client.clone());
     let config = watcher::Config::default().fields(fields).page_size(PAGE);
     watcher(api, config)
         .default_backoff()
@@ -108,6 +123,9 @@ impl Failure {
         let why = match (source, code) {
             (Source::Watermark, Some(404)) => format!(
                 "the definition of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {said}"
+            ),
+            (Source::Stop, Some(403)) => format!(
+                "the emergency stop can't be read, so that the last that was known of it holds: {said}"
             ),
             (_, Some(401)) => format!("the API server does not know who we are: {said}"),
             _ => said,

@@ -1,4 +1,5 @@
-//! What the agent starts from while no API server tells it anything: the rules and pods that the last one had.
+//! What the agent starts from while no API server tells it anything: the rules and pods that the last one had, and
+//! whether everything was stopped.
 
 use std::io;
 use std::path::Path;
@@ -13,6 +14,9 @@ use crate::node::machine::workload::Workload;
 /// The formats of the files.
 const RULES_FORMAT: u32 = 1;
 const PODS_FORMAT: u32 = 1;
+const STOP_FORMAT: u32 = 1;
+/// Why everything is stopped, in the state directory.
+const STOP_FILE: &str = "stop.json";
 
 /// The files.
 #[derive(Debug)]
@@ -20,6 +24,7 @@ pub struct Memory {
     /// `None` is content, too: there are no rules.
     rules: Kept<Option<Arc<NodeWatermarkSpec>>>,
     pods: Kept<Vec<Workload>>,
+    stop: Kept<Option<String>>,
     failing: bool,
 }
 
@@ -32,6 +37,7 @@ impl Memory {
         Ok(Self {
             rules: Kept::new(state_dir, POLICIES_FILE, RULES_FORMAT, Worth::AnyBoot)?,
             pods: Kept::new(state_dir, PODS_FILE, PODS_FORMAT, Worth::ThisBoot)?,
+            stop: Kept::new(state_dir, STOP_FILE, STOP_FORMAT, Worth::AnyBoot)?,
             failing: false,
         })
     }
@@ -46,6 +52,11 @@ impl Memory {
         still_there(self.pods.read_or_tell().unwrap_or_default(), hierarchy)
     }
 
+    /// Why everything was stopped; `None`: it was not.
+    pub fn stop(&mut self) -> Option<String> {
+        self.stop.read_or_tell().flatten()
+    }
+
     /// Keeps the rules.
     pub fn keep_rules(&mut self, rules: Option<&Arc<NodeWatermarkSpec>>) {
         let kept = self.rules.keep(&rules.cloned());
@@ -55,6 +66,12 @@ impl Memory {
     /// Keeps the pods.
     pub fn keep_pods(&mut self, pods: &Vec<Workload>) {
         let kept = self.pods.keep(pods);
+        self.tell(kept);
+    }
+
+    /// Keeps why everything is stopped, if it is.
+    pub fn keep_stop(&mut self, reason: Option<&str>) {
+        let kept = self.stop.keep(&reason.map(str::to_owned));
         self.tell(kept);
     }
 

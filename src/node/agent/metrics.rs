@@ -133,6 +133,8 @@ pub struct Metrics {
     throttled: Gauge,
     pods: Gauge,
     refused: Gauge,
+    /// 1 while everything is stopped.
+    pub stopped: Gauge,
     sample_age: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// How long a tick takes.
     pub tick: Histogram,
@@ -181,6 +183,7 @@ impl Metrics {
             throttled: Gauge::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
+            stopped: Gauge::default(),
             sample_age: Gauge::default(),
             tick: Histogram::new(TICK_BUCKETS),
             evictions: Family::default(),
@@ -236,6 +239,8 @@ impl Metrics {
         registry.register("scheduling_disabled", help, self.disabled.clone());
         let help = "Pods that are throttled";
         registry.register("throttled_pods", help, self.throttled.clone());
+        let help = "1 while the emergency stop makes the agent do nothing";
+        registry.register("stopped", help, self.stopped.clone());
         let help = "Pods that are looked after";
         registry.register("pods", help, self.pods.clone());
         let help = "Evictions that the API server accepted or refused";

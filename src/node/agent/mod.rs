@@ -7,6 +7,7 @@
 //!      └── taint, evictions, status ◄─────┘
 //! ```
 
+mod emergency_stop;
 mod ending;
 mod feed;
 mod memory;

@@ -11,6 +11,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::emergency_stop::{EmergencyStop, RELEASE};
 use super::ending::{self, Ending, NodeView};
 use super::feed::{Change, Failure, Feed, Named, Source, feed};
 use super::memory::Memory;
@@ -55,6 +56,7 @@ pub struct Agent {
     marked: watch::Sender<Option<Marked>>,
     watermark: Named<SeenWatermark>,
     rules: Rules,
+    stop: EmergencyStop,
     pods: Pods,
     place: Place,
     /// Why watches fail, until they tell something again.
@@ -91,7 +93,7 @@ impl Agent {
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
         Ok(Self {
-            feed: feed(&client, &options.node),
+            feed: feed(&client, &options.node, &options.lease_namespace),
             place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: Pods::new(options.own.clone()),
             client,
@@ -102,6 +104,7 @@ impl Agent {
             marked: watch::Sender::new(None),
             watermark: Named::default(),
             rules: memory.rules().as_ref().map(Rules::kept).unwrap_or_default(),
+            stop: EmergencyStop::kept(memory.stop()),
             failures: BTreeMap::new(),
             memory,
             reporter,
@@ -163,6 +166,10 @@ impl Agent {
                 self.pods.take(event);
                 Source::Pods
             }
+            Change::Stop(event) => {
+                self.stop.take(event);
+                Source::Stop
+            }
         };
         if self.failures.remove(&source).is_some() {
             tracing::info!(kind = source.kind(), "watching again");
@@ -189,9 +196,13 @@ impl Agent {
         let changed = self
             .rules
             .judge(self.watermark.seen.as_ref(), uid.as_deref(), now);
+        let stop_changed = self.stop.judge();
+        if stop_changed {
+            self.tell_stop();
+        }
         if self.machine.is_none() {
             self.start(now)?;
-        } else if changed {
+        } else if changed || stop_changed {
             self.give_rules();
         }
         self.tell_trouble(now);
@@ -217,6 +228,18 @@ impl Agent {
             self.due = self.builder.due().map_or(due, |report| due.min(report));
         }
         Ok(())
+    }
+
+    fn tell_stop(&mut self) {
+        let reason = self.stop.reason();
+        match reason {
+            Some(reason) => tracing::warn!(
+                reason,
+                "everything is stopped: what is in force is given back"
+            ),
+            None => tracing::info!("the emergency stop is over: the rules are judged anew"),
+        }
+        self.reporter.stop(reason, true);
     }
 
     /// Says where what is kept is not what the API server has.
@@ -249,6 +272,8 @@ impl Agent {
             },
             rules: self.watermark.seen.is_known() && self.rules.policy().is_some(),
             pods: self.pods.are_complete(),
+            stop: self.stop.is_known(),
+            stopped: self.stop.reason().is_some(),
             kept: self.rules.policy().is_some(),
             trouble: self.rules.trouble().map(ToString::to_string),
             failure: failure.map(|(source, failure)| (source.kind(), failure.clone())),
@@ -308,7 +333,7 @@ impl Agent {
             sample_interval: self.options.sample_interval,
             sample_everything: false,
         };
-        let policy = self.rules.policy().cloned().unwrap_or_default();
+        let policy = self.stop.leaves(self.rules.policy()).unwrap_or_default();
         let pods = workloads.clone();
         let (client, node) = (self.client.clone(), &self.options.node);
         let api = |_: &_| ApiServer::start(client, node, self.marked.subscribe());
@@ -322,6 +347,7 @@ impl Agent {
             "keeping the node"
         );
         self.reporter.adopt(&machine);
+        self.reporter.stop(self.stop.reason(), false);
         self.machine = Some(Box::new(machine));
         self.memory.keep_pods(&pods);
         self.give_rules();
@@ -336,14 +362,24 @@ impl Agent {
         }
     }
 
-    /// Hands the rules to the machine.
+    /// Hands the machine the rules, as far as the emergency stop leaves any.
     fn give_rules(&mut self) {
-        let (Some(machine), Some(policy)) = (&mut self.machine, self.rules.policy()) else {
+        let policy = self.stop.leaves(self.rules.policy());
+        let stopped = self.stop.reason();
+        self.metrics.stopped.set(i64::from(stopped.is_some()));
+        let Some(machine) = &mut self.machine else {
             return;
         };
-        machine.set_policy(Arc::clone(policy));
-        machine.outside().set_policy(Arc::clone(policy));
-        self.memory.keep_rules(self.rules.spec());
+        self.memory.keep_stop(stopped);
+        let Some(policy) = policy else { return };
+        machine.outside().set_policy(Arc::clone(&policy));
+        machine.set_policy(Arc::clone(&policy));
+        if stopped.is_some() {
+            machine.release_within(RELEASE);
+        }
+        if self.rules.policy().is_some() {
+            self.memory.keep_rules(self.rules.spec());
+        }
         self.reporter.recount(machine);
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));

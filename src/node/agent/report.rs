@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -12,7 +13,7 @@ use super::Machine;
 use super::metrics::{Metrics, OutcomeLabels};
 use super::rules::Rules;
 use crate::crd::NodeWatermarkStatus;
-use crate::crd::node_watermark::AgentStatus;
+use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::policy::PolicySet;
@@ -23,8 +24,8 @@ use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
 use crate::node::machine::metric;
 use crate::node::machine::wording::format_value;
-use crate::node::report::conditions::{Health, Unready};
-use crate::node::report::events::{Facts, Note, Teller};
+use crate::node::report::conditions::{Health, Stopped, Unready};
+use crate::node::report::events::{self, Facts, Note, Teller};
 use crate::node::report::publish::Publisher;
 use crate::node::report::status::{StatusBuilder, View, this_agent};
 use crate::node::report::write::{self, Report, Writes};
@@ -58,6 +59,8 @@ pub struct Reporter {
     /// When it will be, by the passing of time alone.
     changes_at: Option<BootTime>,
     notes: Vec<Note>,
+    /// Why everything is stopped, and whether all has been told to be given back.
+    stopped: Option<(String, bool)>,
 }
 
 impl Reporter {
@@ -79,12 +82,22 @@ impl Reporter {
             changed: true,
             changes_at: None,
             notes: Vec::new(),
+            stopped: None,
         }
     }
 
     /// The machine goes on from where an earlier process was, which told of it.
     pub fn adopt(&mut self, machine: &Machine) {
         self.teller.adopt(machine.records(), machine.policy());
+    }
+
+    /// Everything is stopped, for this reason, or not (any more); `news`: since just now.
+    pub fn stop(&mut self, reason: Option<&str>, news: bool) {
+        self.stopped = reason.map(|reason| (reason.to_owned(), false));
+        self.changed = true;
+        if news {
+            self.notes.push(events::stopped(reason));
+        }
     }
 
     /// Pods or rules have changed.
@@ -214,6 +227,24 @@ impl Reporter {
         }));
     }
 
+    fn health(&self, machine: &Machine, rules: &Rules) -> Health {
+        let judged = machine.plan().scheduling != Scheduling::Hold;
+        let stopped = self.stopped.as_ref().map(|(reason, _)| Stopped {
+            reason: reason.clone(),
+            ..Stopped::default()
+        });
+        let unready = match rules.trouble() {
+            Some(trouble) => Some(Unready::Held(trouble.to_string())),
+            None if stopped.is_some() => Some(Unready::Stopped),
+            None => (!judged).then_some(Unready::Starting),
+        };
+        Health {
+            unready,
+            stopped,
+            ..Health::default()
+        }
+    }
+
     /// Hands the status as it is now to the task that writes it, where it may be another. While something is in
     /// force that is after every evaluation: the task writes the values every few minutes.
     fn report(
@@ -230,7 +261,8 @@ impl Reporter {
         });
         let acting = machine.plan().evaluated && machine.is_acting();
         let aged = self.changes_at.is_some_and(|at| now >= at);
-        if known == target && !self.changed && !acting && !aged {
+        let releasing = matches!(self.stopped, Some((_, false)));
+        if known == target && !self.changed && !acting && !aged && !releasing {
             return;
         }
         self.changed = false;
@@ -258,9 +290,12 @@ impl Reporter {
             previews: machine.previews(),
             standing: machine.outside().standing(),
             evicted,
-            health: health(machine, rules),
+            health: self.health(machine, rules),
             left_out: left_out(rules),
         });
+        if let Some((_, released)) = &mut self.stopped {
+            *released = is_released(&status);
+        }
         self.send(target, status);
     }
 }
@@ -280,15 +315,11 @@ fn count(metrics: &Metrics, outcome: &Outcome) {
     metrics.evictions.get_or_create(&labels).inc();
 }
 
-fn health(machine: &Machine, rules: &Rules) -> Health {
-    let judged = machine.plan().scheduling != Scheduling::Hold;
-    Health {
-        unready: match rules.trouble() {
-            Some(trouble) => Some(Unready::Held(trouble.to_string())),
-            None => (!judged).then_some(Unready::Starting),
-        },
-        ..Health::default()
-    }
+/// Whether it says that all is given back.
+fn is_released(status: &NodeWatermarkStatus) -> bool {
+    let is_stop = |it: &&Condition| it.type_ == condition::STOPPED;
+    let stop = status.conditions.iter().find(is_stop);
+    stop.is_some_and(|it| it.reason == stopped::RELEASED)
 }
 
 fn left_out(rules: &Rules) -> Vec<(&'static str, String, String)> {

@@ -12,6 +12,10 @@ pub const OFFLINE_AFTER: Duration = Duration::from_secs(10);
 
 /// What is known at the start.
 #[derive(Clone, Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each comes from elsewhere and is asked by itself"
+)]
 pub struct Known {
     /// The API server said whether the node is there; `Some(false)`: it is not.
     pub node: Option<bool>,
@@ -21,6 +25,10 @@ pub struct Known {
     pub trouble: Option<String>,
     /// All pods are listed.
     pub pods: bool,
+    /// The API server said whether everything is stopped.
+    pub stop: bool,
+    /// Everything is stopped, as it said or an earlier process kept: no rules are needed to undo what is in force.
+    pub stopped: bool,
     /// An earlier process kept rules.
     pub kept: bool,
     /// Why a watch fails.
@@ -46,16 +54,21 @@ impl Known {
                 "node {node} does not exist: it is waited for; is --node-name right?"
             ));
         }
-        if self.node.is_some() && self.rules && self.pods {
+        let late = now.since(begun) >= OFFLINE_AFTER;
+        let told = self.node.is_some() && (self.rules || self.stopped) && self.pods;
+        if told && (self.stop || late) {
             return Start::Now;
         }
-        if self.kept && now.since(begun) >= OFFLINE_AFTER {
+        if (self.kept || self.stopped) && late {
             return Start::Offline;
         }
         Start::Wait(match (&self.failure, &self.trouble, self) {
             (Some((kind, failure)), ..) => format!("{kind}: {}", failure.why),
             (None, _, Self { node: None, .. }) => "node not read yet".to_owned(),
             (None, _, Self { pods: false, .. }) => "pods not listed yet".to_owned(),
+            (None, _, Self { stop: false, .. }) if told => {
+                "not read yet whether everything is stopped".to_owned()
+            }
             (None, Some(trouble), _) => trouble.clone(),
             (None, None, _) => "no rules read yet".to_owned(),
         })
@@ -79,6 +92,7 @@ mod tests {
             node: Some(true),
             rules: true,
             pods: true,
+            stop: true,
             ..Known::default()
         }
     }
@@ -115,6 +129,33 @@ mod tests {
         };
         assert!(matches!(start(&known, 9), Start::Wait(_)));
         assert_eq!(start(&known, 10), Start::Offline);
+    }
+
+    #[test]
+    fn whether_everything_is_stopped_is_waited_for_and_then_gone_by_what_was_kept() {
+        let unread = Known {
+            stop: false,
+            ..everything()
+        };
+        let wait = Start::Wait("not read yet whether everything is stopped".to_owned());
+        assert_eq!(start(&unread, 9), wait);
+        assert_eq!(start(&unread, 10), Start::Now);
+    }
+
+    #[test]
+    fn while_everything_is_stopped_no_rules_are_waited_for() {
+        let stopped = Known {
+            rules: false,
+            stopped: true,
+            ..everything()
+        };
+        assert_eq!(start(&stopped, 0), Start::Now);
+        let kept = Known {
+            stopped: true,
+            ..Known::default()
+        };
+        assert!(matches!(start(&kept, 9), Start::Wait(_)));
+        assert_eq!(start(&kept, 10), Start::Offline);
     }
 
     #[test]

@@ -176,6 +176,11 @@ impl<O: Outside> Machine<O> {
         self.refresh();
     }
 
+    /// Gives back what is in force for rules that are gone within `within`, where their actions would take longer.
+    pub fn release_within(&mut self, within: Duration) {
+        self.engine.release_within(within);
+    }
+
     /// Takes over the pods of the machine as they are now.
     pub fn set_pods(&mut self, workloads: Vec<Workload>) {
         let (actuators, outside) = (&self.actuators, &self.outside);

@@ -7,11 +7,13 @@
 //! | `engine.json` | rule states and counters, to go on from after a restart |
 //! | `policies.json` | what the rules in force are compiled from, for a start without anything better |
 //! | `pods.json` | the pods that they act on, with cgroup and inode, likewise |
+//! | `stop.json` | whether everything is stopped, and why, likewise |
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but the journal and `policies.json` are worth something within one boot only. They are replaced whole, so that
-//! a reader never sees half a file; they need not be synced, since a machine that loses power is another boot.
+//! All but the journal, `policies.json` and `stop.json` are worth something within one boot only. They are replaced
+//! whole, so that a reader never sees half a file; they need not be synced, since a machine that loses power is another
+//! boot.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};

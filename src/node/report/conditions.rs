@@ -1,9 +1,11 @@
-//! `Ready`, `Contested` and `Degraded` of a `NodeWatermark`.
+//! `Ready`, `Contested`, `Degraded` and `Stopped` of a `NodeWatermark`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, READY};
+use crate::crd::emergency_stop;
+use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, READY, STOPPED};
+use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 
 /// The longest message that an API server takes is 32 KiB; nobody reads that.
 const LONGEST: usize = 1024;
@@ -17,6 +19,31 @@ pub struct Health {
     pub contested: Vec<String>,
     /// What can't be handled, each with one word for it.
     pub degraded: Vec<(&'static str, String)>,
+    /// Everything is stopped.
+    pub stopped: Option<Stopped>,
+}
+
+/// How far an emergency stop has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stopped {
+    /// Why; empty where nobody said.
+    pub reason: String,
+    /// What is not given back yet, in words.
+    pub left: Vec<String>,
+}
+
+impl Stopped {
+    /// The reason of the condition, and its message.
+    fn condition(&self) -> (&'static str, String) {
+        let words = emergency_stop::words(&self.reason);
+        match self.left.as_slice() {
+            [] => (RELEASED, format!("{words}; nothing is in force")),
+            left => {
+                let left = left.join(", ");
+                (RELEASING, format!("{words}; being given back: {left}"))
+            }
+        }
+    }
 }
 
 /// Why a spec is not kept.
@@ -28,6 +55,8 @@ pub enum Unready {
     Held(String),
     /// The agent has ended and undone everything; in words why.
     Ended(String),
+    /// Everything is stopped.
+    Stopped,
 }
 
 /// The conditions, from those before: the time of transition changes with the status alone.
@@ -58,6 +87,10 @@ pub fn conditions(
         }
         Some(Unready::Held(why)) => make(READY, false, "LastRulesHeld", why.clone()),
         Some(Unready::Ended(why)) => make(READY, false, "AgentEnded", why.clone()),
+        Some(Unready::Stopped) => {
+            let message = "everything is stopped: no rule acts".to_owned();
+            make(READY, false, "Stopped", message)
+        }
     };
     let contested = match health.contested.as_slice() {
         [] => make(CONTESTED, false, "NotContested", String::new()),
@@ -71,7 +104,14 @@ pub fn conditions(
             make(DEGRADED, true, reason, message)
         }
     };
-    vec![ready, contested, degraded]
+    let stopped = health.stopped.as_ref().map(|stopped| {
+        let (reason, message) = stopped.condition();
+        make(STOPPED, true, reason, message)
+    });
+    [ready, contested, degraded]
+        .into_iter()
+        .chain(stopped)
+        .collect()
 }
 
 /// At most so many bytes of it.
@@ -106,6 +146,41 @@ mod tests {
         assert_eq!(second[2].observed_generation, Some(2));
         let third = conditions(&held, Some(2), &second, at(300));
         assert_eq!(third, second);
+    }
+
+    #[test]
+    fn a_stop_is_shown_while_it_lasts_with_who_and_why_and_what_is_left() {
+        let at = Timestamp::UNIX_EPOCH;
+        let shown = |stopped: Option<Stopped>| {
+            let health = Health {
+                unready: stopped.as_ref().map(|_| Unready::Stopped),
+                stopped,
+                ..Health::default()
+            };
+            conditions(&health, None, &[], at)
+        };
+        assert!(shown(None).iter().all(|it| it.type_ != STOPPED));
+        let releasing = Stopped {
+            reason: "bad marks (by ann)".to_owned(),
+            left: vec!["CPU of 2 pods".to_owned(), "our taint".to_owned()],
+        };
+        let conditions = shown(Some(releasing));
+        assert_eq!(
+            (conditions[0].status.as_str(), conditions[0].reason.as_str()),
+            ("False", "Stopped")
+        );
+        let stopped = conditions.last().expect("a condition");
+        assert_eq!(
+            (stopped.type_.as_str(), stopped.status.as_str()),
+            (STOPPED, "True")
+        );
+        assert_eq!(stopped.reason, RELEASING);
+        let told = "stopped: bad marks (by ann); being given back: CPU of 2 pods, our taint";
+        assert_eq!(stopped.message, told);
+        let released = shown(Some(Stopped::default()));
+        let stopped = released.last().expect("a condition");
+        assert_eq!(stopped.reason, RELEASED);
+        assert_eq!(stopped.message, "stopped; nothing is in force");
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //! | new pods | kept away, welcome | the same | |
 //! | a throttle | | begins and ends, all pods of a moment together | begins, floor, ends |
 //! | an eviction | done | done, refused | done, refused |
+//! | the emergency stop | begins, ends | | |
 //!
 //! A Preview rule tells of its actions what it would tell with `strategy: None`, with a reason that begins with Would.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Spared, Transition, Unknown};
 use crate::engine::pod::PodUid;
@@ -281,6 +283,19 @@ impl Teller {
             on_both(true, "TaintContested", message, out);
         }
     }
+}
+
+/// The emergency stop began, for this reason, or is over.
+pub fn stopped(reason: Option<&str>) -> Note {
+    let message = match reason {
+        Some(reason) => format!(
+            "{}; what is in force is given back, and nothing more is done",
+            emergency_stop::words(reason)
+        ),
+        None => "the emergency stop is over: the rules are judged anew".to_owned(),
+    };
+    let word = reason.map_or("EmergencyStopEnded", |_| "EmergencyStop");
+    note(About::Node, reason.is_some(), word, message)
 }
 
 fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {

@@ -1,13 +1,16 @@
 //! When the status is written: soon after a change of state, and now and then while something is in force; never
-//! because a value moves.
+//! because a value moves. How far an emergency stop has come is waited for by people.
 
 use std::time::Duration;
 
 use crate::crd::NodeWatermarkStatus;
+use crate::crd::node_watermark::condition::STOPPED;
 use crate::engine::time::BootTime;
 
 /// Two writes are at least so far apart.
 const LEAST: Duration = Duration::from_secs(10);
+/// Of which the second tells how far an emergency stop has come.
+const URGENT: Duration = Duration::from_secs(1);
 /// While something is in force, values are not older than this.
 const MOST: Duration = Duration::from_mins(5);
 
@@ -43,8 +46,10 @@ impl Pace {
                 return Step::Rest;
             }
             MOST
-        } else {
+        } else if stop(written) == stop(status) {
             LEAST
+        } else {
+            URGENT
         };
         let left = due.saturating_sub(now.since(at));
         if left.is_zero() {
@@ -71,6 +76,13 @@ fn in_force(status: &NodeWatermarkStatus) -> bool {
     closed.is_some_and(crate::crd::node_watermark::SchedulingStatus::is_disabled)
         || !status.throttled.is_empty()
         || status.rules.iter().any(|rule| rule.state != "Normal")
+}
+
+/// How far an emergency stop has come; `None`: there is none.
+fn stop(status: &NodeWatermarkStatus) -> Option<&str> {
+    let mut conditions = status.conditions.iter();
+    let stopped = conditions.find(|it| it.type_ == STOPPED)?;
+    Some(&stopped.reason)
 }
 
 /// But for the values.
@@ -116,6 +128,31 @@ mod tests {
             Step::Wait(Duration::from_secs(7))
         );
         assert_eq!(pace.step(&status("Breached", 9.0), at(110)), Step::Write);
+    }
+
+    #[test]
+    fn how_far_an_emergency_stop_has_come_is_written_after_a_second() {
+        let stopped = |reason: &str| {
+            let condition = serde_json::json!({
+                "type": STOPPED, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            NodeWatermarkStatus {
+                conditions: vec![serde_json::from_value(condition).expect("a condition")],
+                ..status("Normal", 1.0)
+            }
+        };
+        let mut pace = Pace::default();
+        pace.wrote(status("Breached", 9.0), at(100));
+        assert_eq!(
+            pace.step(&stopped("Releasing"), at(100)),
+            Step::Wait(Duration::from_secs(1))
+        );
+        assert_eq!(pace.step(&stopped("Releasing"), at(101)), Step::Write);
+        pace.wrote(stopped("Releasing"), at(101));
+        assert_eq!(pace.step(&stopped("Released"), at(102)), Step::Write);
+        pace.wrote(stopped("Released"), at(102));
+        assert_eq!(pace.step(&stopped("Released"), at(9999)), Step::Rest);
+        assert_eq!(pace.step(&status("Normal", 1.0), at(9999)), Step::Write);
     }
 
     #[test]

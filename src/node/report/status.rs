@@ -25,7 +25,7 @@ use crate::node::cgroup::knob::Role;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
 use crate::node::machine::metric;
-use crate::node::machine::wording::{format_value, short, spared_reason, unknown_reason};
+use crate::node::machine::wording::{count, format_value, short, spared_reason, unknown_reason};
 
 mod throttled;
 
@@ -280,6 +280,9 @@ impl StatusBuilder {
             let message = format!("not kept: {what} {name}: {why}{more}");
             health.degraded.push(("PartsNotUnderstood", message));
         }
+        if let Some(stopped) = &mut health.stopped {
+            stopped.left = left(view);
+        }
         if let Some(why) = &view.standing.failing {
             health.degraded.push(("NodeNotMarked", why.clone()));
         }
@@ -333,6 +336,23 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
 /// Three digits behind the point are more than anybody reads.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
+}
+
+/// What of all that was in force is not given back yet.
+fn left(view: &View) -> Vec<String> {
+    let pods: BTreeSet<_> = view.records.iter().map(|record| &record.uid).collect();
+    let pods = match pods.len() {
+        0 => None,
+        pods => Some(format!("CPU of {}", count(pods, "pod"))),
+    };
+    let taint = match &view.standing {
+        Standing { known: false, .. } => {
+            Some("our taint, if there is one: the node was not read yet")
+        }
+        Standing { effect: None, .. } => None,
+        Standing { .. } => Some("our taint"),
+    };
+    pods.into_iter().chain(taint.map(str::to_owned)).collect()
 }
 
 /// What stands on the Node, and the rules that want it so.

@@ -290,7 +290,7 @@ func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
 func TestKubectlShowsWhatAnOperatorAsks(t *testing.T) {
 	t.Parallel()
 	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
-	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) AGENT AGE"
+	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) STOPPED AGENT AGE"
 	if strings.Join(header, " ") != want {
 		t.Errorf("columns are %v", header)
 	}

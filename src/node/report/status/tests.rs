@@ -302,3 +302,35 @@ fn the_status_changes_by_itself_when_an_eviction_or_a_trouble_is_long_ago() {
     assert_eq!(degraded(&mut builder, at(159)), "True");
     assert_eq!(degraded(&mut builder, at(160)), "False");
 }
+
+#[test]
+fn a_stop_is_told_to_be_over_when_nothing_of_ours_is_left_in_cgroups_or_on_the_node() {
+    let scene = Scene::new();
+    let told = |records: Vec<Record>, standing: Standing| {
+        let mut view = scene.view();
+        (view.records, view.standing) = (records, standing);
+        view.health.stopped = Some(super::super::conditions::Stopped::default());
+        let status = StatusBuilder::default().build(&view);
+        let last = status.conditions.last().expect("a condition");
+        format!("{} {}: {}", last.type_, last.reason, last.message)
+    };
+    let throttled = || vec![record("cpu.max", "max 100000", "45000 100000")];
+    let open = || Standing {
+        known: true,
+        ..Standing::default()
+    };
+    let closed = || Standing {
+        effect: Some(TaintEffect::NoSchedule),
+        ..open()
+    };
+    assert_eq!(
+        told(throttled(), closed()),
+        "Stopped Releasing: stopped; being given back: CPU of 1 pod, our taint"
+    );
+    let unseen = told(Vec::new(), Standing::default());
+    assert!(unseen.starts_with("Stopped Releasing: "), "{unseen}");
+    assert_eq!(
+        told(Vec::new(), open()),
+        "Stopped Released: stopped; nothing is in force"
+    );
+}

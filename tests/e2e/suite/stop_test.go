@@ -1,0 +1,108 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; no reason: takes the annotation off.
+func (s *scene) stopped(reason string) {
+	s.Helper()
+	annotation := "plimsoll.dev/stop-"
+	if reason != "" {
+		annotation = "plimsoll.dev/stop=" + reason
+	}
+	kubectl(s, "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "--overwrite", annotation)
+}
+
+// TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades has all nodes alone: the stop is the whole cluster's.
+func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes { // always in this order
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	var scenes []*scene
+	var oracles []*oracle
+	for _, node := range nodes {
+		s := newScene(t, node)
+		t.Cleanup(func() { s.stopped("") })
+		o, _ := pressed(t, s)
+		scenes, oracles = append(scenes, s), append(oracles, o)
+	}
+	first := scenes[0]
+
+	deadline := time.Now().Add(15 * time.Second)
+	first.stopped("seen from the suite")
+	for _, o := range oracles {
+		for _, v := range o.before {
+			o.scene.waitRestored(max(time.Second, time.Until(deadline)), v.folder, v.before)
+		}
+		o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
+	}
+	undone := func(s *scene) error {
+		if found, err := taint(s.node); err != nil || found != nil {
+			return fmt.Errorf("taint is %v (%v)", found, err)
+		}
+		now, err := watermarkOf(s.node)
+		if err != nil || now.Status.Counts.Throttled != 0 {
+			return fmt.Errorf("the status says %+v (%v)", now.Status.Counts, err)
+		}
+		return nil
+	}
+	released := func(s *scene) error {
+		if err := undone(s); err != nil {
+			return err
+		}
+		row := kubectl(s, "get", "nodewatermark", s.node, "--no-headers")
+		if !strings.Contains(row, "Released") {
+			return fmt.Errorf("kubectl says %s", row)
+		}
+		return nil
+	}
+	for i, s := range scenes {
+		oracles[i].waitAccounted(5*time.Second, 0)
+		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
+		told := strings.Join(events(s, "Node", "default", s.node), "\n")
+		if !strings.Contains(told, "EmergencyStop: stopped: seen from the suite") {
+			s.Errorf("no event tells of it:\n%s", told)
+		}
+	}
+
+	// The metric is far above its mark all the while: an agent that is started anew, and an upgrade, change nothing.
+	kubectl(t, "delete", "pod", "-n", namespace, agentPod(first.node), "--wait=false")
+	if err := install(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range scenes {
+		eventually(s, 60*time.Second, "an agent runs", func() error {
+			if agentPod(s.node) == "" {
+				return fmt.Errorf("there is none")
+			}
+			return released(s)
+		})
+		always(s, 5*time.Second, "nothing is done", func() error { return undone(s) })
+		eventually(s, 15*time.Second, "it says so still", func() error { return released(s) })
+	}
+
+	first.stopped("")
+	for _, s := range scenes {
+		s.waitTaint(30*time.Second, corev1.TaintEffectNoSchedule)
+		eventually(s, 30*time.Second, "pods are throttled again", func() error {
+			if s.throttled("free") == nil {
+				return fmt.Errorf("it is not")
+			}
+			return nil
+		})
+		s.set(cold)
+	}
+	for _, o := range oracles {
+		o.waitUndone(60 * time.Second)
+	}
+}

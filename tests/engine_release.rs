@@ -1,0 +1,114 @@
+//! What is in force for rules that are gone is given back in time, step by step.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod engine_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine_support::{Load, Node, SECOND, idling, restart, rule, throttling};
+use plimsoll::engine::plan::{Change, Scheduling};
+use plimsoll::engine::policy::{Action, PolicySet, TaintEffect};
+use proptest::prelude::*;
+
+const WITHIN: Duration = Duration::from_secs(10);
+
+fn hot(action: Action, periods: u32) -> Node {
+    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, action)];
+    let mut node = Node::new(rules, vec![Load::new("a", 3000), Load::new("b", 2000)]);
+    for _ in 0..periods {
+        node.at(7900);
+    }
+    node
+}
+
+/// All rules are gone, and what is in force is to be given back.
+fn stop(node: &mut Node) {
+    node.engine.set_policy(Arc::new(PolicySet::default()));
+    node.engine.release_within(WITHIN);
+}
+
+fn second(node: &mut Node) {
+    node.pass(SECOND);
+    node.step();
+}
+
+proptest! {
+    #[test]
+    fn all_is_given_back_in_time_and_nothing_goes_further_down(
+        (least, step, idle, periods) in (0_u8..=90, 1_u8..=100, any::<bool>(), 2_u32..14),
+        again in 1_u32..9,
+    ) {
+        let action = if idle { idling(least, step) } else { throttling(least, step) };
+        let mut node = hot(action, periods);
+        prop_assert!(!node.plan.throttles.is_empty());
+        let mut before = node.ratios();
+        stop(&mut node);
+        for passed in 0..10 {
+            if passed == again {
+                // What comes meanwhile, an edit or another process, begins no new count.
+                restart(&mut node, PolicySet::default());
+                node.engine.release_within(WITHIN);
+            }
+            second(&mut node);
+            let ratios = node.ratios();
+            for (pod, ratio) in &ratios {
+                let former = before.iter().find(|(known, _)| known == pod);
+                let (_, former) = former.expect("no other pod is throttled");
+                prop_assert!(ratio >= former, "{pod} went from {former} to {ratio}");
+            }
+            before = ratios;
+        }
+        prop_assert_eq!(node.ratios(), []);
+        prop_assert_eq!(&node.plan.scheduling, &Scheduling::Enabled);
+        prop_assert_eq!(node.engine.next_due(), None, "nothing is left to be done");
+    }
+}
+
+#[test]
+fn a_slow_action_is_given_back_in_equal_steps() {
+    let mut node = hot(throttling(10, 10), 12);
+    assert_eq!(node.ratios()[0], ("a".to_owned(), 10));
+    stop(&mut node);
+    let mut seen = Vec::new();
+    while !node.plan.throttles.is_empty() {
+        second(&mut node);
+        seen.extend(node.ratios().first().map(|(_, ratio)| *ratio));
+        seen.dedup();
+    }
+    assert_eq!(seen, [20, 30, 40, 50, 60, 70, 80, 90]);
+}
+
+#[test]
+fn rules_that_come_back_begin_anew() {
+    let action = Action {
+        scheduling: Some(TaintEffect::NoSchedule),
+        ..throttling(10, 30)
+    };
+    let mut edited = rule("n/cpu", "cpu_total_usage", 4000.0, action);
+    edited.avoidance_threshold = 3;
+    let policy = engine_support::policy(vec![edited]);
+    let mut node = Node::with(Arc::clone(&policy), vec![Load::new("a", 3000)]);
+    for _ in 0..5 {
+        node.at(7900);
+    }
+    assert!(matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
+    stop(&mut node);
+    for _ in 0..20 {
+        second(&mut node);
+        let acted =
+            |change: &Change| matches!(change, Change::Throttle { from, to, .. } if to < from);
+        assert!(!node.plan.transitions.iter().any(|it| acted(&it.change)));
+    }
+    assert_eq!(node.plan.scheduling, Scheduling::Enabled);
+    node.engine.set_policy(policy);
+    // The first look has nothing to compare with, and two breaches are one too few.
+    for _ in 0..3 {
+        node.at(7900);
+        assert_eq!(node.ratios(), []);
+        assert!(!matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
+    }
+    node.at(7900);
+    assert_eq!(node.ratios(), [("a".to_owned(), 70)]);
+    assert!(matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
+}
