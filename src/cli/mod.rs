@@ -5,6 +5,7 @@ pub mod check;
 pub mod controller;
 pub mod crds;
 pub mod demo;
+pub mod doctor;
 mod duration;
 mod logging;
 pub mod metrics;
@@ -65,6 +66,8 @@ enum Command {
     Stop(stop::StopArgs),
     /// Let every agent go on after `plimsoll stop`.
     Resume(stop::ResumeArgs),
+    /// Look whether an installation on a Kubernetes cluster is whole, and say what to do where it is not.
+    Doctor(doctor::Args),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
@@ -97,6 +100,7 @@ impl Cli {
             Command::Top(args) => top::run(&args),
             Command::Stop(args) => stop::stop(&args),
             Command::Resume(args) => stop::resume(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Metrics(args) => metrics::run(&args),

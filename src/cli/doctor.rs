@@ -1,0 +1,81 @@
+//! `plimsoll doctor`.
+
+mod findings;
+mod permissions;
+mod read;
+
+use std::io::{Write as _, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use serde_json::json;
+
+use self::findings::{Finding, findings, summary};
+use super::{LEASE_NAMESPACE, runtime};
+use crate::cluster::client::connect;
+
+const HELP: &str = "\
+Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of
+both may do, heartbeats and clocks, the emergency stop, and policies that can do nothing. What you may not read is told as
+a finding. It only reads, and asks the API server who may do what.
+
+Examples:
+    plimsoll doctor
+    plimsoll doctor -o json | jq -r '.findings[].do'
+
+Exit status: 0 nothing was found, 1 something was, 2 there is no way to an API server.";
+
+/// Arguments of `plimsoll doctor`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// How to print it
+    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+
+    /// Namespace of the Leases that agents renew
+    #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
+    lease_namespace: String,
+
+    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// The forms of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A paragraph for each finding.
+    Text,
+    /// A JSON object in a line: {findings: [{about, what, do}], summary}.
+    Json,
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let seen = runtime::start()?.block_on(async {
+        let client = connect(args.kubeconfig.as_deref()).await?;
+        read::read(&client, &args.lease_namespace).await
+    })?;
+    let (found, summary) = (findings(&seen), summary(&seen));
+    print(args.output, &found, &summary).context("failed to write to standard output")?;
+    Ok(ExitCode::from(u8::from(!found.is_empty())))
+}
+
+fn print(output: Output, found: &[Finding], summary: &str) -> std::io::Result<()> {
+    let mut out = stdout().lock();
+    if output == Output::Json {
+        let json = json!({"findings": found, "summary": summary});
+        return writeln!(out, "{json}");
+    }
+    for finding in found {
+        writeln!(out, "{finding}\n")?;
+    }
+    match found.len() {
+        0 => writeln!(out, "nothing is wrong: {summary}"),
+        1 => writeln!(out, "1 finding: {summary}"),
+        number => writeln!(out, "{number} findings: {summary}"),
+    }
+}

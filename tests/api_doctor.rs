@@ -1,0 +1,161 @@
+//! `plimsoll doctor` against a real API server with what the chart installs.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use api_support::ControlPlane;
+use serde_json::{Value, json};
+
+/// The API server follows within so long, however busy the machine is.
+const SOON: Duration = Duration::from_mins(1);
+
+/// Exit code, and what was found about what.
+fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let output = command
+        .args(["doctor", "-o", "json", "--kubeconfig"])
+        .arg(kubeconfig)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    let json: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let word = |it: &Value, field: &str| it[field].as_str().unwrap().to_owned();
+    let found = json["findings"].as_array().unwrap().iter();
+    let found = found.map(|it| (word(it, "about"), word(it, "what")));
+    (output.status.code(), found.collect())
+}
+
+fn has(found: &[(String, String)], about: &str, what: &str) -> bool {
+    found
+        .iter()
+        .any(|it| it.0.starts_with(about) && it.1.contains(what))
+}
+
+/// What the chart renders.
+fn chart(plane: &ControlPlane) -> Vec<Value> {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll");
+    let mut helm = Command::new(plane.tool("helm"));
+    let output = helm
+        .args(["template", "plimsoll"])
+        .arg(chart)
+        .args(["--namespace", "plimsoll", "--skip-crds"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents = text.split("\n---").filter(|it| it.contains("kind:"));
+    documents
+        .map(|it| serde_saphyr::from_str(it).unwrap())
+        .collect()
+}
+
+#[test]
+fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enough() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    // API servers describe a definition a while after they serve it.
+    let described = |plane: &ControlPlane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        !found.iter().any(|it| it.0.starts_with("definition"))
+    };
+    plane.until("the definitions are described", SOON, described);
+    let (code, found) = doctor(&plane.kubeconfig);
+    assert_eq!(code, Some(1));
+    assert!(has(&found, "controller", "there is none"), "{found:?}");
+    assert!(has(&found, "agents", "no DaemonSet"), "{found:?}");
+
+    plane.nodes(&["a".to_owned()]);
+    let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
+    plane.apply(&[namespace("plimsoll", "baseline")]);
+    let objects = chart(&plane);
+    let (first, rest): (Vec<Value>, Vec<Value>) = objects
+        .into_iter()
+        .filter(|it| it["kind"] != "CustomResourceDefinition")
+        .partition(|it| it["kind"] == "Namespace");
+    plane.apply(&first);
+    plane.apply(&rest);
+    let (code, found) = doctor(&plane.kubeconfig);
+    assert_eq!(code, Some(1));
+    // There are no controllers here that would start a pod.
+    assert!(
+        has(
+            &found,
+            "Deployment plimsoll/plimsoll-controller",
+            "0 of 2 replicas"
+        ),
+        "{found:?}"
+    );
+    assert!(
+        has(
+            &found,
+            "DaemonSet plimsoll/plimsoll-agent-v2",
+            "selects no node"
+        ),
+        "{found:?}"
+    );
+    assert!(has(&found, "agents", "on 1 node none runs: a"), "{found:?}");
+    assert!(
+        has(&found, "namespace plimsoll", "is baseline"),
+        "{found:?}"
+    );
+    let unwanted = [
+        "permissions",
+        "definition",
+        "installations",
+        "ConfigMap",
+        "plimsoll doctor",
+        "API aggregation",
+    ];
+    let is_unwanted = |it: &&(String, String)| unwanted.iter().any(|about| it.0.starts_with(about));
+    assert_eq!(found.iter().find(is_unwanted), None);
+
+    plane.kubectl(&["delete", "clusterrolebinding", "plimsoll-agent"]);
+    plane.kubectl(&[
+        "-n",
+        "plimsoll-node-lease",
+        "annotate",
+        "configmap",
+        "plimsoll-stop",
+        "plimsoll.dev/stop=why",
+    ]);
+    plane.until("the API server follows", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        has(
+            &found,
+            "permissions of agents",
+            "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status",
+        ) && has(
+            &found,
+            "ConfigMap plimsoll-node-lease/plimsoll-stop",
+            "stopped: why",
+        )
+    });
+    // Whoever may read little is told so.
+    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
+    let ann = plane.file(
+        "ann",
+        &config.replace(r#""token":"admin""#, r#""token":"ann""#),
+    );
+    let (code, found) = doctor(&ann);
+    assert_eq!(code, Some(1));
+    assert!(
+        has(&found, "plimsoll doctor", "nodes could not be read"),
+        "{found:?}"
+    );
+}
