@@ -1,13 +1,14 @@
 //! Plimsoll: a `QoS` operator for Kubernetes nodes, and the same enforcement for a single Linux machine.
 //!
 //! Imports go one way: `cli -> {demo, standalone} -> {node, trace} -> crd -> engine` and
-//! `cli -> reconcilers -> metrics_api -> {serve, cluster, crd} -> engine` and `cli -> preview -> {node, cluster, crd} -> engine`.
+//! `cli -> reconcilers -> metrics_api -> {guard, crd} -> {serve, cluster} -> engine` and `cli -> preview -> {node, cluster, crd} -> engine`.
 
 pub mod cli;
 pub mod cluster;
 pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod guard;
 pub mod metrics_api;
 pub mod node;
 mod ordered;

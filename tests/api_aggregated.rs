@@ -9,9 +9,7 @@
 mod api_support;
 
 use std::cell::Cell;
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -45,26 +43,6 @@ fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
         name,
         &["--metrics-api-listen", &listen, "--pod-ip", "127.0.0.1"],
     )
-}
-
-/// Installs the chart as Helm would, and says by which kubeconfig its controller is known: it has the rights that the
-/// chart gives it, and no others.
-fn installed(plane: &ControlPlane) -> PathBuf {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll");
-    let rendered = Command::new(plane.tool("helm"))
-        .args(["template", "plimsoll", "--namespace=default"])
-        .arg(chart)
-        .output()
-        .unwrap();
-    assert!(rendered.status.success(), "{rendered:?}");
-    let objects = String::from_utf8(rendered.stdout).unwrap();
-    let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-    plane.try_kubectl(&apply, &objects).unwrap();
-    let token = plane.kubectl(&["create", "token", "plimsoll-controller"]);
-    let kubeconfig = fs::read_to_string(&plane.kubeconfig).unwrap();
-    let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).unwrap();
-    kubeconfig["users"][0]["user"]["token"] = token.trim().into();
-    plane.file("controller.kubeconfig", &kubeconfig.to_string())
 }
 
 fn until_available(plane: &ControlPlane) {
@@ -440,7 +418,7 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports) else { return };
     plane.nodes(&names(2));
-    let kubeconfig = installed(&plane);
+    let kubeconfig = plane.install_chart();
     let controllers = [("first", ports[0]), ("second", ports[1])];
     let mut controllers = controllers.map(|(name, port)| {
         let listen = format!("0.0.0.0:{port}");

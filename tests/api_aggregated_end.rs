@@ -243,8 +243,10 @@ async fn discovery_answers_while_the_controller_computes() {
             service: "plimsoll-metrics".to_owned(),
             secret: "plimsoll-metrics-ca".to_owned(),
             reports: None,
+            webhook: None,
         },
         reports: None,
+        guard: None,
     };
     let (_standing, elected) = watch::channel(Standing::default());
     let started = metrics_api::start(server, Arc::new(()), options, elected, Arc::new(Nobody));

@@ -5,17 +5,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 12] = [
+const LAYERS: [(&str, &[&str]); 13] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine"]),
     ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
     ("node", &["engine", "crd", "cluster", "serve"]),
-    ("metrics_api", &["engine", "crd", "cluster", "serve"]),
+    ("guard", &["engine", "cluster", "serve"]),
+    (
+        "metrics_api",
+        &["engine", "crd", "cluster", "serve", "guard"],
+    ),
     (
         "reconcilers",
-        &["engine", "crd", "cluster", "serve", "metrics_api"],
+        &["engine", "crd", "cluster", "serve", "guard", "metrics_api"],
     ),
     ("preview", &["engine", "crd", "cluster", "node"]),
     ("standalone", &["engine", "crd", "node", "trace"]),
@@ -29,6 +33,7 @@ const LAYERS: [(&str, &[&str]); 12] = [
             "serve",
             "node",
             "preview",
+            "guard",
             "metrics_api",
             "reconcilers",
             "trace",

@@ -10,9 +10,11 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::eviction_guard::GuardArgs;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
+use crate::guard;
 use crate::metrics_api::{self, Place, ReportPlace, reports};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
@@ -118,6 +120,9 @@ pub struct Args {
     /// For tests: takes a shorter --silent-agent-after, at which living agents count as dead
     #[arg(long, hide = true)]
     short_silence: bool,
+
+    #[command(flatten)]
+    guard: GuardArgs,
 }
 
 /// Agents write as seldom as every five minutes, and a write takes its way.
@@ -140,11 +145,24 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    fn metrics_api(&self, metrics: &Metrics) -> Option<metrics_api::Options> {
+    fn metrics_api(&self, metrics: &Metrics, identity: &str) -> Option<metrics_api::Options> {
         let account = format!("{}:{}", self.namespace, self.report_account);
+        let agents = format!("system:serviceaccount:{account}");
+        let guard = self
+            .guard
+            .eviction_webhook
+            .as_ref()
+            .map(|_| guard::Options {
+                agents: agents.clone(),
+                namespace: self.namespace.clone(),
+                record: self.guard.eviction_record.clone(),
+                budgets: self.guard.budgets(),
+                identity: identity.to_owned(),
+                metrics: metrics.guard.clone(),
+            });
         let reports = self.report_listen.map(|listen| reports::Options {
             listen,
-            agents: format!("system:serviceaccount:{account}"),
+            agents,
             metrics: metrics.reports.clone(),
         });
         Some(metrics_api::Options {
@@ -157,8 +175,10 @@ impl Args {
                     service: self.report_service.clone(),
                     bundle: self.report_ca_configmap.clone(),
                 }),
+                webhook: self.guard.eviction_webhook.clone(),
             },
             reports,
+            guard,
         })
     }
 
@@ -184,6 +204,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     );
     let metrics = Arc::new(Metrics::default());
     let server = Server::find(args.kubeconfig.as_deref()).await?;
+    let identity = identity();
     let options = Options {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
@@ -193,9 +214,9 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),
         agents: args.agents.clone(),
-        identity: identity(),
         listen: args.listen,
-        metrics_api: args.metrics_api(&metrics),
+        metrics_api: args.metrics_api(&metrics, &identity),
+        identity,
         address: args.address(),
     };
     tracing::info!(

@@ -23,6 +23,13 @@ use super::typed::Typed;
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// Where a server asks to be left alone without saying for how long.
 const DEFAULT_WAIT: Duration = Duration::from_secs(1);
+/// Where a webhook that has to be asked does not answer: longer than a failover takes.
+const GUARDLESS: Duration = Duration::from_secs(10);
+
+/// The cause in a refusal of the controller's guard: a budget is spent, and the cause's field says whose.
+pub const EVICTION_BUDGET: &str = "EvictionBudget";
+/// Budgets that another pod of the node may not be of.
+const BUDGETS_OF_PODS: [&str; 2] = ["namespace", "owner"];
 
 /// Which pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +49,8 @@ pub enum Answer {
     Accepted,
     /// There is no such pod any more.
     Gone,
-    /// A `PodDisruptionBudget` does not allow it now; says which and why.
+    /// A `PodDisruptionBudget` does not allow it now, or the budget of evictions of its namespace or owner; says which and
+    /// why. Another pod may be evicted.
     Budget(String),
     /// More than one `PodDisruptionBudget` selects the pod, which no API server can handle.
     ManyBudgets(String),
@@ -125,6 +133,8 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
             None => Answer::Wait(waiting(wait, &status), why),
         },
         500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets(why),
+        // The guard is down, or not reached: without it nothing is evicted.
+        500 if why.contains("failed calling webhook") => Answer::Wait(GUARDLESS, why),
         502 | 503 => Answer::Wait(waiting(wait, &status), why),
         _ => Answer::Refused(why),
     }
@@ -137,10 +147,14 @@ fn waiting(header: Option<Duration>, status: &Status) -> Duration {
     wait.clamp(DEFAULT_WAIT, LONGEST_WAIT)
 }
 
-/// What the disruption budget says, with its name.
+/// What the budget of this pod says, with its name.
 fn budget(status: &Status) -> Option<String> {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
-    let cause = causes.find(|cause| cause.reason == "DisruptionBudget")?;
+    let cause = causes.find(|cause| match cause.reason.as_str() {
+        "DisruptionBudget" => true,
+        EVICTION_BUDGET => BUDGETS_OF_PODS.contains(&cause.field.as_str()),
+        _ => false,
+    })?;
     Some(match cause.message.as_str() {
         "" => status.message.clone(),
         message => message.to_owned(),
@@ -221,6 +235,29 @@ mod tests {
             read(503, Some(Duration::from_hours(9)), b"x"),
             wait(300, "x")
         );
+    }
+
+    #[test]
+    fn the_guards_refusal_is_about_the_pod_or_about_all_as_the_budget_is() {
+        let of = |field: &str| {
+            let cause = json!({"reason": EVICTION_BUDGET, "field": field, "message": "spent"});
+            let details = json!({"retryAfterSeconds": 7, "causes": [cause]});
+            read(
+                429,
+                Some(Duration::from_secs(7)),
+                &status(429, "m", &details),
+            )
+        };
+        for pods in ["namespace", "owner"] {
+            assert_eq!(of(pods), Answer::Budget("spent".to_owned()));
+        }
+        for all in ["fleet", "zone", "node"] {
+            let wait = Answer::Wait(Duration::from_secs(7), "m".to_owned());
+            assert_eq!(of(all), wait);
+        }
+        let down = "Internal error occurred: failed calling webhook \"evictions.plimsoll.dev\": failed to call webhook";
+        let answer = read(500, None, &status(500, down, &json!({})));
+        assert_eq!(answer, Answer::Wait(GUARDLESS, down.to_owned()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose,
 };
+use ring::digest::{SHA256, digest};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -72,6 +73,12 @@ fn authority(made: Timestamp) -> CertificateParams {
     ];
     valid(&mut params, made, AUTHORITY_HOURS);
     params
+}
+
+fn hook(key: &str) -> String {
+    let digest = digest(&SHA256, format!("plimsoll evictions {key}").as_bytes());
+    let hex = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    format!("/evictions/{}", hex.collect::<String>())
 }
 
 fn name(common: &str) -> DistinguishedName {
@@ -160,6 +167,14 @@ impl Authorities {
     pub fn is_current(&self, certified: &Certified, now: Timestamp) -> bool {
         let signer = self.signer(now).map(|signer| &signer.certificate);
         signer == Some(&certified.signer) && now < certified.replace
+    }
+
+    /// Paths that nobody guesses, for those who are told and bring no certificate: first the one to tell, then those that
+    /// were told before. They follow from keys, so that every replica knows the same.
+    pub fn hooks(&self, now: Timestamp) -> Vec<String> {
+        let valid = self.0.iter().filter(|authority| authority.is_valid(now));
+        let all = self.signer(now).into_iter().chain(valid);
+        all.map(|authority| hook(&authority.key)).collect()
     }
 
     /// A new certificate for a server of these names, and for a client.

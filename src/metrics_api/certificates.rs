@@ -31,6 +31,7 @@ use crate::cluster::election::Standing;
 
 use super::Observer;
 use super::authorities::{Authorities, CertificateError, Certified, REPLICA};
+use super::hook::{self, HookError};
 
 /// The `APIService` by which the API server finds us.
 pub const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
@@ -53,6 +54,11 @@ pub enum KeepError {
     /// The `APIService` can't be read or written.
     #[error("failed to tell the APIService {API_SERVICE} of the certificate authority: {words}", words = .0.words())]
     Service(CallError),
+    /// The `ValidatingWebhookConfiguration` can't be read or written.
+    #[error(
+        "failed to tell the ValidatingWebhookConfiguration {0} of the certificate authority: {1}"
+    )]
+    Webhook(String, HookError),
     /// A certificate can't be made.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -76,6 +82,8 @@ pub struct Tls {
     pub reports: Arc<ServerConfig>,
     /// For connecting to the leader.
     pub client: Arc<ClientConfig>,
+    /// The paths at which API servers ask us about evictions.
+    pub hooks: Arc<[String]>,
     /// Knows replicas by their certificates.
     replicas: Arc<dyn ClientCertVerifier>,
 }
@@ -112,6 +120,8 @@ pub struct Place {
     pub secret: String,
     /// Where agents report; `None`: nowhere.
     pub reports: Option<ReportPlace>,
+    /// The `ValidatingWebhookConfiguration` by which API servers ask about evictions; `None`: they don't.
+    pub webhook: Option<String>,
 }
 
 /// Where agents find those to whom they report.
@@ -209,7 +219,9 @@ impl Keeper {
             .is_some_and(|mine| authorities.is_current(mine, now));
         if !current || bundle != self.bundle {
             let certified = authorities.certify(&self.place.names(), now)?;
-            self.tls.send_replace(Some(tls(&certified, &bundle)?));
+            let hooks = authorities.hooks(now);
+            self.tls
+                .send_replace(Some(tls(&certified, &bundle, hooks)?));
             self.mine = Some(certified);
             self.bundle.clone_from(&bundle);
         }
@@ -217,7 +229,18 @@ impl Keeper {
             return Ok(());
         }
         let (agents, servers) = (self.tell_agents(&bundle).await, self.tell(&bundle).await);
-        agents.and(servers)
+        let hook = authorities.hooks(now).into_iter().next();
+        let hook = self.tell_hook(&bundle, hook.unwrap_or_default()).await;
+        agents.and(servers).and(hook)
+    }
+
+    /// Tells API servers where to ask about evictions, and whom to believe.
+    async fn tell_hook(&self, bundle: &str, path: String) -> Result<(), KeepError> {
+        let Some(name) = &self.place.webhook else {
+            return Ok(());
+        };
+        let told = hook::tell(&self.client, name, bundle, &path).await;
+        told.map_err(|error| KeepError::Webhook(name.clone(), error))
     }
 
     /// Tells agents whom to believe, in a `ConfigMap` that their pods mount.
@@ -328,7 +351,7 @@ impl Keeper {
     }
 }
 
-fn tls(certified: &Certified, bundle: &str) -> Result<Tls, KeepError> {
+fn tls(certified: &Certified, bundle: &str, hooks: Vec<String>) -> Result<Tls, KeepError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
@@ -347,6 +370,7 @@ fn tls(certified: &Certified, bundle: &str) -> Result<Tls, KeepError> {
         server: Arc::new(server(certified, &provider, anybody, b"http/1.1")?),
         reports: Arc::new(server(certified, &provider, Arc::new(NoClientAuth), b"h2")?),
         client: Arc::new(client),
+        hooks: hooks.into(),
         replicas: WebPkiClientVerifier::builder_with_provider(roots, provider).build()?,
     })
 }

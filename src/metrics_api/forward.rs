@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, HOST};
@@ -49,13 +49,14 @@ pub fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(MARK)
 }
 
-/// The leader's answer to a GET. Its body comes as it is read.
+/// The leader's answer to a GET, or to a POST of `body`. Its own body comes as it is read.
 pub async fn pass(
     leader: SocketAddr,
     tls: Arc<ClientConfig>,
     name: &str,
     path: &str,
     accept: &str,
+    body: Option<Bytes>,
 ) -> Result<Answer, ForwardError> {
     let asked = async {
         let stream = TcpStream::connect(leader).await?;
@@ -65,11 +66,15 @@ pub async fn pass(
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // It ends with the answer's body, or when the client is gone and nobody reads that.
         tokio::spawn(async move { drop(connection.await) });
-        let mut request = Request::get(path).header(HOST, name).header(MARK, "1");
+        let request = match body {
+            Some(_) => Request::post(path),
+            None => Request::get(path),
+        };
+        let mut request = request.header(HOST, name).header(MARK, "1");
         if !accept.is_empty() {
             request = request.header(ACCEPT, accept);
         }
-        let request = request.body(Empty::<Bytes>::new())?;
+        let request = request.body(Full::new(body.unwrap_or_default()))?;
         Ok::<_, ForwardError>(sender.send_request(request).await?)
     };
     let answer = timeout(ANSWER, asked).await;

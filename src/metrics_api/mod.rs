@@ -15,6 +15,7 @@ pub mod encode;
 mod feed;
 mod forward;
 mod front_proxy;
+mod hook;
 mod listener;
 pub mod negotiate;
 mod openapi;
@@ -31,6 +32,8 @@ mod watch;
 
 use std::net::SocketAddr;
 
+use crate::guard;
+
 pub use certificates::{Place, ReportPlace};
 pub use feed::Feed;
 pub use serving::{Serving, StartError, start};
@@ -45,11 +48,13 @@ pub struct Options {
     pub place: Place,
     /// How agents' reports are taken; `None`: not at all.
     pub reports: Option<reports::Options>,
+    /// How agents' evictions are guarded; `None`: not at all.
+    pub guard: Option<guard::Options>,
 }
 
 /// Who is told how it goes, and knows how the rest of the replica goes.
 pub trait Observer: Send + Sync {
-    /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, or `other`.
+    /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, `eviction` or `other`.
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);

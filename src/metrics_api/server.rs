@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
+use crate::guard::Guard;
 
 use super::Observer;
 use super::authn::Authenticator;
@@ -76,6 +77,8 @@ pub struct Api {
     pub readiness: Arc<Readiness>,
     /// Who is told of each answer.
     pub observer: Arc<dyn Observer>,
+    /// Whether agents may evict pods; `None`: nobody asks.
+    pub guard: Option<Guard>,
 }
 
 /// What a path means.
@@ -128,6 +131,10 @@ impl Api {
                 Method::GET | Method::HEAD => Ok(documented(document?, request.headers())),
                 _ => Err(Refusal::method()),
             };
+        }
+        if let Some(guard) = self.guard_at(path) {
+            *what = "eviction";
+            return self.review(guard, request).await;
         }
         let target = target(path).ok_or_else(Refusal::no_path)?;
         let asked = Asked::of(&target, &request, &accept)?;
@@ -240,7 +247,7 @@ impl Api {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept);
+        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept, None);
         let passed = tokio::select! {
             passed = passed => passed,
             // It may have been stopped where it stands: the next leader is asked at once.
@@ -325,7 +332,7 @@ fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
     answer.as_ref().is_err_and(Refusal::is_not_leading)
 }
 
-const JSON: &str = "application/json";
+pub(super) const JSON: &str = "application/json";
 
 /// What is asked for.
 struct Asked {
@@ -422,7 +429,7 @@ fn refused(refusal: &Refusal) -> Answer {
     answer
 }
 
-fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {
+pub(super) fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {
     let body = Full::new(body).map_err(|never: Infallible| match never {});
     let mut answer = Response::new(body.boxed_unsync());
     *answer.status_mut() = status;

@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use crate::cluster::client::{ClientError, Server};
 use crate::cluster::election::Standing;
 use crate::cluster::requests;
+use crate::guard;
 use crate::serve::{self, ServeError};
 
 use super::authn::Authenticator;
@@ -102,6 +103,13 @@ pub async fn start(
         let client = server.client(requests)?;
         let (trust, trusted) = watch::channel(None);
         let readiness = Arc::new(Readiness::new(Arc::clone(&observer)));
+        let (guard, guarding) = match options.guard {
+            Some(options) => {
+                let (guard, guarding) = guard::start(client.clone(), options, standing.clone());
+                (Some(guard), guarding)
+            }
+            None => (None, pending().boxed()),
+        };
         let api = Api {
             data,
             documents: Documents::default(),
@@ -114,6 +122,7 @@ pub async fn start(
             room: Semaphore::new(MOST_WAITING),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
+            guard,
         };
         let (place, keeper) = (options.place, Arc::clone(&observer));
         let keeper = Keeper::new(client.clone(), place, standing, tls, keeper);
@@ -123,6 +132,7 @@ pub async fn start(
             () = front_proxy::follow(client, trust, observer) => {}
             () = keeper.keep() => {}
             () = taking => {}
+            () = guarding => {}
         }
         Ok(())
     };

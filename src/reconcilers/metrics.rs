@@ -17,6 +17,7 @@ use super::world::World;
 use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
+use crate::guard::GuardMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
 use crate::serve::{Source, with_one_series};
@@ -57,7 +58,7 @@ pub struct RequestLabels {
 /// Labels of an answer of the metrics API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct AnswerLabels {
-    /// `get`, `list`, `watch`, `discovery`, `health` or `other`.
+    /// `get`, `list`, `watch`, `discovery`, `health`, `eviction` or `other`.
     pub verb: &'static str,
     /// The HTTP code.
     pub code: u16,
@@ -99,6 +100,8 @@ pub struct Metrics {
     pub leader: Gauge,
     /// Direct reports of agents.
     pub reports: ReportMetrics,
+    /// Evictions by agents.
+    pub guard: GuardMetrics,
     health: Mutex<Health>,
 }
 
@@ -137,12 +140,14 @@ impl Default for Metrics {
             rollouts: Family::default(),
             leader: Gauge::default(),
             reports: ReportMetrics::default(),
+            guard: GuardMetrics::default(),
             health: Mutex::default(),
         };
         metrics.register_work();
         metrics.register_state();
         metrics.register_agents();
         metrics.reports.register(&mut metrics.registry);
+        metrics.guard.register(&mut metrics.registry);
         metrics
     }
 }
@@ -221,6 +226,7 @@ impl Metrics {
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.rollouts);
         metrics.reports.example();
+        metrics.guard.example();
         metrics.text()
     }
 

@@ -127,7 +127,7 @@ impl ControlPlane {
             apiserver: Some(apiserver),
             own: (bin, client, port),
         };
-        plane.until("the API server is ready", Duration::from_mins(1), |plane| {
+        plane.until("the API server is ready", Duration::from_mins(5), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
         });
         plane.install();
@@ -144,12 +144,37 @@ impl ControlPlane {
         ]);
         self.until(
             "the definitions are served",
-            Duration::from_secs(30),
+            Duration::from_mins(5),
             |plane| {
                 let kinds = "nodeqoss,podqoss,avoidanceactions,nodewatermarks";
                 plane.try_kubectl(&["get", kinds], "").is_ok()
             },
         );
+    }
+
+    /// Installs the chart in the namespace default as Helm would, and says by which kubeconfig its controller is known: it has
+    /// the rights that the chart gives it, and no others.
+    pub fn install_chart(&self) -> PathBuf {
+        let rendered = Command::new(self.tool("helm"))
+            .args(["template", "plimsoll", "--namespace=default"])
+            .arg(root().join("charts/plimsoll"))
+            .output()
+            .unwrap();
+        assert!(rendered.status.success(), "{rendered:?}");
+        let objects = String::from_utf8(rendered.stdout).unwrap();
+        let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+        self.try_kubectl(&apply, &objects).unwrap();
+        self.as_account("plimsoll-controller", &[])
+    }
+
+    /// A kubeconfig with a token of this `ServiceAccount`, which is created with these arguments.
+    pub fn as_account(&self, account: &str, args: &[&str]) -> PathBuf {
+        let token = self.kubectl(&[&["create", "token", account][..], args].concat());
+        let kubeconfig = fs::read_to_string(&self.kubeconfig).unwrap();
+        let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).unwrap();
+        kubeconfig["users"][0]["user"]["token"] = token.trim().into();
+        let name = format!("{account}{}.kubeconfig", args.concat());
+        self.file(&name, &kubeconfig.to_string())
     }
 
     /// Where the API server, if it is ours, has what is in its name: its front proxy's authority, key and certificate.

@@ -103,7 +103,7 @@ pub enum Fate {
 /// Why a pod was not evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A `PodDisruptionBudget` forbids it.
+    /// A `PodDisruptionBudget` forbids it, or the budget of evictions of its namespace or owner.
     #[error("{0}")]
     Budget(String),
     /// More than one selects the pod.

@@ -143,7 +143,10 @@ func install() error {
 	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "120s",
 		"--set", "image.repository=" + repository + ",image.tag=" + tag,
 		// Each test has a node to itself: the cap on closed nodes has a test of its own.
-		"--set", "controller.maxUnschedulable=100%"}
+		"--set", "controller.maxUnschedulable=100%",
+		// As many as the tests that run beside each other want evicted: the budgets have tests of their own.
+		"--set", "evictionBudget.fleet=1000/1m,evictionBudget.zone=1000/1m,evictionBudget.node=1000/1m",
+		"--set", "evictionBudget.namespace=1000/1m,evictionBudget.owner=1000/1m"}
 	if given != "" {
 		if values := os.Getenv("PLIMSOLL_E2E_VALUES"); values != "" {
 			args = append(args, "--values", values)

@@ -1,0 +1,90 @@
+//! The arguments of `plimsoll controller` about evictions.
+
+use super::duration;
+use crate::guard::budget::{Budget, Budgets, LONGEST, MOST};
+
+/// Whether evictions are guarded, and by which budgets.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Evictions by agents")]
+#[allow(clippy::struct_field_names, reason = "they are the names of the flags")]
+pub struct GuardArgs {
+    /// The ValidatingWebhookConfiguration by which API servers ask, at --metrics-api-listen, whether an agent may evict a
+    /// pod [default: none; agents then evict without a budget]
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "NAME", requires = "metrics_api_listen")]
+    pub eviction_webhook: Option<String>,
+
+    /// The ConfigMap, in --namespace, in which the leader keeps which evictions count; made if missing
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "NAME", default_value = "plimsoll-evictions")]
+    pub eviction_record: String,
+
+    /// So many pods at most, in any time so long, in all
+    #[arg(long, value_name = "PODS/TIME", default_value = "10/1m", value_parser = budget)]
+    eviction_budget_fleet: Budget,
+
+    /// The same for each zone (topology.kubernetes.io/zone)
+    #[arg(long, value_name = "PODS/TIME", default_value = "5/1m", value_parser = budget)]
+    eviction_budget_zone: Budget,
+
+    /// For each node
+    #[arg(long, value_name = "PODS/TIME", default_value = "2/1m", value_parser = budget)]
+    eviction_budget_node: Budget,
+
+    /// For each namespace
+    #[arg(long, value_name = "PODS/TIME", default_value = "5/1m", value_parser = budget)]
+    eviction_budget_namespace: Budget,
+
+    /// For each controller of pods; of a Deployment that is its ReplicaSet
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "PODS/TIME", default_value = "1/1m", value_parser = budget)]
+    eviction_budget_owner: Budget,
+}
+
+impl GuardArgs {
+    /// All budgets.
+    pub const fn budgets(&self) -> Budgets {
+        Budgets {
+            fleet: self.eviction_budget_fleet,
+            zone: self.eviction_budget_zone,
+            node: self.eviction_budget_node,
+            namespace: self.eviction_budget_namespace,
+            owner: self.eviction_budget_owner,
+        }
+    }
+}
+
+/// `10/1m`.
+fn budget(text: &str) -> Result<Budget, String> {
+    let wrong = || format!("write pods and a time, such as 10/1m: up to {MOST} pods in 1s to 1h");
+    let (evictions, window) = text.split_once('/').ok_or_else(wrong)?;
+    let evictions = evictions.parse().ok().filter(|pods| *pods <= MOST);
+    let window = duration::positive(window).ok();
+    let window = window.filter(|window| window.as_secs() >= 1 && *window <= LONGEST);
+    Ok(Budget {
+        evictions: evictions.ok_or_else(wrong)?,
+        window: window.ok_or_else(wrong)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_is_pods_in_a_time() {
+        for (text, evictions, seconds) in
+            [("10/1m", 10, 60), ("0/1s", 0, 1), ("1000/1h", 1000, 3600)]
+        {
+            let window = Duration::from_secs(seconds);
+            assert_eq!(budget(text), Ok(Budget { evictions, window }), "{text}");
+        }
+        for text in [
+            "", "10", "10/", "/1m", "1001/1m", "-1/1m", "1/2h", "1/10ms", "1/0s", "1/60",
+        ] {
+            assert!(budget(text).is_err(), "{text}");
+        }
+    }
+}

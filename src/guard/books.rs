@@ -1,0 +1,392 @@
+//! The task that keeps the ledger: what is to be allowed is recorded before it is, and whoever leads next begins with the
+//! record. That is written by its version, so that nobody who leads no more can allow anything.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use kube::{Api, Client};
+use serde_json::json;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::budget::Budgets;
+use super::ledger::{Granted, Ledger, Seen, Spent, Victim};
+use super::metrics::GuardMetrics;
+use super::objects;
+use super::record::{FirstSeen, Record};
+use crate::cluster::client::{CallError, call, describe};
+use crate::cluster::clock;
+use crate::cluster::election::Standing;
+use crate::engine::time::BootTime;
+
+const FIELD: &str = "evictions.json";
+/// How often is looked what is due.
+const TICK: Duration = Duration::from_secs(1);
+/// So many pods are looked at at a time.
+const MOST_LOOKS: usize = 64;
+/// So many questions are answered with one write.
+const MOST_AT_ONCE: usize = 256;
+/// A write that somebody else came before is tried so often: whoever writes there by hand does so seldom.
+const TRIES: usize = 3;
+
+/// Why nothing can be allowed.
+#[derive(Debug, Error)]
+pub enum BookError {
+    /// The record can't be read or written.
+    #[error("failed to keep the ConfigMap {0}: {words}", words = .1.words())]
+    Keep(String, CallError),
+    /// Another replica leads.
+    #[error("another replica leads since term {0}")]
+    Deposed(u64),
+    /// Somebody keeps writing it.
+    #[error("failed to write the ConfigMap {0}: somebody else keeps writing it")]
+    Contested(String),
+}
+
+/// A question, and where its answer goes: nowhere, if it can't be recorded.
+pub struct Ask {
+    /// Who is to be evicted.
+    pub victim: Victim,
+    /// The answer.
+    pub reply: oneshot::Sender<Result<Granted, Spent>>,
+}
+
+/// The ledger as others read it; `None`: this replica does not lead, or has not read the record yet.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<Mutex<Option<Ledger>>>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads it.
+    pub fn read<T>(&self, read: impl FnOnce(&Ledger) -> T) -> Option<T> {
+        self.lock().as_ref().map(read)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> Option<T> {
+        self.lock().as_mut().map(change)
+    }
+}
+
+/// Where the record is, and what it counts for.
+#[derive(Clone)]
+pub struct Place {
+    /// The namespace of the `ConfigMap`.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The budgets.
+    pub budgets: Budgets,
+}
+
+/// A pod that was looked at from then on, and what was to be seen.
+type Look = (String, BootTime, Result<Seen, CallError>);
+
+/// Keeps it.
+pub struct Books {
+    client: Client,
+    records: Api<ConfigMap>,
+    place: Place,
+    standing: watch::Receiver<Standing>,
+    shared: Shared,
+    asks: mpsc::Receiver<Ask>,
+    metrics: GuardMetrics,
+    first_seen: FirstSeen,
+    looks: FuturesUnordered<BoxFuture<'static, Look>>,
+    /// The term in which the ledger was opened.
+    epoch: Option<u64>,
+    /// The record as it was written last, and its version; `None`: there is none.
+    written: Record,
+    version: Option<String>,
+    /// What went wrong last, so that it is logged once.
+    wrong: String,
+}
+
+impl Books {
+    /// Begins with nothing.
+    pub fn new(
+        client: Client,
+        place: Place,
+        standing: watch::Receiver<Standing>,
+        shared: Shared,
+        asks: mpsc::Receiver<Ask>,
+        metrics: GuardMetrics,
+    ) -> Self {
+        Self {
+            records: Api::namespaced(client.clone(), &place.namespace),
+            client,
+            place,
+            standing,
+            shared,
+            asks,
+            metrics,
+            first_seen: FirstSeen::default(),
+            looks: FuturesUnordered::new(),
+            epoch: None,
+            written: Record::default(),
+            version: None,
+            wrong: String::new(),
+        }
+    }
+
+    /// For as long as somebody may ask.
+    pub async fn keep(mut self) {
+        let followed = watch_object(self.records.clone(), &self.place.name).default_backoff();
+        let mut followed = followed.boxed();
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut standing = self.standing.clone();
+        loop {
+            tokio::select! {
+                ask = self.asks.recv() => match ask {
+                    Some(ask) => self.answer(ask).await,
+                    None => return,
+                },
+                Some(record) = followed.next() => self.follow(record.ok().flatten().as_ref()),
+                Some(look) = self.looks.next() => self.looked(look),
+                changed = standing.changed() => match changed {
+                    Ok(()) => self.turn().await,
+                    Err(_) => return,
+                },
+                _ = tick.tick() => self.turn().await,
+            }
+        }
+    }
+
+    /// Takes in the record as an API server shows it.
+    fn follow(&mut self, map: Option<&ConfigMap>) {
+        if let Some(Ok(record)) = map.map(read) {
+            self.first_seen.take(&record, clock::now());
+        }
+    }
+
+    /// Leads, or ceases to, and does what is due.
+    async fn turn(&mut self) {
+        let epoch = self.term();
+        if self.epoch != epoch {
+            self.close();
+        }
+        let Some(epoch) = epoch else {
+            return;
+        };
+        let outcome = if self.epoch.is_none() {
+            self.open(epoch).await
+        } else {
+            self.settle(epoch).await
+        };
+        self.note(outcome);
+        let now = clock::now();
+        let ledger = self.shared.lock();
+        self.metrics.counts(ledger.as_ref(), now);
+    }
+
+    fn term(&self) -> Option<u64> {
+        let term = self.standing.borrow().term(clock::now());
+        term.map(|term| term.epoch)
+    }
+
+    fn close(&mut self) {
+        self.epoch = None;
+        *self.shared.lock() = None;
+        self.looks.clear();
+        self.metrics.counts(None, clock::now());
+    }
+
+    fn note(&mut self, outcome: Result<(), BookError>) {
+        let why = outcome
+            .err()
+            .map_or_else(String::new, |error| describe(&error));
+        if !why.is_empty() {
+            self.metrics.unrecorded();
+        }
+        if why != self.wrong && !why.is_empty() {
+            tracing::error!(why, "no agent may evict a pod");
+        }
+        self.wrong = why;
+    }
+
+    /// Begins a term with what the last leader has recorded.
+    async fn open(&mut self, epoch: u64) -> Result<(), BookError> {
+        let record = self.read(epoch).await?;
+        let now = clock::now();
+        let ledger = if let Ok(record) = record {
+            self.first_seen.take(&record, now);
+            Ledger::resume(self.place.budgets, record, &self.first_seen, now)
+        } else {
+            let nothing = Record::default();
+            Ledger::resume(self.place.budgets, nothing, &self.first_seen, now).shut(now)
+        };
+        // By the version that was read: where the last leader has recorded more since, that is read first.
+        let stored = self.store(&ledger.record(epoch)).await;
+        stored.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
+        let counting = self.written.evictions.len();
+        tracing::info!(
+            epoch,
+            counting,
+            "agents may evict pods, as far as the budgets allow"
+        );
+        *self.shared.lock() = Some(ledger);
+        self.epoch = Some(epoch);
+        Ok(())
+    }
+
+    /// Looks at pods, and records what was settled since.
+    async fn settle(&mut self, epoch: u64) -> Result<(), BookError> {
+        let now = clock::now();
+        let due = self.shared.change(|ledger| {
+            ledger.forget(now);
+            ledger.due(now)
+        });
+        let room = MOST_LOOKS.saturating_sub(self.looks.len());
+        for victim in due.unwrap_or_default().into_iter().take(room) {
+            let client = self.client.clone();
+            let look = async move {
+                let seen = objects::look(&client, &victim).await;
+                (victim.uid, now, seen)
+            };
+            self.looks.push(look.boxed());
+        }
+        match self.shared.read(|ledger| ledger.record(epoch)) {
+            Some(record) if record != self.written => self.write(epoch, &record).await,
+            _ => Ok(()),
+        }
+    }
+
+    fn looked(&mut self, (uid, begun, seen): Look) {
+        // What can't be seen now is looked at again.
+        let Ok(seen) = seen else {
+            return;
+        };
+        let now = clock::now();
+        let settled = self
+            .shared
+            .change(|ledger| ledger.look(&uid, seen, begun, now));
+        if let Some(settled) = settled.flatten() {
+            self.metrics.settled(settled);
+        }
+    }
+
+    /// Answers it, and what else was asked meanwhile, with one write.
+    async fn answer(&mut self, ask: Ask) {
+        let mut asks = vec![ask];
+        while asks.len() < MOST_AT_ONCE
+            && let Ok(more) = self.asks.try_recv()
+        {
+            asks.push(more);
+        }
+        let Some(epoch) = self.term().filter(|epoch| self.epoch == Some(*epoch)) else {
+            return;
+        };
+        let Some(mut ledger) = self.shared.read(Ledger::clone) else {
+            return;
+        };
+        let now = clock::now();
+        let (replies, answers): (Vec<_>, Vec<_>) = asks
+            .into_iter()
+            .map(|ask| (ask.reply, ledger.ask(ask.victim, now)))
+            .unzip();
+        let record = ledger.record(epoch);
+        let outcome = if record == self.written {
+            Ok(())
+        } else {
+            self.write(epoch, &record).await
+        };
+        let recorded = outcome.is_ok();
+        self.note(outcome);
+        if !recorded {
+            return;
+        }
+        *self.shared.lock() = Some(ledger);
+        for (reply, answer) in replies.into_iter().zip(answers) {
+            if reply.send(answer).is_err() {
+                // They may ask again: it is the same reservation.
+                tracing::debug!("nobody waits for the answer any more");
+            }
+        }
+    }
+
+    /// Reads the record, and its version; within, an error says that somebody else wrote it, and what was in it is lost.
+    async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, BookError> {
+        let map = call(self.records.get_opt(&self.place.name)).await;
+        let map = map.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
+        self.version = map
+            .as_ref()
+            .and_then(|map| map.metadata.resource_version.clone());
+        let record = map.as_ref().map_or_else(|| Ok(Record::default()), read);
+        match &record {
+            Ok(record) if record.epoch > epoch => return Err(BookError::Deposed(record.epoch)),
+            Ok(_) => {}
+            Err(error) => {
+                let name = &self.place.name;
+                tracing::error!(%error, "the ConfigMap {name} is not as we wrote it, and is written anew");
+            }
+        }
+        Ok(record)
+    }
+
+    /// Writes it in our term, unless another replica has begun to lead.
+    async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), BookError> {
+        for _ in 0..TRIES {
+            match self.store(record).await {
+                Ok(()) => return Ok(()),
+                // Somebody has changed, made or deleted it: what counts is here, if we still lead.
+                Err(error) if matches!(error.code(), Some(404 | 409)) => {
+                    drop(self.read(epoch).await?);
+                }
+                Err(error) => return Err(BookError::Keep(self.place.name.clone(), error)),
+            }
+        }
+        Err(BookError::Contested(self.place.name.clone()))
+    }
+
+    /// Writes it over the version that was read or written last.
+    async fn store(&mut self, record: &Record) -> Result<(), CallError> {
+        let version = self.version.as_deref();
+        let map = put(&self.records, &self.place.name, version, record).await?;
+        self.version = map.metadata.resource_version;
+        self.written = record.clone();
+        Ok(())
+    }
+}
+
+/// Writes it over this version, or where there is none yet.
+async fn put(
+    records: &Api<ConfigMap>,
+    name: &str,
+    version: Option<&str>,
+    record: &Record,
+) -> Result<ConfigMap, CallError> {
+    let text = record.write();
+    if let Some(version) = version {
+        let patch = Patch::Merge(json!({
+            "metadata": {"resourceVersion": version}, "data": {FIELD: text},
+        }));
+        return call(records.patch(name, &PatchParams::default(), &patch)).await;
+    }
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    };
+    let map = ConfigMap {
+        metadata,
+        data: Some([(FIELD.to_owned(), text)].into()),
+        ..ConfigMap::default()
+    };
+    call(records.create(&PostParams::default(), &map)).await
+}
+
+/// What a `ConfigMap` holds; a new one nothing.
+fn read(map: &ConfigMap) -> serde_json::Result<Record> {
+    let text = map.data.as_ref().and_then(|data| data.get(FIELD));
+    text.map_or_else(|| Ok(Record::default()), |text| Record::read(text))
+}

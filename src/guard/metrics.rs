@@ -1,0 +1,92 @@
+//! What Prometheus is told of evictions.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::ledger::{Ledger, Settled, Stage};
+use crate::engine::time::BootTime;
+use crate::serve::with_one_series;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct StateLabels {
+    state: &'static str,
+}
+
+/// The figures; a clone is the same figures.
+#[derive(Clone, Debug, Default)]
+pub struct GuardMetrics {
+    answers: Family<ResultLabels, Counter>,
+    settled: Family<ResultLabels, Counter>,
+    stages: Family<StateLabels, Gauge>,
+    fleet: Gauge,
+    unrecorded: Counter,
+}
+
+impl GuardMetrics {
+    /// Makes them known.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Answers to whether an agent may evict a pod: allowed, again (as before), dry_run, ending (the pod already is), or why not: the budget that is spent, or what is wrong with it";
+        registry.register("eviction_answers", help, self.answers.clone());
+        let help = "Evictions that were allowed, by what came of them: confirmed, or returned to the budgets";
+        registry.register("eviction_settled", help, self.settled.clone());
+        let help =
+            "Evictions that count, by how far they are: reserved, ending or ended; of the leader";
+        registry.register("evictions", help, self.stages.clone());
+        let help = "Evictions that count for the fleet's budget; of the leader";
+        registry.register("eviction_fleet_used", help, self.fleet.clone());
+        let help = "Times the record of evictions could not be written or read: nothing is allowed meanwhile";
+        registry.register("eviction_record_errors", help, self.unrecorded.clone());
+    }
+
+    /// One series of each family: for the documentation.
+    pub fn example(&self) {
+        with_one_series(&self.answers);
+        with_one_series(&self.settled);
+        with_one_series(&self.stages);
+    }
+
+    pub(super) fn answered(&self, result: &'static str) {
+        self.answers.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    pub(super) fn settled(&self, settled: Settled) {
+        let result = match settled {
+            Settled::Confirmed => "confirmed",
+            Settled::Returned => "returned",
+        };
+        self.settled.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    pub(super) fn unrecorded(&self) {
+        self.unrecorded.inc();
+    }
+
+    /// What counts; `None`: this replica does not count.
+    pub(super) fn counts(&self, ledger: Option<&Ledger>, now: BootTime) {
+        let Some(ledger) = ledger else {
+            self.stages.clear();
+            self.fleet.set(0);
+            return;
+        };
+        let set = |gauge: &Gauge, count: usize| {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        };
+        for (stage, count) in ledger.stages() {
+            let state = match stage {
+                Stage::Reserved => "reserved",
+                Stage::Ending => "ending",
+                Stage::Ended => "ended",
+            };
+            set(&self.stages.get_or_create(&StateLabels { state }), count);
+        }
+        set(&self.fleet, ledger.fleet(now));
+    }
+}
