@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -276,8 +276,11 @@ impl Keeper {
         let name = &self.place.secret;
         let failed = |error| KeepError::Secret(name.clone(), error);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.place.namespace);
-        let secret = call(api.get_opt(name)).await.map_err(failed)?;
-        let data = secret.as_ref().and_then(|secret| secret.data.as_ref());
+        let secret = match call(api.get_opt(name)).await.map_err(failed)? {
+            Some(secret) => secret,
+            None => self.make_secret(&api).await.map_err(failed)?,
+        };
+        let data = secret.data.as_ref();
         let known = data
             .and_then(|data| data.get(FIELD))
             .map(|field| Authorities::read(&field.0));
@@ -300,30 +303,29 @@ impl Keeper {
                 ByteString(renewed.bundle(now).into_bytes()),
             ),
         ]);
-        let params = PostParams::default();
         // By the version that was read: of two that write at a time one fails, and looks again.
-        if let Some(secret) = secret {
-            let secret = Secret {
-                data: Some(data),
-                ..secret
-            };
-            call(api.replace(name, &params, &secret))
-                .await
-                .map_err(failed)?;
-        } else {
-            let metadata = ObjectMeta {
-                name: Some(name.clone()),
-                ..ObjectMeta::default()
-            };
-            let secret = Secret {
-                metadata,
-                data: Some(data),
-                ..Secret::default()
-            };
-            call(api.create(&params, &secret)).await.map_err(failed)?;
-        }
+        let secret = Secret {
+            data: Some(data),
+            ..secret
+        };
+        call(api.replace(name, &PostParams::default(), &secret))
+            .await
+            .map_err(failed)?;
         tracing::info!(secret = name, "made a certificate authority");
         Ok(renewed)
+    }
+
+    /// Makes the Secret, empty, or reads the one that another replica made meanwhile. By server-side apply: a role can allow
+    /// that for one name, and a create for all names only.
+    async fn make_secret(&self, api: &Api<Secret>) -> Result<Secret, CallError> {
+        let name = &self.place.secret;
+        let empty = Patch::Apply(json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name},
+        }));
+        let params = PatchParams::apply(REPLICA);
+        call(api.patch(name, &params, &empty)).await
     }
 
     /// Tells the `APIService` whom to believe, unless somebody chose to believe anybody.
