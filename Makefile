@@ -40,11 +40,12 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET)
 
-generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, the chart's schema and table of values
+generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
 	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
 	@go run -C tests/chart .
+	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test docs the_matrix_of_permissions
 
 chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }

@@ -6,9 +6,14 @@
     reason = "a test fails by panicking"
 )]
 
-use std::fs;
-use std::path::Path;
+mod chart_support;
 
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use chart_support::document::document;
+use chart_support::{NAMESPACE, file, rendered};
 use plimsoll::engine::metric::Metric;
 
 fn read(path: &str) -> String {
@@ -174,6 +179,8 @@ fn every_relative_link_leads_somewhere() {
     for file in [
         "README.md",
         "CONTRIBUTING.md",
+        "docs/permissions.md",
+        "docs/security.md",
         "docs/semantics.md",
         "docs/metrics.md",
         "docs/preview.md",
@@ -196,4 +203,38 @@ fn every_relative_link_leads_somewhere() {
             );
         }
     }
+}
+
+const MATRIX: &str = "docs/permissions.md";
+
+#[allow(clippy::disallowed_methods, reason = "settings of a test")]
+fn setting(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// The rendered chart; `None`, said loudly, where there is no Helm.
+fn chart() -> Option<String> {
+    let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| file("target/e2e/bin"));
+    let helm = bin.join("helm");
+    if !helm.is_file() {
+        let helm = helm.display();
+        let text = format!("\nNOT TESTED: there is no {helm}: run `make cluster-build`\n");
+        std::io::stderr().write_all(text.as_bytes()).unwrap();
+        return None;
+    }
+    Some(rendered(&helm, NAMESPACE))
+}
+
+#[test]
+fn the_matrix_of_permissions_is_what_the_chart_gives() {
+    let Some(chart) = chart() else { return };
+    let document = document(&chart);
+    if setting("PLIMSOLL_GENERATE").is_some() {
+        fs::write(file(MATRIX), document).unwrap();
+        return;
+    }
+    assert!(
+        fs::read_to_string(file(MATRIX)).unwrap() == document,
+        "{MATRIX} is not what the chart gives any more: look at what changed, then `make generate`"
+    );
 }

@@ -1,0 +1,270 @@
+//! What a token that was stolen from the agent of one node is tried for, and in which words it is refused.
+
+use serde_json::{Value, json};
+
+use super::{AGENT, APPLY, Attempt, CONTROLLER, JSON, MERGE, STRATEGIC, attempt};
+use crate::api_support::LEASES;
+use crate::chart_support::NAMESPACE;
+
+/// The node whose agent's token was stolen, and another.
+pub const OWN: &str = "node00";
+pub const OTHER: &str = "node01";
+
+pub fn node_path(node: &str) -> String {
+    format!("/api/v1/nodes/{node}")
+}
+
+pub fn status_path(node: &str) -> String {
+    format!("/api/v1/nodes/{node}/status")
+}
+
+pub fn our_taint(effect: &str) -> Value {
+    json!({"key": "interference.crane.io", "effect": effect})
+}
+
+pub fn condition(kind: &str) -> Value {
+    json!({"status": {"conditions": [{"type": kind, "status": "True", "reason": "r", "message": "m"}]}})
+}
+
+/// What a stolen token is used for against other nodes.
+pub fn against_another_node() -> Vec<Attempt> {
+    let of_node = "may write no Node but its own, not node01";
+    let node = node_path(OTHER);
+    let status = status_path(OTHER);
+    let watermark = format!(
+        "/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OTHER}/status?fieldManager=plimsoll-agent&force=true"
+    );
+    let body = json!({
+        "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": OTHER},
+        "status": {"observedHash": "forged"},
+    });
+    let label = json!({"metadata": {"labels": {"pool": "mine"}}});
+    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    let taint = json!({"spec": {"taints": [our_taint("NoSchedule")]}});
+    let patch = |what, path: &str, kind, body, words: &str| {
+        attempt(what, ("PATCH", path), (kind, body), words)
+    };
+    vec![
+        patch("taint", &node, MERGE, taint, of_node),
+        patch(
+            "cordon",
+            &node,
+            MERGE,
+            json!({"spec": {"unschedulable": true}}),
+            of_node,
+        ),
+        patch("label", &node, MERGE, label.clone(), of_node),
+        patch("label by the status", &status, MERGE, label, of_node),
+        patch("annotate", &node, MERGE, note, of_node),
+        patch(
+            "condition",
+            &status,
+            STRATEGIC,
+            condition("InterferenceIdentified"),
+            of_node,
+        ),
+        patch("not ready", &status, STRATEGIC, condition("Ready"), of_node),
+        patch(
+            "status",
+            &watermark,
+            APPLY,
+            body,
+            "but the status of its own, not that of node01",
+        ),
+    ]
+}
+
+/// A change of the own Node that goes too far, with the words for what changes.
+fn too_far(what: &'static str, path: &str, body: Value, changed: &str) -> Attempt {
+    let words = format!("the condition InterferenceIdentified, not {changed}");
+    attempt(what, ("PATCH", path), (MERGE, body), words)
+}
+
+/// What it is used for against the metadata of its own node.
+pub fn against_its_own_metadata() -> Vec<Attempt> {
+    let (node, status) = (node_path(OWN), status_path(OWN));
+    let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}]);
+    let table = [
+        ("label", &node, "labels", json!({"a": "b"})),
+        ("unlabel", &node, "labels", Value::Null),
+        ("relabel", &status, "labels", json!({"pool": "b"})),
+        ("annotate", &node, "annotations", json!({"a": "b"})),
+        ("keep", &node, "finalizers", json!(["a.b/c"])),
+        ("own", &node, "ownerReferences", owners),
+    ];
+    let attempts = table.into_iter().map(|(what, path, field, value)| {
+        let body = json!({"metadata": {field: value}});
+        too_far(what, path, body, &format!("metadata.{field}"))
+    });
+    attempts.collect()
+}
+
+/// What it is used for against its own node, beyond its due.
+pub fn against_its_own_node() -> Vec<Attempt> {
+    let (node, status) = (node_path(OWN), status_path(OWN));
+    let foreign = "a taint that is not ours";
+    let taints = |what, taints: Value| {
+        let body = json!({"spec": {"taints": taints}});
+        too_far(what, &node, body, foreign)
+    };
+    let elsewhere = json!([{"key": "example.com/mine", "effect": "NoExecute"}]);
+    let cordon = json!({"spec": {"unschedulable": true}});
+    let provider = json!({"spec": {"providerID": "a"}});
+    let capacity = json!({"status": {"capacity": {"cpu": "999"}}});
+    let mut not_ready = too_far(
+        "not ready",
+        &status,
+        condition("Ready"),
+        "a condition that is not ours",
+    );
+    not_ready.kind = STRATEGIC;
+    vec![
+        too_far("cordon", &node, cordon, "spec.unschedulable"),
+        too_far("move", &node, provider, "spec.providerID"),
+        taints("another taint", elsewhere),
+        taints("our taint that evicts", json!([our_taint("NoExecute")])),
+        taints("no taint any more", Value::Null),
+        too_far("grow", &status, capacity, "status.capacity"),
+        not_ready,
+    ]
+}
+
+pub fn lease(name: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": 3600},
+    })
+}
+
+pub fn event(namespace: &str, instance: &str, about: &Value) -> Value {
+    json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "metadata": {"name": "forged", "namespace": namespace},
+        "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Warning", "reason": "Forged", "action": "Forged",
+        "reportingController": AGENT, "reportingInstance": instance, "note": "x", "regarding": about,
+    })
+}
+
+/// What it is used for against Leases and in events; `lease_of_other` as it is.
+pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
+    let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
+    let theirs = format!("{leases}/{OTHER}");
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let node = json!({"apiVersion": "v1", "kind": "Node", "name": OTHER, "uid": OTHER});
+    let own = json!({"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": OWN});
+    let policy =
+        json!({"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "name": "q"});
+    let only = format!("may write no Lease but {LEASES}/{OWN}, not {LEASES}/{OTHER}");
+    let foreign = "about pods, its own Node and its own NodeWatermark, not about";
+    let mut kubelet = event("default", OWN, &own);
+    kubelet["reportingController"] = "kubelet".into();
+    let post =
+        |what, body: Value, words: &str| attempt(what, ("POST", events), (JSON, body), words);
+    vec![
+        attempt(
+            "renew",
+            ("PUT", &theirs),
+            (JSON, lease_of_other.clone()),
+            only,
+        ),
+        attempt(
+            "a Lease of a node that will come",
+            ("POST", &leases),
+            (JSON, lease("node99")),
+            format!("not {LEASES}/node99"),
+        ),
+        post(
+            "another's event",
+            event("default", OTHER, &own),
+            "may write events in no name but its own",
+        ),
+        post(
+            "a kubelet's event",
+            kubelet,
+            "may write events in no name but its own",
+        ),
+        post(
+            "of another node",
+            event("default", OWN, &node),
+            &format!("{foreign} Node {OTHER}"),
+        ),
+        post(
+            "of a policy",
+            event("default", OWN, &policy),
+            &format!("{foreign} NodeQOS q"),
+        ),
+    ]
+}
+
+const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+
+/// What it is used for to get rid of what holds it, and to read secrets: refused by the roles.
+pub fn to_be_free() -> Vec<Attempt> {
+    let of = |kind: &str| format!("{ADMISSION}/{kind}/plimsoll-agent-node");
+    let policy = &of("validatingadmissionpolicies");
+    let binding = &of("validatingadmissionpolicybindings");
+    let webhook = &of("validatingwebhookconfigurations");
+    let watermark = &format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}");
+    let secret = &format!("/api/v1/namespaces/{NAMESPACE}/secrets/plimsoll-metrics-ca");
+    let (all, none) = (&"/api/v1/secrets".to_owned(), Value::Null);
+    let weak = json!({"spec": {"failurePolicy": "Ignore"}});
+    let rules = json!({"spec": {"rules": []}});
+    let table = [
+        (
+            "remove its policy",
+            "DELETE",
+            policy,
+            &none,
+            "cannot delete",
+        ),
+        ("weaken its policy", "PATCH", policy, &weak, "cannot patch"),
+        (
+            "remove its binding",
+            "DELETE",
+            binding,
+            &none,
+            "cannot delete",
+        ),
+        (
+            "remove a webhook",
+            "DELETE",
+            webhook,
+            &none,
+            "cannot delete",
+        ),
+        ("its own rules", "PATCH", watermark, &rules, "cannot patch"),
+        ("read a secret", "GET", secret, &none, "cannot get"),
+        ("read secrets", "GET", all, &none, "cannot list"),
+    ];
+    let attempts = table.into_iter().map(|(what, method, path, body, words)| {
+        attempt(what, (method, path), (MERGE, body.clone()), words)
+    });
+    attempts.collect()
+}
+
+/// What it is used for to be somebody else: refused by the roles.
+pub fn to_be_another() -> Vec<Attempt> {
+    let token =
+        |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
+    let kubelet = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{OTHER}");
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings".to_owned();
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []},
+    });
+    let group = "rbac.authorization.k8s.io";
+    let grant = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "x"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": NAMESPACE}],
+    });
+    let table = [
+        ("the controller", "POST", token(CONTROLLER), request.clone()),
+        ("an agent without a node", "POST", token(AGENT), request),
+        ("cluster-admin", "POST", bindings, grant),
+        ("a kubelet", "PUT", kubelet, lease(OTHER)),
+    ];
+    let attempts = table
+        .into_iter()
+        .map(|(what, method, path, body)| attempt(what, (method, &path), (JSON, body), "cannot "));
+    attempts.collect()
+}

@@ -1,0 +1,356 @@
+//! A token that was stolen from the agent of one node hurts no other, and an honest agent is refused nothing: the chart's
+//! roles and admission policies on a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod actor_support;
+mod agent_support;
+mod api_support;
+mod chart_support;
+mod run_support;
+
+use std::time::Duration;
+
+use actor_support::attempts::{
+    OTHER, OWN, against_another_node, against_its_own_metadata, against_its_own_node, event,
+    in_others_names, lease, node_path, our_taint, to_be_another, to_be_free,
+};
+use actor_support::{AGENT, Actor, CONTROLLER, JSON, MERGE, agent_pod, attempt, install};
+use agent_support::pod;
+use api_support::{ControlPlane, LEASES, names};
+use chart_support::NAMESPACE;
+use k8s_openapi::api::core::v1::ObjectReference;
+use plimsoll::cluster::events::{Events, Happening, about_node};
+use plimsoll::cluster::taint::{self, Mark, TaintError};
+use plimsoll::engine::policy::TaintEffect;
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// A plane with two nodes, their agents' pods, and what the chart says of who may do what, in force.
+async fn two_nodes() -> Option<(ControlPlane, Actor, Actor)> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    install(&plane, NAMESPACE);
+    plane.nodes(&names(2));
+    agent_pod(&plane, OWN);
+    agent_pod(&plane, OTHER);
+    for node in [OWN, OTHER] {
+        plane.apply(&[watermark(node)]);
+    }
+    let mut theirs = lease(OTHER);
+    theirs["metadata"]["namespace"] = LEASES.into();
+    plane.apply(&[theirs]);
+    let agent = Actor::of(&plane, AGENT, Some("agent-node00")).await;
+    let controller = Actor::of(&plane, CONTROLLER, None).await;
+    until_in_force(&plane, &agent, &controller).await;
+    Some((plane, agent, controller))
+}
+
+fn watermark(node: &str) -> Value {
+    json!({
+        "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": node},
+        "spec": {"nodeUID": "u", "hash": "0123456789abcdef"},
+    })
+}
+
+/// API servers see policies a moment after they are made. Nothing is written.
+async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor) {
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let node = format!("{}?dryRun=All", node_path(OTHER));
+    let mut probes = vec![
+        (
+            agent,
+            attempt("", ("PATCH", &node), (MERGE, label.clone()), ""),
+        ),
+        (
+            controller,
+            attempt("", ("PATCH", &node), (MERGE, label), ""),
+        ),
+    ];
+    let others = against_another_node()
+        .into_iter()
+        .chain(in_others_names(&Value::Null));
+    for mut probe in others.filter(|it| it.path.contains("watermark") || it.method == "POST") {
+        let mark = if probe.path.contains('?') { '&' } else { '?' };
+        probe.path = format!("{}{mark}dryRun=All", probe.path);
+        probes.push((agent, probe));
+    }
+    let begun = api_support::now();
+    for (actor, probe) in probes {
+        // Refused by the policy and not, for a moment more, by a role that is not known yet.
+        while !actor
+            .try_out(&probe)
+            .await
+            .message()
+            .contains("denied request")
+        {
+            let in_time = begun.elapsed() < SOON;
+            assert!(
+                in_time,
+                "not in force: {} {}",
+                probe.path,
+                plane.log_of("kube-apiserver")
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stolen_token_of_an_agent_hurts_no_other_node() {
+    let Some((plane, thief, controller)) = two_nodes().await else {
+        return;
+    };
+    let theirs = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{OTHER}");
+    let theirs = thief.get(&theirs).await.body;
+    let attempts = [
+        against_another_node(),
+        against_its_own_metadata(),
+        against_its_own_node(),
+        in_others_names(&theirs),
+        to_be_free(),
+        to_be_another(),
+    ];
+    for attempt in attempts.iter().flatten() {
+        thief.is_refused(attempt).await;
+    }
+    what_stays_possible(&plane, &thief).await;
+    without_a_node(&plane).await;
+    a_stolen_controller(&plane, &controller).await;
+    others_are_not_concerned(&plane).await;
+}
+
+/// What the documents say that a thief can still do.
+async fn what_stays_possible(plane: &ControlPlane, thief: &Actor) {
+    plane.create(&[pod("elsewhere", "web")]);
+    for path in [
+        "/api/v1/pods",
+        "/api/v1/nodes",
+        "/apis/plimsoll.dev/v1alpha1/nodewatermarks",
+        "/api/v1/namespaces/default/pods/elsewhere",
+    ] {
+        assert_eq!(thief.get(path).await.code, 200, "{path}");
+    }
+    let theirs = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{OTHER}");
+    assert_eq!(thief.get(&theirs).await.code, 200);
+    let about =
+        json!({"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "elsewhere"});
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let lie = event("default", OWN, &about);
+    let answer = thief.send("POST", events, JSON, &lie).await;
+    assert_eq!(answer.code, 201, "{answer:?}");
+}
+
+/// A token that is bound to no pod, as the kubelet never gives one.
+async fn without_a_node(plane: &ControlPlane) {
+    let unbound = Actor::of(plane, AGENT, None).await;
+    let no_node = "the token names no node";
+    let taint = json!({"spec": {"taints": [our_taint("NoSchedule")]}});
+    let own = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
+    let status = format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}/status");
+    let about = json!({"apiVersion": "v1", "kind": "Node", "name": OWN});
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    for attempt in [
+        attempt("taint", ("PATCH", &node_path(OWN)), (MERGE, taint), no_node),
+        attempt("Lease", ("POST", &own), (JSON, lease(OWN)), no_node),
+        attempt(
+            "status",
+            ("PATCH", &status),
+            (MERGE, json!({"status": {}})),
+            no_node,
+        ),
+        attempt(
+            "event",
+            ("POST", events),
+            (JSON, event("default", OWN, &about)),
+            no_node,
+        ),
+    ] {
+        unbound.is_refused(&attempt).await;
+    }
+}
+
+/// A controller's token opens nodes and does nothing else to them.
+async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
+    let node = node_path(OTHER);
+    let nothing = |what: &str| format!("the condition InterferenceIdentified, not {what}");
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let cordon = json!({"spec": {"unschedulable": true}});
+    for attempt in [
+        attempt(
+            "label",
+            ("PATCH", &node),
+            (MERGE, label),
+            nothing("metadata.labels"),
+        ),
+        attempt(
+            "cordon",
+            ("PATCH", &node),
+            (MERGE, cordon),
+            nothing("spec.unschedulable"),
+        ),
+    ] {
+        controller.is_refused(&attempt).await;
+    }
+    let closed = taint::read(&controller.client, OTHER).await.unwrap();
+    let refused = taint::keep(
+        &controller.client,
+        closed,
+        Some(&mark(TaintEffect::NoSchedule)),
+    )
+    .await;
+    let words = refused.unwrap_err().to_string();
+    assert!(
+        words.contains("only takes the taint interference.crane.io away"),
+        "{words}"
+    );
+    // What a silent agent left.
+    let taint = json!([{"op": "add", "path": "/spec/taints/-", "value": our_taint("NoSchedule")}]);
+    plane.kubectl(&[
+        "patch",
+        "node",
+        OTHER,
+        "--type=json",
+        "-p",
+        &taint.to_string(),
+    ]);
+    let left = taint::read(&controller.client, OTHER).await.unwrap();
+    assert_eq!(left.effect(), Some(TaintEffect::NoSchedule));
+    let opened = taint::keep(&controller.client, left, None).await.unwrap();
+    assert_eq!(opened.effect(), None);
+}
+
+/// Policies of ours judge nobody else.
+async fn others_are_not_concerned(plane: &ControlPlane) {
+    plane.kubectl(&["label", "node", OTHER, "a=b"]);
+    plane.kubectl(&["cordon", OTHER]);
+    let account = format!("--serviceaccount={NAMESPACE}:nobody");
+    let grant = [
+        "create",
+        "clusterrolebinding",
+        "nobody",
+        "--clusterrole=cluster-admin",
+        &account,
+    ];
+    plane.kubectl(&grant);
+    let other = Actor::of(plane, "nobody", None).await;
+    let label = json!({"metadata": {"labels": {"a": "c"}}});
+    let answer = other.send("PATCH", &node_path(OTHER), MERGE, &label).await;
+    assert_eq!(answer.code, 200, "{answer:?}");
+}
+
+fn mark(effect: TaintEffect) -> Mark {
+    Mark {
+        effect,
+        reason: "q/cpu".to_owned(),
+        message: format!("cpu_total_usage is above 4000m: {effect:?}"),
+    }
+}
+
+/// The agent's writes as the agent does them, on Nodes of every shape.
+#[tokio::test]
+async fn an_honest_agent_is_refused_nothing() {
+    let Some((plane, agent, _)) = two_nodes().await else {
+        return;
+    };
+    let client = &agent.client;
+    let taints = || plane.get("node", OWN)["spec"]["taints"].clone();
+    let keep = async |mark: Option<&Mark>| -> Result<(), TaintError> {
+        let seen = taint::read(client, OWN).await?;
+        taint::keep(client, seen, mark).await.map(drop)
+    };
+    // Beside the taint that an API server gives to every new node, and conditions of a kubelet.
+    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    assert_eq!(taints().as_array().unwrap().len(), 2);
+    keep(None).await.unwrap();
+    // The first one of a node, another effect, and the last one away.
+    plane.kubectl(&[
+        "patch",
+        "node",
+        OWN,
+        "--type=merge",
+        "-p",
+        r#"{"spec":{"taints":null}}"#,
+    ]);
+    keep(Some(&mark(TaintEffect::PreferNoSchedule)))
+        .await
+        .unwrap();
+    assert_eq!(taints(), json!([our_taint("PreferNoSchedule")]));
+    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    assert_eq!(taints(), json!([our_taint("NoSchedule")]));
+    // A successor finds all as it has to be, and writes nothing.
+    let version = || plane.get("node", OWN)["metadata"]["resourceVersion"].clone();
+    let before = version();
+    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    assert_eq!(version(), before);
+    keep(None).await.unwrap();
+    assert_eq!(taints(), Value::Null);
+    among_others(&plane, &agent).await;
+    tells(&agent).await;
+}
+
+/// Our taint and our condition between those of others.
+async fn among_others(plane: &ControlPlane, agent: &Actor) {
+    let taints = json!({"spec": {"taints": [
+        {"key": "a.example/first", "effect": "NoExecute", "value": "1"}, our_taint("NoSchedule"),
+        {"key": "z.example/last", "effect": "PreferNoSchedule"},
+    ]}});
+    plane.kubectl(&[
+        "patch",
+        "node",
+        OWN,
+        "--type=merge",
+        "-p",
+        &taints.to_string(),
+    ]);
+    let conditions = json!({"status": {"conditions": [
+        {"type": "DiskPressure", "status": "False"}, {"type": "InterferenceIdentified", "status": "True"},
+        {"type": "Ready", "status": "True"}, {"type": "ZZZ", "status": "Unknown"},
+    ], "images": [{"names": ["a@sha256:0", "a:1"], "sizeBytes": 1}]}});
+    let conditions = conditions.to_string();
+    let how = ["--subresource=status", "--type=merge", "-p", &conditions];
+    plane.kubectl(&[["patch", "node", OWN].as_slice(), &how].concat());
+    for wanted in [Some(mark(TaintEffect::PreferNoSchedule)), None] {
+        let seen = taint::read(&agent.client, OWN).await.unwrap();
+        taint::keep(&agent.client, seen, wanted.as_ref())
+            .await
+            .unwrap();
+    }
+    let node = plane.get("node", OWN);
+    let kept = node["spec"]["taints"].as_array().unwrap();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert_eq!(node["status"]["conditions"].as_array().unwrap().len(), 4);
+}
+
+/// Events about all that an agent tells of, each written and then counted.
+async fn tells(agent: &Actor) {
+    let events = Events::new(agent.client.clone(), AGENT, OWN);
+    let about = |version: &str, kind: &str, namespace: Option<&str>, name: &str| ObjectReference {
+        api_version: Some(version.to_owned()),
+        kind: Some(kind.to_owned()),
+        namespace: namespace.map(str::to_owned),
+        name: Some(name.to_owned()),
+        uid: Some("u".to_owned()),
+        ..ObjectReference::default()
+    };
+    for about in [
+        about_node(OWN),
+        about("plimsoll.dev/v1alpha1", "NodeWatermark", None, OWN),
+        about("v1", "Pod", Some("kube-system"), "some"),
+    ] {
+        let happening = Happening {
+            about,
+            warning: true,
+            reason: "RuleBreached".to_owned(),
+            action: "RuleBreached".to_owned(),
+            message: "over the mark".to_owned(),
+        };
+        for _ in 0..2 {
+            events.publish(happening.clone()).await.unwrap();
+        }
+    }
+}

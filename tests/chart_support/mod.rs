@@ -1,0 +1,208 @@
+//! The chart as Helm renders it, and what it permits whom.
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+pub mod document;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+/// The verbs of the Kubernetes API that have an HTTP request of their own.
+pub const VERBS: [&str; 8] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+];
+
+/// Where Plimsoll is installed, and its agents' Leases are.
+pub const NAMESPACE: &str = "plimsoll";
+
+/// A file of the repository.
+pub fn file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The chart with its default values in a namespace, as YAML.
+pub fn rendered(helm: &Path, namespace: &str) -> String {
+    let output = Command::new(helm)
+        .args(["template", "plimsoll", "--namespace", namespace])
+        .arg(file("charts/plimsoll"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The objects of a rendered chart: each with its text.
+pub fn objects(rendered: &str) -> Vec<(Value, &str)> {
+    let documents = rendered.split("\n---\n");
+    let read = |text| -> (Value, &str) { (serde_saphyr::from_str(text).unwrap(), text) };
+    documents
+        .map(read)
+        .filter(|(it, _)| it.is_object())
+        .collect()
+}
+
+/// Verbs on one resource in one place, for one actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permission {
+    /// The name of a `ServiceAccount`, or the words for whoever has it.
+    pub actor: String,
+    /// `None`: in the whole cluster.
+    pub namespace: Option<String>,
+    pub group: String,
+    /// With its subresource, or a path that is no resource's.
+    pub resource: String,
+    /// Empty: of any name.
+    pub names: Vec<String>,
+    pub verbs: Vec<String>,
+    pub why: String,
+}
+
+impl Permission {
+    /// Whether it allows this.
+    pub fn allows(&self, asked: &Asked<'_>) -> bool {
+        let named = self.names.is_empty() || self.names.iter().any(|name| name == asked.name);
+        let here = self.namespace.as_deref();
+        let here = here.is_none_or(|namespace| namespace == asked.namespace);
+        let what = self.group == asked.group && self.resource == asked.resource;
+        named && here && what && self.verbs.iter().any(|verb| verb == asked.verb)
+    }
+}
+
+/// What somebody asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub namespace: &'a str,
+    pub group: &'a str,
+    pub resource: &'a str,
+    pub name: &'a str,
+    pub verb: &'a str,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(text).collect()
+}
+
+/// The comments above the rules of a role, or else above the role: their reasons.
+fn reasons(role: &str) -> Vec<String> {
+    let head = role.lines().take_while(|line| line.starts_with('#'));
+    let head = head.filter_map(|line| line.strip_prefix("# "));
+    let head: Vec<_> = head.filter(|line| !line.starts_with("Source:")).collect();
+    let head = head.join(" ");
+    let mut reasons = Vec::new();
+    let mut above = String::new();
+    for line in role.lines() {
+        match line.strip_prefix("# ") {
+            Some(words) => words.clone_into(&mut above),
+            None if line.starts_with("- apiGroups") || line.starts_with("- nonResource") => {
+                let why = std::mem::take(&mut above);
+                reasons.push(if why.is_empty() { head.clone() } else { why });
+            }
+            None => above.clear(),
+        }
+    }
+    reasons
+}
+
+/// Who is bound to a role of this kind and name, with the namespace in which the role is theirs.
+fn bound<'a>(
+    objects: &'a [(Value, &str)],
+    kind: &'a str,
+    name: &'a str,
+) -> impl Iterator<Item = (String, Option<String>)> + 'a {
+    let bindings = objects.iter().map(|(object, _)| object);
+    let bindings = bindings
+        .filter(move |it| it["roleRef"]["kind"] == kind && it["roleRef"]["name"] == name)
+        .filter(move |it| it["kind"] == format!("{kind}Binding"));
+    bindings.flat_map(|binding| {
+        let place = binding["metadata"]["namespace"].as_str().map(str::to_owned);
+        let subjects = binding["subjects"].as_array().into_iter().flatten();
+        subjects.map(move |subject| (text(&subject["name"]), place.clone()))
+    })
+}
+
+/// Everything that the chart permits.
+pub fn permissions(rendered: &str) -> Vec<Permission> {
+    let objects = objects(rendered);
+    let mut found = Vec::new();
+    for (role, text_of) in &objects {
+        let kind = text(&role["kind"]);
+        if kind != "Role" && kind != "ClusterRole" {
+            continue;
+        }
+        let name = text(&role["metadata"]["name"]);
+        let place = &role["metadata"]["namespace"];
+        let mut actors: Vec<_> = bound(&objects, &kind, &name)
+            .filter(|(_, namespace)| place.is_null() || namespace.as_deref() == place.as_str())
+            .collect();
+        if role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true" {
+            actors.push(("whoever has the role view, edit or admin".to_owned(), None));
+        }
+        assert!(!actors.is_empty(), "nobody is bound to {kind} {name}");
+        let rules = role["rules"].as_array().unwrap();
+        let reasons = reasons(text_of);
+        assert_eq!(reasons.len(), rules.len(), "{text_of}");
+        for (rule, why) in rules.iter().zip(reasons) {
+            assert!(
+                !why.is_empty(),
+                "say why above the rule of {kind} {name}: {rule}"
+            );
+            for (actor, namespace) in &actors {
+                found.extend(granted(rule, actor, namespace.as_deref(), &why));
+            }
+        }
+    }
+    found
+}
+
+fn granted(rule: &Value, actor: &str, namespace: Option<&str>, why: &str) -> Vec<Permission> {
+    let groups = texts(&rule["apiGroups"]);
+    let resources = texts(&rule["resources"]).into_iter();
+    let resources = resources.flat_map(|resource| {
+        let of = |group: &String| (group.clone(), resource.clone());
+        groups.iter().map(of).collect::<Vec<_>>()
+    });
+    let paths = texts(&rule["nonResourceURLs"]).into_iter();
+    let paths = paths.map(|path| (String::new(), path));
+    let permission = |(group, resource)| Permission {
+        actor: actor.to_owned(),
+        namespace: namespace.map(str::to_owned),
+        group,
+        resource,
+        names: texts(&rule["resourceNames"]),
+        verbs: texts(&rule["verbs"]),
+        why: why.to_owned(),
+    };
+    resources.chain(paths).map(permission).collect()
+}
+
+/// An object that is used to ask an API server whether something is allowed.
+pub fn access_review(asked: &Asked<'_>) -> Value {
+    let (resource, subresource) = asked
+        .resource
+        .split_once('/')
+        .unwrap_or((asked.resource, ""));
+    json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "namespace": asked.namespace, "group": asked.group, "resource": resource,
+            "subresource": subresource, "name": asked.name, "verb": asked.verb,
+        }},
+    })
+}
