@@ -14,7 +14,7 @@ AGENTS := 5000
 FOR := 10m
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-.PHONY: help demo test bench generate build tools fmt clippy deny unit guest binary
+.PHONY: help demo test bench generate build image tools fmt clippy deny unit guest binary
 .PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -56,6 +56,9 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)
+
+image: build ## Packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
+	@scripts/image $(BINARY) target/image
 
 tools: ## Installs what a fresh Debian machine lacks
 	@scripts/tools
