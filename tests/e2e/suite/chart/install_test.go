@@ -22,6 +22,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
 	c.refusesWhatCanNotWorkThere(t)
 	c.installsAndSaysThatPoliciesComeLater(t)
+	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
 	c.bringsPoliciesOnceThereAreDefinitions(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
@@ -115,6 +116,26 @@ func (c cluster) installsAndSaysThatPoliciesComeLater(t *testing.T) {
 	notes := c.takes("install", "--set", "policies.preset=preview")
 	if !strings.Contains(notes, "ARE NOT THERE YET") || strings.Contains(notes, "kubectl label namespace") {
 		t.Errorf("the notes: %s", notes)
+	}
+}
+
+// hasHooksThatKubernetesTakes looks at what `helm template` does not print.
+func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
+	hooks, err := run(t, "", "helm", "--kubeconfig", c.Kubeconfig, "get", "hooks", "plimsoll", "--namespace", "plimsoll")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSchemas(t, hooks)
+	checkPractice(t, hooks)
+	kinds := map[string]int{}
+	for _, object := range objects(t, hooks) {
+		kinds[object.GetKind()+" "+object.GetAnnotations()["helm.sh/hook"]]++
+	}
+	if kinds["Pod test"] != 1 || kinds["Job pre-delete"] != 1 {
+		t.Errorf("the hooks are %v", kinds)
+	}
+	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+		t.Error(err, out)
 	}
 }
 
