@@ -1,6 +1,7 @@
 # Everything a developer types. `make help` lists it.
 TARGET := x86_64-unknown-linux-musl
 CARGO_TEST := cargo test --target $(TARGET)
+TESTS := $(notdir $(basename $(wildcard tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs)))
 BINARY := target/$(TARGET)/release/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
@@ -34,7 +35,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; 1000 nodes: make scale; foreign clients of the API: make clients"
+	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; thousands of nodes: make scale; foreign clients of the API: make clients"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
@@ -70,7 +71,14 @@ deny: ## Checks licences, sources and duplicates of the dependencies
 	cargo deny --log-level error check bans licenses sources
 
 unit: ## Runs the tests on this machine's kernel
-	$(CARGO_TEST)
+	$(CARGO_TEST) --no-run
+	$(CARGO_TEST) --lib --bins $(addprefix --test ,$(filter-out api_%,$(TESTS)))
+	@$(MAKE) -s -j2 -O $(filter api_%,$(TESTS))
+
+# With an API server of their own: they mostly wait.
+.PHONY: $(TESTS)
+$(TESTS):
+	$(CARGO_TEST) --test $@
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
