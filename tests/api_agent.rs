@@ -423,6 +423,7 @@ fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there
 fn assert_nothing_is_told_to_be_in_force(node: &Node) {
     let status = node.status();
     assert_eq!(agent_support::ready(&status), "False AgentEnded");
+    assert!(status["agent"].is_null(), "{status}");
     assert_eq!(status["counts"]["throttled"], 0, "{status}");
     assert_eq!(status["counts"]["breached"], 0, "{status}");
     assert_eq!(status["scheduling"]["state"], "Enabled");

@@ -79,7 +79,9 @@ fn resume(node: &Node) {
 /// By us: API servers taint a new node, too.
 fn is_closed(node: &Node) -> bool {
     let taints = node.taints();
-    taints.iter().any(|taint| taint.starts_with("interference.crane.io:"))
+    taints
+        .iter()
+        .any(|taint| taint.starts_with("interference.crane.io:"))
 }
 
 fn is_acting(node: &Node, batch: &str) -> bool {
@@ -182,7 +184,11 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
     does_nothing(&agent, || {
         is_released(&node, &batch) && is_released(&node, &late)
     });
-    resume(&node);
+    // As an uninstall does while agents still run: only an object that does not stop lets them go on.
+    node.plane
+        .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
+    does_nothing(&agent, || is_released(&node, &batch));
+    node.plane.apply(&[object()]);
     agent.until("it acts again", || {
         is_acting(&node, &batch) && is_acting(&node, &late)
     });
@@ -261,7 +267,7 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
 }
 
 #[test]
-fn an_agent_that_may_not_read_the_object_says_so_and_goes_by_what_it_knows() {
+fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew() {
     let Some((node, batch)) = node() else { return };
     let all = |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": ["*"]});
     let role = json!({
@@ -284,8 +290,11 @@ fn an_agent_that_may_not_read_the_object_says_so_and_goes_by_what_it_knows() {
     let ann = ["--kubeconfig", ann.to_str().unwrap()];
     let agent = node.agent(&ann);
     agent.waits_for("the emergency stop can't be read");
-    agent.until("nothing was known of a stop, so that it acts", || {
-        is_acting(&node, &batch)
+    // Where rules but no stop were kept it would act after ten.
+    let begun = now();
+    agent.until("twelve seconds are over", || {
+        assert!(is_released(&node, &batch), "{}", agent.said());
+        begun.elapsed() > Duration::from_secs(12)
     });
     agent.waits_for("the emergency stop can't be read");
     // The role that the chart gives is enough: one object by its name.
@@ -304,6 +313,9 @@ fn an_agent_that_may_not_read_the_object_says_so_and_goes_by_what_it_knows() {
         .until("it can be read", Duration::from_mins(2), |_| {
             agent.is_ready()
         });
+    agent.until("nothing is stopped, so that it acts", || {
+        is_acting(&node, &batch)
+    });
     stop(&node, "why");
     agent.until("it is given back", || is_released(&node, &batch));
 }
@@ -377,7 +389,12 @@ fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_c
     let output = plimsoll(&node, &["resume"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("nothing to resume"), "{text}");
+    assert!(
+        text.contains("was missing") && text.contains("resumed"),
+        "{text}"
+    );
+    node.plane
+        .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
     let output = plimsoll(&node, &["stop", "--wait=false"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");

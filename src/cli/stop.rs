@@ -1,5 +1,6 @@
 //! `plimsoll stop` and `plimsoll resume`.
 
+use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -100,7 +101,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
         let client = connect(args.how.kubeconfig.as_deref()).await?;
         let user = who(&client).await;
         let value = value(args.reason.as_deref(), user.as_deref(), clock::wall());
-        order(&client, &args.how.lease_namespace, &value).await?;
+        order(&client, &args.how.lease_namespace, Some(&value)).await?;
         say("stopped: every agent gives back what is in force, and does nothing more")?;
         follow(&client, &args.how, Aim::Released).await
     })
@@ -110,12 +111,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
 pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
         let client = connect(args.how.kubeconfig.as_deref()).await?;
-        if !end(&client, &args.how.lease_namespace).await? {
-            say(&format!(
-                "nothing to resume: there is no ConfigMap {OBJECT}, so that nothing is stopped"
-            ))?;
-            return Ok(ExitCode::SUCCESS);
-        }
+        order(&client, &args.how.lease_namespace, None).await?;
         say("resumed: every rule begins anew")?;
         follow(&client, &args.how, Aim::Resumed).await
     })
@@ -152,16 +148,19 @@ fn say(line: &str) -> anyhow::Result<()> {
     writeln!(stdout().lock(), "{line}").context("failed to write to standard output")
 }
 
-/// Annotates the object, which is made where it is missing.
-async fn order(client: &Client, namespace: &str, value: &str) -> anyhow::Result<()> {
-    let annotated = annotate(client, namespace, &json!(value)).await;
+/// Annotates the object, or takes the annotation off. It is made where it is missing: agents that are stopped go on only
+/// where an object says so.
+async fn order(client: &Client, namespace: &str, value: Option<&str>) -> anyhow::Result<()> {
+    let refused = |error| refused(namespace, &error);
+    let annotated = annotate(client, namespace, value).await;
     let Err(error) = annotated else { return Ok(()) };
     if error.code() != Some(404) {
-        return Err(refused(namespace, &error));
+        return Err(refused(error));
     }
+    let annotations: BTreeMap<_, _> = value.map(|value| (ANNOTATION, value)).into_iter().collect();
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": OBJECT, "annotations": {ANNOTATION: value}},
+        "metadata": {"name": OBJECT, "annotations": annotations},
     });
     let object: DynamicObject = serde_json::from_value(object)?;
     let api = config_maps(client, namespace);
@@ -169,20 +168,15 @@ async fn order(client: &Client, namespace: &str, value: &str) -> anyhow::Result<
         Ok(_) => say(&format!(
             "note: ConfigMap {OBJECT} was missing in namespace {namespace}, and was made"
         )),
-        Err(error) => Err(refused(namespace, &error)),
+        // Somebody else made it meanwhile.
+        Err(error) if error.code() == Some(409) => {
+            annotate(client, namespace, value).await.map_err(refused)
+        }
+        Err(error) => Err(refused(error)),
     }
 }
 
-/// Takes the annotation off; false where there is no such object.
-async fn end(client: &Client, namespace: &str) -> anyhow::Result<bool> {
-    match annotate(client, namespace, &Value::Null).await {
-        Ok(()) => Ok(true),
-        Err(error) if error.code() == Some(404) => Ok(false),
-        Err(error) => Err(refused(namespace, &error)),
-    }
-}
-
-async fn annotate(client: &Client, namespace: &str, value: &Value) -> Result<(), CallError> {
+async fn annotate(client: &Client, namespace: &str, value: Option<&str>) -> Result<(), CallError> {
     let patch = Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION: value}}}));
     let api = config_maps(client, namespace);
     call(api.patch(OBJECT, &PatchParams::default(), &patch))

@@ -21,15 +21,18 @@ pub struct EmergencyStop {
     object: Named<DynamicObject>,
     /// Something was heard of it since it was last looked at.
     heard: bool,
+    /// An earlier process kept whether everything was stopped.
+    kept: bool,
     /// Why everything is stopped; `None`: it is not.
     reason: Option<String>,
 }
 
 impl EmergencyStop {
     /// What an earlier process kept holds until the API server says otherwise.
-    pub fn kept(reason: Option<String>) -> Self {
+    pub fn kept(kept: Option<Option<String>>) -> Self {
         Self {
-            reason,
+            kept: kept.is_some(),
+            reason: kept.flatten(),
             ..Self::default()
         }
     }
@@ -41,14 +44,13 @@ impl EmergencyStop {
     }
 
     /// Looks at what was seen of the object; true where that says something else than what held until now. A watch that
-    /// fails says nothing.
+    /// fails says nothing, and neither does an object that is gone: an uninstall deletes it while agents still run.
     pub fn judge(&mut self) -> bool {
         if !std::mem::take(&mut self.heard) {
             return false;
         }
         let reason = match &self.object.seen {
-            Seen::Unknown => return false,
-            Seen::Absent => None,
+            Seen::Unknown | Seen::Absent => return false,
             Seen::Present(object) => order(Some(object.annotations())),
         };
         let changed = self.reason != reason;
@@ -59,6 +61,11 @@ impl EmergencyStop {
     /// The API server has said whether everything is stopped.
     pub const fn is_known(&self) -> bool {
         self.object.seen.is_known()
+    }
+
+    /// An earlier process kept whether everything was stopped.
+    pub const fn was_kept(&self) -> bool {
+        self.kept
     }
 
     /// Why everything is stopped; `None`: it is not.
@@ -103,8 +110,8 @@ mod tests {
 
     #[test]
     fn the_last_that_was_known_holds_until_the_api_server_says_otherwise() {
-        let mut stop = EmergencyStop::kept(Some("as kept".to_owned()));
-        assert!(!stop.judge() && !stop.is_known());
+        let mut stop = EmergencyStop::kept(Some(Some("as kept".to_owned())));
+        assert!(!stop.judge() && !stop.is_known() && stop.was_kept());
         stop.take(Event::Init);
         assert!(!stop.judge(), "a list that is being read says nothing yet");
         assert_eq!(stop.reason(), Some("as kept"));
@@ -117,10 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn without_the_object_nothing_is_stopped() {
-        let mut stop = EmergencyStop::kept(Some("as kept".to_owned()));
-        assert!(listed(&mut stop, None));
+    fn an_object_that_is_gone_neither_stops_nor_resumes() {
+        let mut stop = EmergencyStop::kept(None);
+        assert!(!stop.was_kept() && !listed(&mut stop, None));
         assert!(stop.is_known());
+        assert_eq!(stop.reason(), None);
+        listed(&mut stop, Some(&json!({ANNOTATION: "why"})));
+        assert!(!listed(&mut stop, None));
+        assert_eq!(stop.reason(), Some("why"));
+        assert!(listed(&mut stop, Some(&json!({}))), "it was made anew");
         assert_eq!(stop.reason(), None);
     }
 

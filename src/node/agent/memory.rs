@@ -52,9 +52,9 @@ impl Memory {
         still_there(self.pods.read_or_tell().unwrap_or_default(), hierarchy)
     }
 
-    /// Why everything was stopped; `None`: it was not.
-    pub fn stop(&mut self) -> Option<String> {
-        self.stop.read_or_tell().flatten()
+    /// Why everything was stopped, `Some(None)` where it was not; `None`: nothing was kept of it.
+    pub fn stop(&mut self) -> Option<Option<String>> {
+        self.stop.read_or_tell()
     }
 
     /// Keeps the rules.

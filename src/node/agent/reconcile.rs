@@ -197,6 +197,8 @@ impl Agent {
             .rules
             .judge(self.watermark.seen.as_ref(), uid.as_deref(), now);
         let stop_changed = self.stop.judge();
+        let stopped = self.stop.reason().is_some();
+        self.metrics.stopped.set(i64::from(stopped));
         if stop_changed {
             self.tell_stop();
         }
@@ -273,6 +275,7 @@ impl Agent {
             rules: self.watermark.seen.is_known() && self.rules.policy().is_some(),
             pods: self.pods.are_complete(),
             stop: self.stop.is_known(),
+            stop_kept: self.stop.was_kept(),
             stopped: self.stop.reason().is_some(),
             kept: self.rules.policy().is_some(),
             trouble: self.rules.trouble().map(ToString::to_string),
@@ -366,7 +369,6 @@ impl Agent {
     fn give_rules(&mut self) {
         let policy = self.stop.leaves(self.rules.policy());
         let stopped = self.stop.reason();
-        self.metrics.stopped.set(i64::from(stopped.is_some()));
         let Some(machine) = &mut self.machine else {
             return;
         };

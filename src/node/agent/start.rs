@@ -27,6 +27,8 @@ pub struct Known {
     pub pods: bool,
     /// The API server said whether everything is stopped.
     pub stop: bool,
+    /// An earlier process kept whether everything was stopped.
+    pub stop_kept: bool,
     /// Everything is stopped, as it said or an earlier process kept: no rules are needed to undo what is in force.
     pub stopped: bool,
     /// An earlier process kept rules.
@@ -56,7 +58,7 @@ impl Known {
         }
         let late = now.since(begun) >= OFFLINE_AFTER;
         let told = self.node.is_some() && (self.rules || self.stopped) && self.pods;
-        if told && (self.stop || late) {
+        if told && (self.stop || self.stop_kept && late) {
             return Start::Now;
         }
         if (self.kept || self.stopped) && late {
@@ -138,8 +140,13 @@ mod tests {
             ..everything()
         };
         let wait = Start::Wait("not read yet whether everything is stopped".to_owned());
-        assert_eq!(start(&unread, 9), wait);
-        assert_eq!(start(&unread, 10), Start::Now);
+        assert_eq!(start(&unread, 600), wait, "nobody ever knew: hold");
+        let kept = Known {
+            stop_kept: true,
+            ..unread
+        };
+        assert_eq!(start(&kept, 9), wait);
+        assert_eq!(start(&kept, 10), Start::Now);
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub async fn tell(
 fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left: &Left) -> Report {
     let before = there.status.as_ref();
     let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::after);
-    let status = builder.build(&View {
+    let mut status = builder.build(&View {
         now: clock::boot_time(),
         time: clock::wall_time(),
         generation: there.metadata.generation,
@@ -104,6 +104,10 @@ fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left
         },
         left_out: Vec::new(),
     });
+    if left.records.is_empty() {
+        // Nobody waits for a node that has no agent and nothing in force.
+        status.agent = None;
+    }
     let uid = there.metadata.uid.clone().unwrap_or_default();
     Report { uid, status }
 }
