@@ -248,6 +248,10 @@ async fn refuses_what_agents_must_not(
     assert!(why.contains("deleteOptions.preconditions.uid"), "{why}");
     let (code, why) = post(agent, own, "", &json!({"preconditions": {"uid": "old"}})).await;
     assert_eq!(code, 409, "{why}");
+    let forced = json!({"preconditions": {"uid": own.uid}, "gracePeriodSeconds": 0});
+    let (code, why) = post(agent, own, "", &forced).await;
+    assert_eq!(code, 403, "{why}");
+    assert!(why.contains("may not force"), "{why}");
     let unbound = connect(Some(&plane.as_account(AGENT, &[]))).await.unwrap();
     let Answer::Refused(why) = settle(&unbound, own).await else {
         panic!("a token without a node evicted a pod");

@@ -335,6 +335,7 @@ async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else
 async fn makes_again_what_is_its_own(plane: &ControlPlane, controller: &Actor) {
     for (kind, path, name) in [
         ("ConfigMap", "configmaps", "plimsoll-report-ca"),
+        ("ConfigMap", "configmaps", "plimsoll-evictions"),
         ("Secret", "secrets", "plimsoll-metrics-ca"),
     ] {
         plane.kubectl(&["delete", path, name, "-n", NAMESPACE]);

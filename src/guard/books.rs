@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
@@ -44,7 +44,7 @@ pub enum BookError {
     #[error("failed to keep the ConfigMap {0}: {words}", words = .1.words())]
     Keep(String, CallError),
     /// Another replica leads.
-    #[error("another replica leads since term {0}")]
+    #[error("another replica leads after term {0}")]
     Deposed(u64),
     /// Somebody keeps writing it.
     #[error("failed to write the ConfigMap {0}: somebody else keeps writing it")]
@@ -227,7 +227,7 @@ impl Books {
             Ledger::resume(self.place.budgets, nothing, &self.first_seen, now).shut(now)
         };
         // By the version that was read: where the last leader has recorded more since, that is read first.
-        let stored = self.store(&ledger.record(epoch)).await;
+        let stored = self.store(&ledger.record(epoch, now)).await;
         stored.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
         let counting = self.written.evictions.len();
         tracing::info!(
@@ -243,12 +243,12 @@ impl Books {
     /// Looks at pods, and records what was settled since.
     async fn settle(&mut self, epoch: u64) -> Result<(), BookError> {
         let now = clock::now();
+        let room = MOST_LOOKS.saturating_sub(self.looks.len());
         let due = self.shared.change(|ledger| {
             ledger.forget(now);
-            ledger.due(now)
+            ledger.due(now, room)
         });
-        let room = MOST_LOOKS.saturating_sub(self.looks.len());
-        for victim in due.unwrap_or_default().into_iter().take(room) {
+        for victim in due.unwrap_or_default() {
             let client = self.client.clone();
             let look = async move {
                 let seen = objects::look(&client, &victim).await;
@@ -256,7 +256,7 @@ impl Books {
             };
             self.looks.push(look.boxed());
         }
-        match self.shared.read(|ledger| ledger.record(epoch)) {
+        match self.shared.read(|ledger| ledger.record(epoch, now)) {
             Some(record) if record != self.written => self.write(epoch, &record).await,
             _ => Ok(()),
         }
@@ -295,7 +295,7 @@ impl Books {
             .into_iter()
             .map(|ask| (ask.reply, ledger.ask(ask.victim, now)))
             .unzip();
-        let record = ledger.record(epoch);
+        let record = ledger.record(epoch, now);
         let outcome = if record == self.written {
             Ok(())
         } else {
@@ -324,7 +324,7 @@ impl Books {
             .and_then(|map| map.metadata.resource_version.clone());
         let record = map.as_ref().map_or_else(|| Ok(Record::default()), read);
         match &record {
-            Ok(record) if record.epoch > epoch => return Err(BookError::Deposed(record.epoch)),
+            Ok(record) if record.epoch > epoch => return Err(BookError::Deposed(epoch)),
             Ok(_) => {}
             Err(error) => {
                 let name = &self.place.name;
@@ -342,6 +342,9 @@ impl Books {
                 // Somebody has changed, made or deleted it: what counts is here, if we still lead.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {
                     drop(self.read(epoch).await?);
+                    if self.term() != Some(epoch) {
+                        return Err(BookError::Deposed(epoch));
+                    }
                 }
                 Err(error) => return Err(BookError::Keep(self.place.name.clone(), error)),
             }
@@ -373,16 +376,12 @@ async fn put(
         }));
         return call(records.patch(name, &PatchParams::default(), &patch)).await;
     }
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        ..ObjectMeta::default()
-    };
-    let map = ConfigMap {
-        metadata,
-        data: Some([(FIELD.to_owned(), text)].into()),
-        ..ConfigMap::default()
-    };
-    call(records.create(&PostParams::default(), &map)).await
+    // Applied, which a role can allow for one name; as a manager of its own, so that whoever made it first is not overwritten (409).
+    let manager = format!("plimsoll-evictions-{}", record.epoch);
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {FIELD: text},
+    });
+    call(records.patch(name, &PatchParams::apply(&manager), &Patch::Apply(&map))).await
 }
 
 /// What a `ConfigMap` holds; a new one nothing.

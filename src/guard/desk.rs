@@ -35,8 +35,8 @@ pub struct Guard {
 pub enum Judged {
     /// The answer, an `AdmissionReview`.
     Said(Vec<u8>),
-    /// The replica that leads has to say. Where none can be asked, this is the answer.
-    Elsewhere(Vec<u8>),
+    /// The replica that leads has to say. Where none can be asked, [`Guard::leaderless`] has the answer.
+    Elsewhere(Asked),
 }
 
 impl Guard {
@@ -49,8 +49,7 @@ impl Guard {
             return Some(Judged::Said(review::allowed(&asked.uid, "others")));
         }
         if self.standing.borrow().term(clock::now()).is_none() {
-            let refusal = Refusal::later("not_leading", "no replica of the controller leads");
-            return Some(Judged::Elsewhere(review::refused(&asked.uid, &refusal)));
+            return Some(Judged::Elsewhere(asked));
         }
         let verdict = timeout(ANSWER, self.decide(&asked)).await;
         let verdict = verdict.unwrap_or_else(|_| {
@@ -62,12 +61,20 @@ impl Guard {
                 self.metrics.answered(label);
                 review::allowed(&asked.uid, label)
             }
-            Err(refusal) => {
-                self.metrics.answered(refusal.label);
-                self.teller.refused(&asked, &refusal);
-                review::refused(&asked.uid, &refusal)
-            }
+            Err(refusal) => self.refuse(&asked, &refusal),
         }))
+    }
+
+    /// The answer where no replica that leads can be asked.
+    pub fn leaderless(&self, asked: &Asked) -> Vec<u8> {
+        let refusal = Refusal::later("not_leading", "no replica of the controller leads");
+        self.refuse(asked, &refusal)
+    }
+
+    fn refuse(&self, asked: &Asked, refusal: &Refusal) -> Vec<u8> {
+        self.metrics.answered(refusal.label);
+        self.teller.refused(asked, refusal);
+        review::refused(&asked.uid, refusal)
     }
 
     /// In the order of what it costs: what is known to be spent costs the API server nothing.
@@ -161,6 +168,10 @@ fn claims(asked: &Asked) -> Result<(&str, &str), Refusal> {
         let message = "an agent has to name the UID of the pod, in deleteOptions.preconditions.uid";
         Refusal::forbidden("no_uid", message)
     })?;
+    if asked.is_forced {
+        let message = "an agent may not force a pod's end: gracePeriodSeconds has to be at least 1";
+        return Err(Refusal::forbidden("forced", message));
+    }
     Ok((node, uid))
 }
 

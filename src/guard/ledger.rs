@@ -186,10 +186,15 @@ impl Ledger {
             };
             (entry.victim.uid.clone(), entry)
         };
-        Self {
+        let ledger = Self {
             budgets,
             entries: record.evictions.into_iter().map(entry).collect(),
             shut: BootTime::default(),
+        };
+        if record.shut {
+            ledger.shut(now)
+        } else {
+            ledger
         }
     }
 
@@ -203,13 +208,14 @@ impl Ledger {
     }
 
     /// What the next one to lead has to know.
-    pub fn record(&self, epoch: u64) -> Record {
+    pub fn record(&self, epoch: u64, now: BootTime) -> Record {
         let recorded = |entry: &Entry| Recorded {
             victim: entry.victim.clone(),
             confirmed: entry.stage != Stage::Reserved,
         };
         Record {
             epoch,
+            shut: !self.shut.since(now).is_zero(),
             evictions: self.entries.values().map(recorded).collect(),
         }
     }
@@ -279,21 +285,23 @@ impl Ledger {
         Ok(Granted::New)
     }
 
-    /// The pods to look at now.
-    pub fn due(&mut self, now: BootTime) -> Vec<Victim> {
-        let mut due = Vec::new();
-        for entry in self.entries.values_mut() {
+    /// The pods to look at now, `most` of them: first those that were not looked at for longest.
+    pub fn due(&mut self, now: BootTime, most: usize) -> Vec<Victim> {
+        let is_due = |entry: &&mut Entry| {
             let pause = match entry.stage {
                 Stage::Reserved => LOOK_OFTEN,
                 Stage::Ending => LOOK_SELDOM,
-                Stage::Ended => continue,
+                Stage::Ended => return false,
             };
-            if now.since(entry.looked) >= pause {
-                entry.looked = now;
-                due.push(entry.victim.clone());
-            }
-        }
-        due
+            now.since(entry.looked) >= pause
+        };
+        let mut due: Vec<&mut Entry> = self.entries.values_mut().filter(is_due).collect();
+        ordered::sort_by(&mut due, |a, b| a.looked.cmp(&b.looked));
+        let take = |entry: &mut Entry| {
+            entry.looked = now;
+            entry.victim.clone()
+        };
+        due.into_iter().take(most).map(take).collect()
     }
 
     /// Takes in a look at a pod that was begun then.

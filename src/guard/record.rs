@@ -13,6 +13,9 @@ use crate::engine::time::BootTime;
 pub struct Record {
     /// The term of whoever wrote it. Whoever finds a later one than its own leads no more.
     pub epoch: u64,
+    /// Nobody knows what was allowed before: nothing is, for as long as anything can count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shut: bool,
     /// Those that are allowed, or were done a while ago.
     pub evictions: Vec<Recorded>,
 }

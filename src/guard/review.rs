@@ -30,6 +30,8 @@ pub struct Asked {
     pub pod_uid: Option<String>,
     /// Nothing is to be done.
     pub dry_run: bool,
+    /// The pod is to be forgotten while it may still run: no grace period.
+    pub is_forced: bool,
 }
 
 impl Asked {
@@ -50,6 +52,10 @@ impl Asked {
                 .or_else(|| text("/request/object/metadata/name"))
                 .unwrap_or_default(),
             pod_uid: text("/request/object/deleteOptions/preconditions/uid"),
+            is_forced: review
+                .pointer("/request/object/deleteOptions/gracePeriodSeconds")
+                .and_then(Value::as_i64)
+                .is_some_and(|seconds| seconds < 1),
             dry_run: dry("/request/dryRun") || dry("/request/object/deleteOptions/dryRun"),
         })
     }
@@ -217,6 +223,7 @@ mod tests {
             pod: "web".to_owned(),
             pod_uid: Some("u".to_owned()),
             dry_run: false,
+            is_forced: false,
         };
         assert_eq!(asked, expected);
         assert!(asked.is_named());
@@ -240,6 +247,20 @@ mod tests {
         assert!(!dry(|request| {
             request["object"]["deleteOptions"]["dryRun"] = json!([]);
         }));
+    }
+
+    #[test]
+    fn a_pod_is_forced_where_it_is_left_no_time() {
+        for (grace, is_forced) in [(json!(0), true), (json!(-1), true), (json!(1), false)] {
+            let asked = review(|request| {
+                request["object"]["deleteOptions"]["gracePeriodSeconds"] = grace;
+            });
+            assert_eq!(asked.unwrap().is_forced, is_forced);
+        }
+        let unsaid = review(|request| {
+            request["object"]["deleteOptions"]["gracePeriodSeconds"] = Value::Null;
+        });
+        assert!(!unsaid.unwrap().is_forced, "the pod's own grace holds");
     }
 
     #[test]

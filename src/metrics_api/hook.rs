@@ -66,12 +66,12 @@ impl Api {
         let review = match judged {
             None => return Err(Refusal::bad_request("this is no AdmissionReview")),
             Some(Judged::Said(review)) => review,
-            Some(Judged::Elsewhere(review)) => {
+            Some(Judged::Elsewhere(asked)) => {
                 // What was passed on is not passed on again.
                 if !was_passed_on && let Some(answer) = self.pass_review_on(&path, body).await {
                     return Ok(answer);
                 }
-                review
+                guard.leaderless(&asked)
             }
         };
         Ok(whole(StatusCode::OK, JSON, review.into()))

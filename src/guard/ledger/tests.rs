@@ -146,7 +146,13 @@ fn where_nobody_knows_what_was_allowed_nothing_is_for_the_longest_window() {
     let mut ledger = empty(budgets).shut(at(0));
     let spent = ledger.ask(victim(1), at(200)).unwrap_err();
     assert_eq!(spent.retry_after, Duration::from_secs(100));
+    // The next one to lead knows no more than this one.
+    let resumed = |ledger: &Ledger, now| {
+        Ledger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
+    };
+    assert!(resumed(&ledger, at(200)).ask(victim(1), at(400)).is_err());
     assert_eq!(ledger.ask(victim(1), at(300)), Ok(Granted::New));
+    assert!(resumed(&ledger, at(300)).ask(victim(2), at(300)).is_ok());
 }
 
 #[test]
@@ -173,20 +179,36 @@ fn no_more_are_remembered_than_have_room() {
         assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
     }
     assert!(ledger.ask(victim(9999), at(0)).is_err());
-    assert!(ledger.record(1).write().len() < 900 << 10);
+    assert!(ledger.record(1, at(0)).write().len() < 900 << 10);
 }
 
 #[test]
 fn pods_are_looked_at_while_something_is_to_be_seen_of_them() {
     let mut ledger = empty(generous());
     assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
-    let due = |ledger: &mut Ledger, seconds| ledger.due(at(seconds)).len();
+    let due = |ledger: &mut Ledger, seconds| ledger.due(at(seconds), 9).len();
     assert_eq!([due(&mut ledger, 1), due(&mut ledger, 2)], [0, 1]);
     assert_eq!(due(&mut ledger, 3), 0, "it was looked at");
     ledger.look("u1", Seen::Ending, at(4), at(4));
     assert_eq!([due(&mut ledger, 5), due(&mut ledger, 14)], [0, 1]);
     ledger.look("u1", Seen::Gone, at(14), at(14));
     assert_eq!(due(&mut ledger, 99), 0);
+}
+
+#[test]
+fn no_pod_is_looked_at_twice_before_another_was_once() {
+    let mut ledger = empty(generous());
+    for number in 1..=5 {
+        assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
+    }
+    let mut looked: Vec<_> = (0..3)
+        .flat_map(|turn| ledger.due(at(2 + 2 * turn), 2))
+        .map(|victim| victim.uid)
+        .collect();
+    assert_eq!(looked.len(), 6);
+    ordered::sort(&mut looked);
+    looked.dedup();
+    assert_eq!(looked.len(), 5);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -277,7 +299,7 @@ impl World {
     }
 
     fn write(&mut self) {
-        self.record = self.ledger.record(1);
+        self.record = self.ledger.record(1, self.now);
     }
 
     fn step(&mut self, step: Step) {
