@@ -213,13 +213,16 @@ async fn agents_evict_pods_of_their_own_node_and_no_more_than_the_budgets_allow(
 
     // Nobody else has to do with it: neither while the budget is spent, nor while nobody can be asked.
     let admin = connect(Some(&plane.kubeconfig)).await.unwrap();
-    assert_eq!(evict(&admin, &others[1]).await, Answer::Accepted);
+    assert_eq!(settle(&admin, &others[1]).await, Answer::Accepted);
     drop(controller);
-    let Answer::Wait(..) = evict(&first, &mine[2]).await else {
-        panic!("an agent evicts although nobody can be asked");
-    };
+    // No answer in time is none.
+    let answer = evict(&first, &mine[2]).await;
+    assert!(
+        matches!(answer, Answer::Wait(..) | Answer::Unknown(_)),
+        "an agent evicts although nobody can be asked: {answer:?}"
+    );
     assert!(!is_ending(&plane, &mine[2]));
-    assert_eq!(evict(&admin, &others[2]).await, Answer::Accepted);
+    assert_eq!(settle(&admin, &others[2]).await, Answer::Accepted);
 }
 
 fn refused(answer: Answer, why: &str) {

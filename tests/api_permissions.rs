@@ -23,7 +23,7 @@ use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(4);
 /// So many requests are under way at a time.
 const AT_ONCE: usize = 8;
 

@@ -16,8 +16,9 @@ mod run_support;
 use std::time::Duration;
 
 use actor_support::attempts::{
-    OTHER, OWN, against_another_node, against_its_own_metadata, against_its_own_node, event,
-    in_others_names, lease, node_path, our_taint, to_be_another, to_be_free,
+    OTHER, OWN, against_another_node, against_its_own_metadata, against_its_own_node,
+    against_its_own_webhook, event, in_others_names, lease, node_path, our_taint, to_be_another,
+    to_be_free,
 };
 use actor_support::{AGENT, Actor, CONTROLLER, JSON, MERGE, agent_pod, attempt, install};
 use agent_support::pod;
@@ -29,7 +30,7 @@ use plimsoll::cluster::taint::{self, Mark, TaintError};
 use plimsoll::engine::policy::TaintEffect;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(4);
 
 /// A plane with two nodes, their agents' pods, and what the chart says of who may do what, in force.
 async fn two_nodes() -> Option<(ControlPlane, Actor, Actor)> {
@@ -74,10 +75,13 @@ async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor)
     let others = against_another_node()
         .into_iter()
         .chain(in_others_names(&Value::Null));
-    for mut probe in others.filter(|it| it.path.contains("watermark") || it.method == "POST") {
+    let others = others.filter(|it| it.path.contains("watermark") || it.method == "POST");
+    let webhooks = against_its_own_webhook().into_iter();
+    let probed = others.map(|it| (agent, it));
+    for (actor, mut probe) in probed.chain(webhooks.map(|it| (controller, it))) {
         let mark = if probe.path.contains('?') { '&' } else { '?' };
         probe.path = format!("{}{mark}dryRun=All", probe.path);
-        probes.push((agent, probe));
+        probes.push((actor, probe));
     }
     let begun = api_support::now();
     for (actor, probe) in probes {
@@ -194,6 +198,9 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
             nothing("spec.unschedulable"),
         ),
     ] {
+        controller.is_refused(&attempt).await;
+    }
+    for attempt in against_its_own_webhook() {
         controller.is_refused(&attempt).await;
     }
     let closed = taint::read(&controller.client, OTHER).await.unwrap();

@@ -18,8 +18,8 @@ use crate::cluster::client::connect;
 
 const HELP: &str = "\
 Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of
-both may do, heartbeats and clocks, the emergency stop, and policies that can do nothing. What you may not read is told as
-a finding. It only reads, and asks the API server who may do what.
+both may do and what holds them to it, the guard of evictions, heartbeats and clocks, the emergency stop, and policies that
+can do nothing. What you may not read is told as a finding. It only reads, and asks the API server who may do what.
 
 Examples:
     plimsoll doctor

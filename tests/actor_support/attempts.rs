@@ -201,9 +201,9 @@ const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 /// What it is used for to get rid of what holds it, and to read secrets: refused by the roles.
 pub fn to_be_free() -> Vec<Attempt> {
     let of = |kind: &str| format!("{ADMISSION}/{kind}/plimsoll-agent-node");
+    let guard = &format!("{ADMISSION}/validatingwebhookconfigurations/plimsoll-evictions");
     let policy = &of("validatingadmissionpolicies");
     let binding = &of("validatingadmissionpolicybindings");
-    let webhook = &of("validatingwebhookconfigurations");
     let watermark = &format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}");
     let secret = &format!("/api/v1/namespaces/{NAMESPACE}/secrets/plimsoll-metrics-ca");
     let (all, none) = (&"/api/v1/secrets".to_owned(), Value::Null);
@@ -226,11 +226,18 @@ pub fn to_be_free() -> Vec<Attempt> {
             "cannot delete",
         ),
         (
-            "remove a webhook",
+            "remove the guard of evictions",
             "DELETE",
-            webhook,
+            guard,
             &none,
             "cannot delete",
+        ),
+        (
+            "weaken the guard",
+            "PATCH",
+            guard,
+            &json!({"webhooks": []}),
+            "cannot patch",
         ),
         ("its own rules", "PATCH", watermark, &rules, "cannot patch"),
         ("read a secret", "GET", secret, &none, "cannot get"),
@@ -240,6 +247,50 @@ pub fn to_be_free() -> Vec<Attempt> {
         attempt(what, (method, path), (MERGE, body.clone()), words)
     });
     attempts.collect()
+}
+
+/// What a controller's token is used for against what API servers ask it, beyond its due.
+pub fn against_its_own_webhook() -> Vec<Attempt> {
+    let guard = format!("{ADMISSION}/validatingwebhookconfigurations/plimsoll-evictions");
+    let api = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
+    let hook = |what, mut change: Value| {
+        change["name"] = "evictions.plimsoll.dev".into();
+        let body = json!({"webhooks": [change]});
+        let words = "may change nothing of a webhook but the authority and the path";
+        attempt(what, ("PATCH", &guard), (STRATEGIC, body), words)
+    };
+    let everything = json!([{
+        "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "operations": ["*"], "scope": "*",
+    }]);
+    let mut second = hook("a second one", json!({}));
+    second.body = json!({"webhooks": [{
+        "name": "all.plimsoll.dev", "clientConfig": {"url": "https://example.com/"}, "rules": everything,
+        "sideEffects": "None", "admissionReviewVersions": ["v1"],
+    }]});
+    let mut none = hook("none", json!({}));
+    (none.kind, none.body) = (MERGE, json!({"webhooks": []}));
+    let mut relabelled = hook("relabel", json!({}));
+    relabelled.body = json!({"metadata": {"labels": {"a": "b"}}});
+    let everybody = json!({"matchConditions": [{"$patch": "delete", "name": "by-an-agent"}]});
+    let service = |namespace: &str| json!({"clientConfig": {"service": {"namespace": namespace}}});
+    let elsewhere = json!({"spec": {"service": {"namespace": "default"}}});
+    let trusting = json!({"spec": {"insecureSkipTLSVerify": true}});
+    let of_api = |what, body: Value| {
+        let words = "may change nothing of an APIService but the authority";
+        attempt(what, ("PATCH", api), (MERGE, body), words)
+    };
+    vec![
+        hook("see all writes", json!({"rules": everything})),
+        hook("let all pass", json!({"failurePolicy": "Ignore"})),
+        hook("judge everybody", everybody),
+        hook("somebody else's service", service("default")),
+        hook("slow", json!({"timeoutSeconds": 30})),
+        second,
+        none,
+        relabelled,
+        of_api("another service", elsewhere),
+        of_api("trust anybody", trusting),
+    ]
 }
 
 /// What it is used for to be somebody else: refused by the roles.

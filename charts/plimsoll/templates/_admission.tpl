@@ -88,3 +88,19 @@ write is passed over. */}}
     (variables.otherTaints == variables.otherTaintsBefore ? [] : ['a taint that is not ours'])
     + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['a condition that is not ours'])
 {{- end -}}
+
+{{/* Whether two maps are the same but for the fields that are free. */}}
+{{- define "plimsoll.admission.same" -}}
+{{- $free := toJson .free | replace "\"" "'" -}}
+({{ .after }}.all(field, field in {{ $free }} || (field in {{ .before }} && {{ .after }}[field] == {{ .before }}[field])) && {{ .before }}.all(field, field in {{ $free }} || field in {{ .after }}))
+{{- end -}}
+
+{{/* Variables for that, of the object's metadata. */}}
+{{- define "plimsoll.admission.metadata" -}}
+- name: metadata
+  expression: dyn(object).?metadata.orValue({})
+- name: metadataBefore
+  expression: dyn(oldObject).?metadata.orValue({})
+- name: sameMetadata
+  expression: {{ include "plimsoll.admission.same" (dict "after" "variables.metadata" "before" "variables.metadataBefore" "free" (list "managedFields" "resourceVersion" "generation")) | quote }}
+{{- end -}}

@@ -57,6 +57,28 @@ fn policy(name: &str, status: &Value) -> Value {
     json!({"metadata": {"name": name}, "status": status})
 }
 
+/// Admission policies of the accounts `agent` and `controller`.
+const HELD: [&str; 5] = [
+    "agent-node",
+    "agent-lease",
+    "agent-watermark",
+    "agent-event",
+    "controller-node",
+];
+
+fn held(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"failurePolicy": "Fail"}})
+}
+
+fn binding(name: &str, action: &str) -> Value {
+    json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
+}
+
+fn guard(failure: &str, bundle: &str) -> Value {
+    let hook = json!({"failurePolicy": failure, "clientConfig": {"caBundle": bundle}});
+    json!({"metadata": {"name": "guard"}, "webhooks": [hook]})
+}
+
 /// An installation with nothing wrong.
 fn well() -> Seen {
     Seen {
@@ -70,9 +92,13 @@ fn well() -> Seen {
         schemas: ["ensurance.crane.io", "plimsoll.dev"].map(schema),
         daemon_sets: of(vec![json!({
             "metadata": meta("agent-v2"), "status": {"numberReady": 2, "desiredNumberScheduled": 2},
+            "spec": {"template": {"spec": {"serviceAccountName": "agent"}}},
         })]),
         deployments: of(vec![json!({
-            "metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"readyReplicas": 2},
+            "metadata": meta("controller"), "status": {"readyReplicas": 2},
+            "spec": {"replicas": 2, "template": {"spec": {
+                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--eviction-webhook=guard"]}],
+            }}},
         })]),
         namespaces: vec![(
             "plimsoll".to_owned(),
@@ -91,7 +117,11 @@ fn well() -> Seen {
             lease("a", "2026-01-01T00:00:55.000000Z"),
             lease("b", "2026-01-01T00:00:30.000000Z"),
         ]),
-        webhooks: of(Vec::new()),
+        webhooks: of(vec![guard("Fail", "pem")]),
+        admission: [
+            of(HELD.map(held).to_vec()),
+            of(HELD.map(|name| binding(name, "Deny")).to_vec()),
+        ],
         stop: Ok(json!({"metadata": {"name": OBJECT}})),
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
@@ -332,15 +362,60 @@ fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
 }
 
 #[test]
-fn a_guard_that_no_api_server_trusts_is_told() {
-    let guard = |bundle: &str| json!({"metadata": {"name": "guard"}, "webhooks": [{"clientConfig": {"caBundle": bundle}}]});
+fn a_guard_that_guards_nothing_is_told() {
+    let about = "ValidatingWebhookConfiguration guard";
     says(
-        |it| it.webhooks = of(vec![guard("")]),
-        &["ValidatingWebhookConfiguration guard", "caBundle"],
+        |it| it.webhooks = of(vec![guard("Fail", "")]),
+        &[about, "caBundle"],
+    );
+    says(
+        |it| it.webhooks = of(vec![guard("Ignore", "pem")]),
+        &[about, "failurePolicy"],
+    );
+    says(|it| it.webhooks = of(Vec::new()), &[about, "is missing"]);
+    says(
+        |it| it.webhooks = refused(403),
+        &["webhooks could not be read"],
     );
     let mut seen = well();
-    seen.webhooks = of(vec![guard("pem")]);
-    assert_eq!(findings(&seen), []);
+    seen.webhooks = of(Vec::new());
+    seen.deployments.as_mut().expect("a list")["items"][0]["spec"]["template"] = json!({});
+    assert_eq!(findings(&seen), [], "nobody wants it");
+}
+
+#[test]
+fn admission_policies_that_are_not_in_force_are_told() {
+    let only =
+        |which: usize, items: Vec<Value>| move |it: &mut Seen| it.admission[which] = of(items);
+    let all_but_one = HELD[1..].iter().map(|name| held(name)).collect();
+    says(only(0, all_but_one), &["not in force: agent-node;"]);
+    let weak = HELD.map(|name| {
+        binding(
+            name,
+            if name == "agent-lease" {
+                "Warn"
+            } else {
+                "Deny"
+            },
+        )
+    });
+    says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
+    let loose = HELD.map(|name| {
+        let mut policy = held(name);
+        if name == "controller-node" {
+            policy["spec"]["failurePolicy"] = "Ignore".into();
+        }
+        policy
+    });
+    says(only(0, loose.to_vec()), &["not in force: controller-node;"]);
+    says(
+        |it| it.admission = [refused(404), refused(404)],
+        &["agent-node, agent-lease", "ValidatingAdmissionPolicy"],
+    );
+    says(
+        |it| it.admission[1] = refused(403),
+        &["their bindings could not be read"],
+    );
 }
 
 #[test]

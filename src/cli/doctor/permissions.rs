@@ -80,14 +80,19 @@ const AGENT: [Plain; 7] = [
     ("create", "", "pods", "eviction"),
 ];
 
-const CONTROLLER: [Plain; 7] = [
+const CONTROLLER: [Plain; 12] = [
     ("watch", POLICIES, "nodeqoss", ""),
     ("watch", POLICIES, "podqoss", ""),
     ("watch", POLICIES, "avoidanceactions", ""),
     ("patch", POLICIES, "nodeqoss", "status"),
+    ("patch", POLICIES, "podqoss", "status"),
+    ("patch", POLICIES, "avoidanceactions", "status"),
     ("create", OURS, "nodewatermarks", ""),
     ("patch", OURS, "nodewatermarks", ""),
+    ("delete", OURS, "nodewatermarks", ""),
     ("watch", "", "nodes", ""),
+    ("patch", "", "nodes", ""),
+    ("patch", "", "nodes", "status"),
 ];
 
 /// What it has to be allowed, `namespace` being its own and `leases` that of the Leases.

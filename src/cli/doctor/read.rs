@@ -75,6 +75,8 @@ pub(super) struct Seen {
     pub watermarks: Answer,
     pub leases: Answer,
     pub webhooks: Answer,
+    /// Our `ValidatingAdmissionPolicy`s, and what puts them in force.
+    pub admission: [Answer; 2],
     pub stop: Answer,
     pub node_qos: Answer,
     pub pod_qos: Answer,
@@ -116,7 +118,13 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
     let auth = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{lease_namespace}/leases");
     let stop = format!("/api/v1/namespaces/{lease_namespace}/configmaps/{OBJECT}");
-    let webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    let admission = async |plural: &str| {
+        let ours = "labelSelector=app.kubernetes.io/name%3Dplimsoll";
+        list(&format!(
+            "/apis/admissionregistration.k8s.io/v1/{plural}?{ours}"
+        ))
+        .await
+    };
     Ok(Seen {
         now: clock::wall(),
         lease_namespace: lease_namespace.to_owned(),
@@ -137,10 +145,11 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
         agents,
         watermarks: table(client, "/apis/plimsoll.dev/v1alpha1/nodewatermarks").await,
         leases: list(&leases).await,
-        webhooks: list(&format!(
-            "{webhooks}?labelSelector=app.kubernetes.io/name%3Dplimsoll"
-        ))
-        .await,
+        webhooks: admission("validatingwebhookconfigurations").await,
+        admission: [
+            admission("validatingadmissionpolicies").await,
+            admission("validatingadmissionpolicybindings").await,
+        ],
         stop: list(&stop).await,
         node_qos: policies("nodeqoss").await,
         pod_qos: policies("podqoss").await,
@@ -192,7 +201,7 @@ async fn reviews(
                     actor,
                     user: user.clone(),
                     what: attributes.to_string(),
-                    allowed: review(client, &user, &attributes.body()).await,
+                    allowed: review(client, &namespace, &user, &attributes.body()).await,
                 });
             }
         }
@@ -201,7 +210,7 @@ async fn reviews(
 }
 
 /// Namespace and service account of each workload, each once.
-fn accounts(workloads: &Answer) -> Vec<(String, String)> {
+pub(super) fn accounts(workloads: &Answer) -> Vec<(String, String)> {
     let items = workloads
         .as_ref()
         .ok()
@@ -217,10 +226,21 @@ fn accounts(workloads: &Answer) -> Vec<(String, String)> {
     accounts
 }
 
-async fn review(client: &Client, user: &str, attributes: &Value) -> Result<bool, Refused> {
+async fn review(
+    client: &Client,
+    namespace: &str,
+    user: &str,
+    attributes: &Value,
+) -> Result<bool, Refused> {
+    let of_namespace = format!("system:serviceaccounts:{namespace}");
+    let groups = [
+        "system:serviceaccounts",
+        &of_namespace,
+        "system:authenticated",
+    ];
     let body = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-        "spec": {"user": user, "groups": ["system:serviceaccounts", "system:authenticated"], "resourceAttributes": attributes},
+        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
     });
     let request = hyper::Request::post("/apis/authorization.k8s.io/v1/subjectaccessreviews");
     let request = request.header("content-type", "application/json");
