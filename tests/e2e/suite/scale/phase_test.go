@@ -22,6 +22,8 @@ import (
 )
 
 const (
+	// So many agents are in one process: each has a connection to every replica, and often 20 000 files may be open.
+	most = 7500
 	// So many agents begin in a second: each connects to every replica, on a machine that all share.
 	begin = 250
 	// Between two lists of all nodes, and between two gets of one.
@@ -35,6 +37,7 @@ const (
 type phase struct {
 	name          string
 	fleet         *fleet
+	lock          sync.Mutex // of what the agents' processes print
 	codes         map[string]int
 	acks          []float64 // milliseconds
 	worst         float64   // the largest p99 of a second of them
@@ -102,22 +105,27 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 		flags = flags[:len(flags)-1]
 	}
 	within := max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
-	args := slices.Concat(reach, []string{"--nodes", strconv.Itoa(f.agents), "--kubeconfig", f.account(), "--begin", within.String()}, flags)
-	load := exec.Command(f.program, args...)
-	load.Stderr = os.Stderr
-	out, err := load.StdoutPipe()
-	if err != nil {
-		f.T.Fatal(err)
-	}
-	if err := load.Start(); err != nil {
-		f.T.Fatal(err)
-	}
 	// The first round connects, and the second says that the Leases are relaxed.
 	settled := within + 15*time.Second
+	args := slices.Concat(reach, []string{"--kubeconfig", f.account(), "--begin", within.String()}, flags)
 	var reading sync.WaitGroup
-	reading.Go(func() { p.read(out, settled) })
+	var loads []*exec.Cmd
+	for first := 0; first < f.agents; first += most {
+		part := []string{"--first", strconv.Itoa(first), "--nodes", strconv.Itoa(min(most, f.agents-first))}
+		load := exec.Command(f.program, slices.Concat(args, part)...)
+		load.Stderr = os.Stderr
+		out, err := load.StdoutPipe()
+		if err != nil {
+			f.T.Fatal(err)
+		}
+		if err := load.Start(); err != nil {
+			f.T.Fatal(err)
+		}
+		loads = append(loads, load)
+		reading.Go(func() { p.read(out, settled) })
+	}
 	time.Sleep(settled)
-	before := f.used(load.Process.Pid)
+	before := f.used(loads)
 	asked := make(chan struct{})
 	reading.Go(func() {
 		defer close(asked)
@@ -128,10 +136,14 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 		f.replace()
 	}
 	<-asked
-	p.take(before, f.used(load.Process.Pid), kill)
-	load.Process.Signal(os.Interrupt)
+	p.take(before, f.used(loads), kill)
+	for _, load := range loads {
+		load.Process.Signal(os.Interrupt)
+	}
 	reading.Wait()
-	load.Wait()
+	for _, load := range loads {
+		load.Wait()
+	}
 	return p
 }
 
@@ -146,7 +158,7 @@ type usage struct {
 
 var others = []string{"etcd", "API server", "agents", "client"}
 
-func (f *fleet) used(load int) usage {
+func (f *fleet) used(loads []*exec.Cmd) usage {
 	now := usage{at: time.Now()}
 	for _, r := range f.replicas {
 		now.replicas = append(now.replicas, r.CPU())
@@ -158,9 +170,12 @@ func (f *fleet) used(load int) usage {
 			now.answers[index] += value
 		}
 	}
-	for _, process := range []int{f.Etcd.ID(), f.Server.ID(), load, os.Getpid()} {
-		now.others = append(now.others, shared.CPU(f.T, process))
+	agents := 0.0
+	for _, load := range loads {
+		agents += shared.CPU(f.T, load.Process.Pid)
 	}
+	of := func(process int) float64 { return shared.CPU(f.T, process) }
+	now.others = []float64{of(f.Etcd.ID()), of(f.Server.ID()), agents, of(os.Getpid())}
 	now.writes, now.bytes = f.Written()
 	return now
 }
@@ -189,7 +204,7 @@ func (p *phase) take(before, after usage, killed bool) {
 
 // read takes what the agents print, once they have settled.
 func (p *phase) read(out io.Reader, settled time.Duration) {
-	seconds := 0
+	seconds, renewals, bytes := 0, 0, 0
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
@@ -202,6 +217,7 @@ func (p *phase) read(out io.Reader, settled time.Duration) {
 			continue
 		}
 		seconds++
+		p.lock.Lock()
 		for code, count := range line.Codes {
 			p.codes[code] += count
 		}
@@ -213,11 +229,14 @@ func (p *phase) read(out io.Reader, settled time.Duration) {
 		}
 		p.worst = max(p.worst, quantile(line.Acks, 0.99)/1000)
 		p.largest = max(p.largest, line.Largest)
-		p.renewals += float64(line.Renewals)
-		p.bytes += float64(line.LeaseBytes)
+		p.lock.Unlock()
+		renewals += line.Renewals
+		bytes += line.LeaseBytes
 	}
-	p.renewals /= float64(max(seconds, 1))
-	p.bytes /= float64(max(seconds, 1))
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.renewals += float64(renewals) / float64(max(seconds, 1))
+	p.bytes += float64(bytes) / float64(max(seconds, 1))
 }
 
 type metrics struct {

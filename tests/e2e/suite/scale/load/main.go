@@ -21,6 +21,7 @@ import (
 
 func main() {
 	options := options{}
+	flag.IntVar(&options.first, "first", 0, "number of the first node")
 	flag.IntVar(&options.nodes, "nodes", 5000, "how many agents")
 	flag.StringVar(&options.name, "name", "node%04d", "pattern of the nodes' names")
 	flag.StringVar(&options.endpoints, "endpoints", "", "file with the replicas' addresses, one a line; read again each second")
@@ -43,7 +44,7 @@ func main() {
 }
 
 type options struct {
-	nodes                                       int
+	first, nodes                                int
 	name, endpoints, serverName, authority      string
 	signer, issuer, subject, kubeconfig, leases string
 	interval, begin, length                     time.Duration
@@ -71,7 +72,7 @@ func run(options options) error {
 	tally := &tally{}
 	var all sync.WaitGroup
 	begun := time.Now()
-	for index := range options.nodes {
+	for index := options.first; index < options.first+options.nodes; index++ {
 		first := begun.Add(time.Duration(rand.Int64N(int64(options.begin))))
 		agent, err := newAgent(options, index, sender, leases, tally)
 		if err != nil {
@@ -99,9 +100,9 @@ func allowConnections(nodes int) {
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return
 	}
-	if wanted := uint64(3*nodes + 1000); limit.Cur < wanted {
-		limit.Cur, limit.Max = wanted, max(limit.Max, wanted)
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+	if wanted := uint64(2*nodes + 1000); limit.Cur < wanted {
+		more := syscall.Rlimit{Cur: wanted, Max: max(limit.Max, wanted)}
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &more); err != nil {
 			fmt.Fprintf(os.Stderr, "load: at most %d files may be open, and %d are wanted: %v\n", limit.Cur, wanted, err)
 		}
 	}
