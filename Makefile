@@ -13,6 +13,7 @@ QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Previ
 # What agents that report cost.
 AGENTS := 5000
 FOR := 10m
+EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench generate build image tools fmt clippy deny unit guest binary
@@ -99,11 +100,11 @@ scale: tools build ## Shows the fleet cap, a bad edit that stops, 1000 nodes wit
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(SCALE) -skip Fleet
 	@$(MAKE) -s fleet
-	@$(MAKE) -s fleet AGENTS=15000 FOR=2m
+	@$(MAKE) -s fleet AGENTS=15000 FOR=2m EVERY=20s
 
-fleet: tools build ## The part of it with AGENTS=5000 agents that report, for FOR=10m in each phase
+fleet: tools build ## The part of it with AGENTS=5000 agents that report EVERY=10s, for FOR=10m in each phase
 	@$(MAKE) -s cluster-build NODES=$(NODE)
-	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) $(SCALE) -run Fleet
+	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) PLIMSOLL_SCALE_INTERVAL=$(EVERY) $(SCALE) -run Fleet
 
 clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root; ten minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)

@@ -26,8 +26,7 @@ const (
 	most = 7500
 	// So many agents begin in a second: each connects to every replica, on a machine that all share.
 	begin = 250
-	// Between two lists of all nodes, and between two gets of one.
-	listing = 2 * time.Second
+	// Between two gets of one node.
 	getting = 100 * time.Millisecond
 	// The largest time that a replica's histogram tells and that is below a bar of 10 ms.
 	quick = "0.0032"
@@ -263,13 +262,18 @@ func (f *fleet) ask(p *phase, until time.Time) {
 				p.gets = append(p.gets, took)
 			}
 		}
-		if time.Since(listed) > listing {
+		if time.Since(listed) > f.listing() {
 			listed, leader = time.Now(), f.leader()
 			p.list(client, path, r == leader)
 		}
 		time.Sleep(getting)
 	}
 	p.blind = max(p.blind, time.Since(shown))
+}
+
+// listing is the time between two lists of all nodes: reading one takes this client longer than it takes the replica to write it.
+func (f *fleet) listing() time.Duration {
+	return 2 * time.Second * time.Duration(max(1, f.agents/size))
 }
 
 func (p *phase) list(client *http.Client, path string, leads bool) {

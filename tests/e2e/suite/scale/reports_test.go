@@ -71,6 +71,7 @@ const size = 5000
 func TestAFleetReportsDirectly(t *testing.T) {
 	agents := setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
 	length := setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
+	interval := setting(t, "PLIMSOLL_SCALE_INTERVAL", time.ParseDuration, 10*time.Second)
 	f := &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
 	f.program = f.BuildLoad()
 	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
@@ -85,9 +86,9 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	}
 	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
 	f.announce()
-	reach := f.LoadFlags()
+	reach := append(f.LoadFlags(), "--interval", interval.String())
 
-	t.Logf("%d agents, a report each 10 s to each of two replicas, each phase %s, %d CPUs for all of it", agents, length, runtime.NumCPU())
+	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())
 	// Without reports a larger fleet writes more Leases than an API server on one machine takes.
 	if agents <= size {
 		t.Log(f.phase("Leases only", length, reach, "--reports=false"))
