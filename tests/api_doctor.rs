@@ -69,6 +69,32 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     let Some(plane) = ControlPlane::start() else {
         return;
     };
+    nothing_is_installed(&plane);
+    plane.nodes(&["a".to_owned()]);
+    let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
+    plane.apply(&[namespace("plimsoll", "baseline")]);
+    let (first, rest): (Vec<Value>, Vec<Value>) = chart(&plane)
+        .into_iter()
+        .filter(|it| it["kind"] != "CustomResourceDefinition")
+        .partition(|it| it["kind"] == "Namespace");
+    plane.apply(&first);
+    plane.apply(&rest);
+    no_pod_has_started(&plane);
+    what_holds_agents_is_gone(&plane);
+    stopped_and_without_rights(&plane);
+    // Whoever may read little is told so.
+    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
+    let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
+    let (code, found) = doctor(&plane.file("ann", &ann));
+    assert_eq!(code, Some(1));
+    finds(&found, "plimsoll doctor", "nodes could not be read");
+}
+
+fn finds(found: &[(String, String)], about: &str, what: &str) {
+    assert!(has(found, about, what), "{about}: {what}: {found:?}");
+}
+
+fn nothing_is_installed(plane: &ControlPlane) {
     // API servers describe a definition a while after they serve it.
     let described = |plane: &ControlPlane| {
         let (_, found) = doctor(&plane.kubeconfig);
@@ -77,43 +103,12 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     plane.until("the definitions are described", SOON, described);
     let (code, found) = doctor(&plane.kubeconfig);
     assert_eq!(code, Some(1));
-    assert!(has(&found, "controller", "there is none"), "{found:?}");
-    assert!(has(&found, "agents", "no DaemonSet"), "{found:?}");
+    finds(&found, "controller", "there is none");
+    finds(&found, "agents", "no DaemonSet");
+}
 
-    plane.nodes(&["a".to_owned()]);
-    let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
-    plane.apply(&[namespace("plimsoll", "baseline")]);
-    let objects = chart(&plane);
-    let (first, rest): (Vec<Value>, Vec<Value>) = objects
-        .into_iter()
-        .filter(|it| it["kind"] != "CustomResourceDefinition")
-        .partition(|it| it["kind"] == "Namespace");
-    plane.apply(&first);
-    plane.apply(&rest);
-    let (code, found) = doctor(&plane.kubeconfig);
-    assert_eq!(code, Some(1));
-    // There are no controllers here that would start a pod.
-    assert!(
-        has(
-            &found,
-            "Deployment plimsoll/plimsoll-controller",
-            "0 of 2 replicas"
-        ),
-        "{found:?}"
-    );
-    assert!(
-        has(
-            &found,
-            "DaemonSet plimsoll/plimsoll-agent-v2",
-            "selects no node"
-        ),
-        "{found:?}"
-    );
-    assert!(has(&found, "agents", "on 1 node none runs: a"), "{found:?}");
-    assert!(
-        has(&found, "namespace plimsoll", "is baseline"),
-        "{found:?}"
-    );
+/// There are no controllers here that would start one.
+fn no_pod_has_started(plane: &ControlPlane) {
     let unwanted = [
         "permissions",
         "definition",
@@ -129,54 +124,45 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
         let (_, found) = doctor(&plane.kubeconfig);
         !found.iter().any(is_unwanted)
     });
-
+    let (code, found) = doctor(&plane.kubeconfig);
+    assert_eq!(code, Some(1));
+    let controller = "Deployment plimsoll/plimsoll-controller";
+    finds(&found, controller, "0 of 2 replicas");
+    let agents = "DaemonSet plimsoll/plimsoll-agent-v2";
+    finds(&found, agents, "selects no node");
+    finds(&found, "agents", "on 1 node none runs: a");
+    finds(&found, "namespace plimsoll", "is baseline");
     let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
-    assert!(has(&found, guard, "no caBundle"), "{found:?}");
-    plane.kubectl(&[
-        "delete",
-        "validatingwebhookconfiguration",
-        "plimsoll-evictions",
-    ]);
-    plane.kubectl(&[
-        "delete",
-        "validatingadmissionpolicybinding",
-        "plimsoll-agent-lease",
-    ]);
+    finds(&found, guard, "no caBundle");
+}
+
+fn what_holds_agents_is_gone(plane: &ControlPlane) {
+    for (kind, name) in [
+        ("validatingwebhookconfiguration", "plimsoll-evictions"),
+        ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+    ] {
+        plane.kubectl(&["delete", kind, name]);
+    }
     let (_, found) = doctor(&plane.kubeconfig);
-    assert!(has(&found, guard, "is missing"), "{found:?}");
+    let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
+    finds(&found, guard, "is missing");
     let bound = "not in force: plimsoll-agent-lease;";
-    assert!(has(&found, "admission policies", bound), "{found:?}");
+    finds(&found, "admission policies", bound);
+}
+
+fn stopped_and_without_rights(plane: &ControlPlane) {
     plane.kubectl(&["delete", "clusterrolebinding", "plimsoll-agent"]);
-    plane.kubectl(&[
-        "-n",
-        "plimsoll-node-lease",
+    let stop = [
         "annotate",
         "configmap",
         "plimsoll-stop",
         "plimsoll.dev/stop=why",
-    ]);
+    ];
+    plane.kubectl(&[&["-n", "plimsoll-node-lease"][..], &stop].concat());
     plane.until("the API server follows", SOON, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
-        has(
-            &found,
-            "permissions of agents",
-            "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status",
-        ) && has(
-            &found,
-            "ConfigMap plimsoll-node-lease/plimsoll-stop",
-            "stopped: why",
-        )
+        let agent = "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status";
+        let object = "ConfigMap plimsoll-node-lease/plimsoll-stop";
+        has(&found, "permissions of agents", agent) && has(&found, object, "stopped: why")
     });
-    // Whoever may read little is told so.
-    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
-    let ann = plane.file(
-        "ann",
-        &config.replace(r#""token":"admin""#, r#""token":"ann""#),
-    );
-    let (code, found) = doctor(&ann);
-    assert_eq!(code, Some(1));
-    assert!(
-        has(&found, "plimsoll doctor", "nodes could not be read"),
-        "{found:?}"
-    );
 }

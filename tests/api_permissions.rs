@@ -476,12 +476,8 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let (well, said) = agent.terminate();
     assert!(well && said.contains("is deleted"), "{said}");
     assert!(!said.contains("forbidden"), "{said}");
-    assert!(
-        !node
-            .taints()
-            .iter()
-            .any(|taint| taint.starts_with("interference"))
-    );
+    let ours = |taint: &String| taint.starts_with("interference");
+    assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition()["status"], "False");
     assert_eq!(agent_support::ready(&node.status()), "False AgentEnded");
 }

@@ -39,7 +39,7 @@ pub fn against_another_node() -> Vec<Attempt> {
         "status": {"observedHash": "forged"},
     });
     let label = json!({"metadata": {"labels": {"pool": "mine"}}});
-    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    let annotation = json!({"metadata": {"annotations": {"a": "b"}}});
     let taint = json!({"spec": {"taints": [our_taint("NoSchedule")]}});
     let patch = |what, path: &str, kind, body, words: &str| {
         attempt(what, ("PATCH", path), (kind, body), words)
@@ -55,7 +55,7 @@ pub fn against_another_node() -> Vec<Attempt> {
         ),
         patch("label", &node, MERGE, label.clone(), of_node),
         patch("label by the status", &status, MERGE, label, of_node),
-        patch("annotate", &node, MERGE, note, of_node),
+        patch("annotate", &node, MERGE, annotation, of_node),
         patch(
             "condition",
             &status,

@@ -38,7 +38,6 @@ pub fn install(plane: &ControlPlane, namespace: &str) -> String {
         "Secret",
         "ConfigMap",
         "APIService",
-        "ValidatingWebhookConfiguration",
     ];
     let mut objects = chart_support::objects(&chart);
     objects.retain(|(object, _)| kinds.iter().any(|kind| object["kind"] == *kind));

@@ -1,6 +1,7 @@
 //! What the chart permits, as a document.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use super::{Permission, VERBS, objects, permissions, text, texts};
 
@@ -66,7 +67,7 @@ pub fn document(rendered: &str) -> String {
     }
     document += ADMISSION;
     for (policy, account, resources) in policies(rendered) {
-        document += &format!("| `{policy}` | `{account}` | {resources} |\n");
+        writeln!(document, "| `{policy}` | `{account}` | {resources} |").unwrap();
     }
     document
 }
@@ -80,7 +81,9 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
     let verbs: Vec<_> = VERBS.iter().filter(used).collect();
     let known = |verb: &String| VERBS.contains(&verb.as_str());
     assert!(permissions.iter().all(|it| it.verbs.iter().all(known)));
-    let heads: String = verbs.iter().map(|verb| format!(" {verb} |")).collect();
+    let heads = verbs
+        .iter()
+        .fold(String::new(), |heads, verb| heads + " " + verb + " |");
     let rules = "|:-:".repeat(verbs.len());
     let mut section = format!("\n## {actor}\n| in | what |{heads} why |\n|---|---{rules}|---|\n");
     for it in permissions {
@@ -93,12 +96,8 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
         } else {
             format!("{plural}.{}/{sub}", it.group)
         };
-        let names: Vec<_> = it.names.iter().map(|name| format!("`{name}`")).collect();
-        let named = if names.is_empty() {
-            String::new()
-        } else {
-            format!(" {}", names.join(", "))
-        };
+        let quoted: Vec<_> = it.names.iter().map(|name| format!(" `{name}`")).collect();
+        let only = quoted.join(",");
         let marks: String = verbs
             .iter()
             .map(|verb| {
@@ -110,7 +109,7 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
             })
             .collect();
         let why = &it.why;
-        section += &format!("| {place} | {what}{named} |{marks} {why} |\n");
+        writeln!(section, "| {place} | {what}{only} |{marks} {why} |").unwrap();
     }
     section
 }

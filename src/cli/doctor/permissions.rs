@@ -107,7 +107,7 @@ pub(super) fn wanted<'a>(actor: Actor, namespace: &'a str, leases: &'a str) -> V
     };
     let (plain, more) = match actor {
         Actor::Agent => (
-            AGENT,
+            AGENT.as_slice(),
             vec![
                 in_namespace(leases, "update", LEASES, "leases", ""),
                 in_namespace(leases, "watch", "", "configmaps", OBJECT),
@@ -115,7 +115,7 @@ pub(super) fn wanted<'a>(actor: Actor, namespace: &'a str, leases: &'a str) -> V
             ],
         ),
         Actor::Controller => (
-            CONTROLLER,
+            CONTROLLER.as_slice(),
             vec![
                 in_namespace(leases, "watch", LEASES, "leases", ""),
                 in_namespace(namespace, "create", LEASES, "leases", ""),
@@ -123,7 +123,8 @@ pub(super) fn wanted<'a>(actor: Actor, namespace: &'a str, leases: &'a str) -> V
             ],
         ),
     };
-    let plain = plain.map(|(verb, group, resource, subresource)| Attributes {
+    let plain = plain.iter();
+    let plain = plain.map(|&(verb, group, resource, subresource)| Attributes {
         verb,
         group,
         resource,
@@ -131,5 +132,5 @@ pub(super) fn wanted<'a>(actor: Actor, namespace: &'a str, leases: &'a str) -> V
         namespace: "",
         name: "",
     });
-    plain.into_iter().chain(more).collect()
+    plain.chain(more).collect()
 }

@@ -104,14 +104,7 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
     let apps = |plural: &str, of: &str| format!("/apis/apps/v1/{plural}?{}", labels(of));
     let daemon_sets = list(&apps("daemonsets", "agent")).await;
     let deployments = list(&apps("deployments", "controller")).await;
-    let mut namespaces = Vec::new();
-    let mut agents = Vec::new();
-    for namespace in namespaces_of(&daemon_sets) {
-        let pods = format!("/api/v1/namespaces/{namespace}/pods?{}", labels("agent"));
-        agents.push(table(client, &pods).await);
-        let object = list(&format!("/api/v1/namespaces/{namespace}")).await;
-        namespaces.push((namespace, object));
-    }
+    let (namespaces, agents) = agents(client, &daemon_sets).await;
     let policies =
         async |plural: &str| list(&format!("/apis/ensurance.crane.io/v1alpha1/{plural}")).await;
     let reviews = reviews(client, lease_namespace, [&daemon_sets, &deployments]).await;
@@ -156,6 +149,17 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
         actions: policies("avoidanceactions").await,
         reviews,
     })
+}
+
+/// The namespaces of these workloads, and the agents' pods in each.
+async fn agents(client: &Client, workloads: &Answer) -> (Vec<(String, Answer)>, Vec<Answer>) {
+    let (mut namespaces, mut pods) = (Vec::new(), Vec::new());
+    for namespace in namespaces_of(workloads) {
+        let path = format!("/api/v1/namespaces/{namespace}");
+        pods.push(table(client, &format!("{path}/pods?{}", labels("agent"))).await);
+        namespaces.push((namespace, get(client, &path).await));
+    }
+    (namespaces, pods)
 }
 
 fn namespaces_of(list: &Answer) -> Vec<String> {

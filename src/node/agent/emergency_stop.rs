@@ -15,6 +15,13 @@ use crate::engine::policy::{PolicySet, Strategy};
 /// What is in force is given back within so long.
 pub const RELEASE: Duration = Duration::from_secs(10);
 
+/// Whether everything was stopped, as an earlier process kept it.
+#[derive(Debug)]
+pub struct KeptStop {
+    /// Why; `None`: it was not.
+    pub reason: Option<String>,
+}
+
 /// The emergency stop, as it is known here.
 #[derive(Debug, Default)]
 pub struct EmergencyStop {
@@ -29,10 +36,10 @@ pub struct EmergencyStop {
 
 impl EmergencyStop {
     /// What an earlier process kept holds until the API server says otherwise.
-    pub fn kept(kept: Option<Option<String>>) -> Self {
+    pub fn kept(kept: Option<KeptStop>) -> Self {
         Self {
             kept: kept.is_some(),
-            reason: kept.flatten(),
+            reason: kept.and_then(|kept| kept.reason),
             ..Self::default()
         }
     }
@@ -110,7 +117,9 @@ mod tests {
 
     #[test]
     fn the_last_that_was_known_holds_until_the_api_server_says_otherwise() {
-        let mut stop = EmergencyStop::kept(Some(Some("as kept".to_owned())));
+        let mut stop = EmergencyStop::kept(Some(KeptStop {
+            reason: Some("as kept".to_owned()),
+        }));
         assert!(!stop.judge() && !stop.is_known() && stop.was_kept());
         stop.take(Event::Init);
         assert!(!stop.judge(), "a list that is being read says nothing yet");

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::emergency_stop::KeptStop;
 use crate::crd::NodeWatermarkSpec;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine::kept::{Kept, PODS_FILE, POLICIES_FILE, Worth, still_there};
@@ -52,9 +53,10 @@ impl Memory {
         still_there(self.pods.read_or_tell().unwrap_or_default(), hierarchy)
     }
 
-    /// Why everything was stopped, `Some(None)` where it was not; `None`: nothing was kept of it.
-    pub fn stop(&mut self) -> Option<Option<String>> {
-        self.stop.read_or_tell()
+    /// Whether everything was stopped; `None`: nothing was kept of it.
+    pub fn stop(&mut self) -> Option<KeptStop> {
+        let reason = self.stop.read_or_tell()?;
+        Some(KeptStop { reason })
     }
 
     /// Keeps the rules.

@@ -234,12 +234,13 @@ impl Agent {
 
     fn tell_stop(&mut self) {
         let reason = self.stop.reason();
-        match reason {
-            Some(reason) => tracing::warn!(
+        if let Some(reason) = reason {
+            tracing::warn!(
                 reason,
                 "everything is stopped: what is in force is given back"
-            ),
-            None => tracing::info!("the emergency stop is over: the rules are judged anew"),
+            );
+        } else {
+            tracing::info!("the emergency stop is over: the rules are judged anew");
         }
         self.reporter.stop(reason, true);
     }
