@@ -179,7 +179,7 @@ fn every_relative_link_leads_somewhere() {
     let pages = fs::read_dir(root.join("docs")).unwrap();
     let pages = pages.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
     let others = ["README.md", "CONTRIBUTING.md", "charts/plimsoll/README.md"].map(str::to_owned);
-    let pages = pages.filter(|page| page.ends_with(".md"));
+    let pages = pages.filter(|page| Path::new(page).extension().is_some_and(|end| end == "md"));
     for file in pages.chain(others) {
         let text = read(&file);
         let folder = root.join(&file).parent().unwrap().to_owned();
