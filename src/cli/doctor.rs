@@ -1,6 +1,7 @@
 //! `plimsoll doctor`.
 
 mod findings;
+mod holding;
 mod permissions;
 mod read;
 
