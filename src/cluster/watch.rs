@@ -1,8 +1,9 @@
 //! Watches that never end and that one bad object can't stop: objects come as plain JSON.
 
 use std::fmt::Debug;
+use std::future::ready;
 
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::{self, BoxStream, Stream, StreamExt};
 use kube::api::DynamicObject;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::WatchStreamExt;
@@ -87,12 +88,41 @@ pub fn labelled(
         .boxed()
 }
 
+/// A watch that never ends, begun anew the more seldom the longer it fails.
+pub fn patient<K>(
+    api: Api<K>,
+    config: watcher::Config,
+) -> BoxStream<'static, watcher::Result<Event<K>>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    begun_late(watcher(api, config)).default_backoff().boxed()
+}
+
+/// That a list begins is told with what is heard of it first: whatever is told has kube begin with the shortest pause again,
+/// also before a list that is refused.
+fn begun_late<K>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+) -> impl Stream<Item = watcher::Result<Event<K>>> {
+    let told = events.scan(false, |begins, event| {
+        let begun = event.is_ok() && std::mem::take(begins);
+        let event = match event {
+            Ok(Event::Init) => {
+                *begins = true;
+                None
+            }
+            event => Some(event),
+        };
+        ready(Some([begun.then_some(Ok(Event::Init)), event]))
+    });
+    told.flat_map(|events| stream::iter(events.into_iter().flatten()))
+}
+
 fn matching<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Change<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    watcher(api, config)
-        .default_backoff()
+    patient(api, config)
         .map(|event| match event {
             Ok(Event::Init) => Change::Restarted,
             Ok(Event::InitDone) => Change::Complete,
@@ -115,4 +145,34 @@ fn to_json(mut object: DynamicObject) -> Value {
         value["kind"] = json!(types.kind);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_list_that_is_refused_has_not_begun() {
+        let refused = || Err(watcher::Error::NoResourceVersion);
+        let heard = stream::iter([
+            Ok(Event::<()>::Init),
+            refused(),
+            Ok(Event::Init),
+            refused(),
+            Ok(Event::Init),
+            Ok(Event::InitDone),
+            Ok(Event::Apply(())),
+            refused(),
+        ]);
+        let told = begun_late(heard).map(|event| match event {
+            Ok(Event::Init) => "begins",
+            Ok(_) => "tells",
+            Err(_) => "fails",
+        });
+        let told: Option<Vec<_>> = told.collect::<Vec<_>>().now_or_never();
+        let expected = ["fails", "fails", "begins", "tells", "tells", "fails"];
+        assert_eq!(told.expect("all is there"), expected);
+    }
 }

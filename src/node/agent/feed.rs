@@ -6,15 +6,14 @@ use std::fmt::Debug;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use kube::api::DynamicObject;
 use kube::core::Status;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::objects::{SeenNode, SeenPod, SeenWatermark};
 use super::rules::Seen;
 use crate::cluster::client::describe;
-use crate::cluster::watch::resource;
+use crate::cluster::watch::{patient, resource};
 use crate::crd::emergency_stop;
 
 /// Pods are listed so many at a time: a page of whole Pods is the most that is in memory at once.
@@ -106,8 +105,7 @@ where
     T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let config = watcher::Config::default().fields(fields).page_size(PAGE);
-    watcher(api, config)
-        .default_backoff()
+    patient(api, config)
         .map(move |event| match event {
             Ok(event) => change(event),
             Err(error) => Change::Failed(source, Failure::of(source, &error)),

@@ -61,7 +61,7 @@ impl Known {
         if told && (self.stop || self.stop_kept && late) {
             return Start::Now;
         }
-        if (self.kept || self.stopped) && late {
+        if (self.kept || self.stopped) && (self.stop || self.stop_kept) && late {
             return Start::Offline;
         }
         Start::Wait(match (&self.failure, &self.trouble, self) {
@@ -127,10 +127,16 @@ mod tests {
     fn what_was_kept_is_gone_by_when_the_api_server_does_not_tell_in_time() {
         let known = Known {
             kept: true,
+            stop_kept: true,
             ..Known::default()
         };
         assert!(matches!(start(&known, 9), Start::Wait(_)));
         assert_eq!(start(&known, 10), Start::Offline);
+        let unsure = Known {
+            stop_kept: false,
+            ..known
+        };
+        assert!(matches!(start(&unsure, 10), Start::Wait(_)));
     }
 
     #[test]
@@ -159,6 +165,7 @@ mod tests {
         assert_eq!(start(&stopped, 0), Start::Now);
         let kept = Known {
             stopped: true,
+            stop_kept: true,
             ..Known::default()
         };
         assert!(matches!(start(&kept, 9), Start::Wait(_)));
