@@ -138,8 +138,12 @@ pub struct Known {
     pub rules: Option<RulesKnown>,
     /// What its agent's Lease says.
     pub heartbeat: Option<Heartbeat>,
+    /// When that was seen, by this replica's clock.
+    pub beaten: Option<Timestamp>,
     /// What its agent reported, unless that is so old that the heartbeat says more.
     pub report: Option<Box<NodeMetricStatus>>,
+    /// When that came, by this replica's clock.
+    pub reported: Option<Timestamp>,
     /// How its agent is.
     pub health: Health,
     /// Since when, as far as this replica knows.
@@ -153,18 +157,18 @@ pub struct Known {
 pub fn content(name: &str, node: &Frame, known: &mut Known) -> serde_json::Result<Content> {
     let conditions = vec![healthy(node, known)];
     let mut told;
-    let status = if let Some(report) = &mut known.report {
-        &mut **report
+    let (status, heard) = if let Some(report) = &mut known.report {
+        (&mut **report, known.reported)
     } else {
         told = by_heartbeat(node, known);
-        &mut told
+        (&mut told, known.beaten)
     };
     status.conditions = conditions;
     Ok(Content {
         labels: Arc::clone(&node.labels),
         metadata: Arc::clone(&node.metadata),
         status: serde_json::to_string(status)?.into(),
-        cells: table::row(name, node.created.as_ref(), status),
+        cells: table::row(name, node.created.as_ref(), heard, status),
     })
 }
 

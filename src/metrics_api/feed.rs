@@ -44,6 +44,22 @@ struct Entry {
     reported: Option<(BootTime, Duration)>,
 }
 
+/// On both clocks of this replica.
+#[derive(Clone, Copy)]
+struct Now {
+    boot: BootTime,
+    wall: Timestamp,
+}
+
+impl Now {
+    fn read() -> Self {
+        Self {
+            boot: clock::now(),
+            wall: clock::wall(),
+        }
+    }
+}
+
 /// Whether that is something new.
 fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
     let is_new = *known != now;
@@ -70,15 +86,25 @@ impl Entry {
     }
 
     /// A heartbeat takes the place of a report that is too old, and with the Lease an agent gives all back. Whether that
-    /// is something new.
-    fn hear(&mut self, heartbeat: Option<Heartbeat>, now: BootTime) -> bool {
-        let fresh = |(at, interval)| is_fresh(at, interval, now);
+    /// is something new. It is as old as it says only where it was `listed`, and not seen to be renewed.
+    fn hear(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
+        let fresh = |(at, interval)| is_fresh(at, interval, now.boot);
         let is_stale = !self.reported.is_some_and(fresh);
         let mut is_new = false;
         if heartbeat.is_none() || (is_stale && heartbeat != self.known.heartbeat) {
             is_new = self.forget_report();
         }
-        set(&mut self.known.heartbeat, heartbeat) || is_new
+        let listed = listed && self.known.heartbeat.is_none();
+        let since = match &heartbeat {
+            Some(heartbeat) if listed => heartbeat.time.as_ref().map(|time| time.0.min(now.wall)),
+            Some(_) => Some(now.wall),
+            None => None,
+        };
+        if set(&mut self.known.heartbeat, heartbeat) {
+            self.known.beaten = since;
+            is_new = true;
+        }
+        is_new
     }
 
     /// Whether there was one.
@@ -155,8 +181,8 @@ impl Feed {
 
     /// What an agent's Lease says now; `None`: nobody holds it.
     pub fn heartbeat(&mut self, name: &str, heartbeat: Option<Heartbeat>) {
-        let now = clock::now();
-        self.change(name, |entry| entry.hear(heartbeat, now));
+        let (listed, now) = (!self.leases, Now::read());
+        self.change(name, |entry| entry.hear(heartbeat, listed, now));
     }
 
     /// What an agent reported.
@@ -167,9 +193,11 @@ impl Feed {
             interval,
             status,
         } = told;
+        let came = clock::wall();
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
             entry.known.report = Some(Box::new(status));
+            entry.known.reported = Some(came);
             true
         });
     }

@@ -72,7 +72,7 @@ const COLUMNS: [(&str, &str, &str); 12] = [
     (
         "Reported",
         "string",
-        "Time since the node was measured, by its own clock.",
+        "Time since these figures arrived, which no clock of a node has a part in.",
     ),
     ("Window", "string", "What CPU is the average over."),
     ("Version", "string", "Version of the agent."),
@@ -95,8 +95,13 @@ pub fn columns() -> Value {
         .collect()
 }
 
-/// The row of the object of this name, whose Node is there since then.
-pub fn row(name: &str, created: Option<&Time>, status: &NodeMetricStatus) -> Vec<Cell> {
+/// The row of the object of this name, whose Node is there, and whose figures are known, since then.
+pub fn row(
+    name: &str,
+    created: Option<&Time>,
+    heard: Option<Timestamp>,
+    status: &NodeMetricStatus,
+) -> Vec<Cell> {
     let used = &status.usage.node;
     let percent = |used: Option<f64>| Cell::text(used.map(|percent| format!("{percent:.0}%")));
     let [cpu, memory] = used_percent(status);
@@ -113,10 +118,7 @@ pub fn row(name: &str, created: Option<&Time>, status: &NodeMetricStatus) -> Vec
             .map_or(Cell::Unknown, |rules| Cell::Number(rules.breached)),
         Cell::Text(health(status)),
         created.map_or(Cell::Unknown, |time| Cell::Since(time.0)),
-        status
-            .timestamp
-            .as_ref()
-            .map_or(Cell::Unknown, |time| Cell::Since(time.0)),
+        heard.map_or(Cell::Unknown, Cell::Since),
         Cell::text(status.window.clone()),
         Cell::text(agent.map(|agent| agent.version.clone())),
     ]
@@ -252,7 +254,7 @@ mod tests {
     #[test]
     fn a_row_says_what_is_known_and_nothing_else() {
         let status: NodeMetricStatus = serde_json::from_value(json!({
-            "timestamp": "2026-01-01T01:00:00Z", "window": "10s",
+            "timestamp": "2026-01-01T00:00:00Z", "window": "10s",
             "capacity": {"cpu": "8", "memory": "16Gi"},
             "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
             "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
@@ -262,14 +264,15 @@ mod tests {
         .unwrap();
         let now = "2026-01-01T01:00:30Z".parse().unwrap();
         let created = Time("2026-01-01T00:00:00Z".parse().unwrap());
-        let printed = |created, status| {
-            row("n1", created, status)
+        let heard = "2026-01-01T01:00:00Z".parse().unwrap();
+        let printed = |created, heard, status| {
+            row("n1", created, heard, status)
                 .iter()
                 .map(|cell| cell.value(now))
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            printed(Some(&created), &status),
+            printed(Some(&created), Some(heard), &status),
             json!([
                 "n1",
                 "1200m",
@@ -288,7 +291,7 @@ mod tests {
             .unwrap()
             .clone(),
         );
-        let unknown = printed(None, &NodeMetricStatus::default());
+        let unknown = printed(None, None, &NodeMetricStatus::default());
         assert_eq!(unknown.len(), columns().as_array().unwrap().len());
         assert!(
             unknown[1..].iter().all(|cell| cell == UNKNOWN),

@@ -1,3 +1,5 @@
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -9,6 +11,7 @@ use crate::metrics_api::encode::Writer;
 use crate::metrics_api::negotiate::Form;
 use crate::metrics_api::options::Include;
 use crate::metrics_api::store::Limits;
+use crate::metrics_api::table::Cell;
 
 use super::*;
 
@@ -61,6 +64,16 @@ impl Replica {
         })
     }
 
+    /// Since when the figures of `n1` are known, as `kubectl get -o wide` has it.
+    fn reported(&self) -> Timestamp {
+        let found = self.data.read(|store| store.get("n1"));
+        let cell = found.unwrap().unwrap().unwrap().content.cells[9].clone();
+        let Cell::Since(then) = cell else {
+            panic!("{cell:?}");
+        };
+        then
+    }
+
     fn healthy(&self, name: &str) -> (Value, Value) {
         let condition = &self.get(name)["status"]["conditions"][0];
         (condition["status"].clone(), condition["reason"].clone())
@@ -70,9 +83,7 @@ impl Replica {
 fn node(cpus: u32) -> NodeKnown {
     NodeKnown {
         uid: "u".to_owned(),
-        created: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
-            "2026-01-01T00:00:00Z".parse().unwrap(),
-        )),
+        created: Some(Time("2026-01-01T00:00:00Z".parse().unwrap())),
         facts: NodeFacts {
             cpus,
             memory: Bytes(16 << 30),
@@ -251,6 +262,38 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
     replica.feed.heartbeat("n1", summary(3));
     assert_eq!(cpu(&replica), "4000m");
     assert!(replica.get("n1")["status"]["pods"].is_null());
+}
+
+#[test]
+fn figures_are_as_old_as_their_arrival_whatever_the_clock_of_the_node_says() {
+    let begun = clock::wall();
+    for off in [
+        -SignedDuration::from_hours(1),
+        SignedDuration::from_hours(1),
+    ] {
+        let said = begun + off;
+        let beat = |sequence: u32| {
+            let time = Some(Time(said));
+            let summary = Summary::parse(&format!("seq={sequence} cpu=50.0"));
+            Some(Heartbeat { time, summary })
+        };
+        let mut replica = Replica::of_a_node();
+        replica.feed.heartbeat("n1", beat(1));
+        // Nobody saw when that came: it is as old as it says, but not from the future.
+        assert_eq!(replica.reported().min(begun), said.min(begun));
+        assert!(replica.reported() <= clock::wall());
+        replica.feed.heartbeat("n1", beat(2));
+        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        let mut report = report(3, Duration::from_hours(1));
+        report.status.timestamp = Some(Time(said));
+        replica.feed.report(report);
+        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        // Whoever comes when all Leases are known comes now.
+        let mut replica = Replica::of_a_node();
+        replica.feed.leases_known();
+        replica.feed.heartbeat("n1", beat(1));
+        assert!((begun..=clock::wall()).contains(&replica.reported()));
+    }
 }
 
 #[test]
