@@ -5,7 +5,6 @@ package clients
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"plimsoll.dev/suite/plane"
 )
@@ -15,19 +14,7 @@ import (
 func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
-	s.edits()
-	asker := s.asker("a client that asks again at once")
-	all := append(s.all(), asker)
-	s.allKnow(soon, all)
-	leader, standby := s.leader()
-	leader.server.cut()
-	took := s.allKnow(soon, []*ledger{asker})
-	t.Logf("cut: a client that asks again at once has new data after %s", took.Round(100*time.Millisecond))
-	if took > failover {
-		t.Errorf("clients had new data only after %s", took)
-	}
-	took += s.allKnow(soon, all)
-	t.Logf("cut: all clients have new data after %s", took.Round(100*time.Millisecond))
+	all, leader, standby := s.leaderIsCut(func(leader *replica) { leader.server.cut() })
 	if leader.leads() || !standby.leads() {
 		t.Errorf("%s leads: %t, %s leads: %t", leader.name, leader.leads(), standby.name, standby.leads())
 	}
@@ -40,55 +27,57 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	s.apiResources()
 	leader.server.mend()
 	s.again(standby)
-	took = s.allKnow(soon, all)
-	t.Logf("mended: all clients have new data after %s", took.Round(100*time.Millisecond))
+	s.knowSoon("mended: all clients", all)
 }
 
 // TestClientsStayRightWhenTheLeaderIsCutFromTheAgents: the agents then renew their Leases, of which the leader hears by the API server.
 func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
-	s := openWith(t, true)
+	s := openWith(t, setting{directly: true})
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks again at once"))
 	s.allKnow(soon, all)
 	leader, _ := s.leader()
 	s.reportsArrive(leader)
 	leader.reports.cut()
-	took := s.allKnow(soon, all)
-	t.Logf("cut from agents that wait %s for the leader and whose reports hold for %s: all clients have new data after %s",
-		unheard, 3*interval, took.Round(100*time.Millisecond))
+	s.knowSoon(fmt.Sprintf("cut from agents that wait %s for the leader, and whose reports hold for %s: all clients", unheard, 3*interval), all)
 	if !leader.leads() {
 		t.Errorf("%s does not lead any more", leader.name)
 	}
 	leader.reports.mend()
 	s.reportsArrive(leader)
-	took = s.allKnow(soon, all)
-	t.Logf("mended: all clients have new data after %s", took.Round(100*time.Millisecond))
+	s.knowSoon("mended: all clients", all)
 }
 
 // TestClientsStayRightWhenTheLeaderIsCutFromAll: from the API server and from the agents. The other has all reports already.
 func TestClientsStayRightWhenTheLeaderIsCutFromAll(t *testing.T) {
-	s := openWith(t, true)
-	s.edits()
-	asker := s.asker("a client that asks again at once")
-	all := append(s.all(), asker)
-	s.allKnow(soon, all)
-	leader, standby := s.leader()
-	s.reportsArrive(leader)
-	s.reportsArrive(standby)
-	leader.server.cut()
-	leader.reports.cut()
-	took := s.allKnow(soon, []*ledger{asker})
-	t.Logf("cut: a client that asks again at once has new data after %s", took.Round(100*time.Millisecond))
-	if took > failover {
-		t.Errorf("clients had new data only after %s", took)
+	s := openWith(t, setting{directly: true})
+	for _, r := range s.replicas {
+		s.reportsArrive(r)
 	}
-	s.allKnow(soon, all)
+	all, leader, standby := s.leaderIsCut(func(leader *replica) {
+		leader.server.cut()
+		leader.reports.cut()
+	})
 	leader.server.mend()
 	leader.reports.mend()
 	s.allKnow(soon, all)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
+}
+
+// leaderIsCut waits until all clients have new data from the next leader: who asks again at once has some in time.
+func (s *scene) leaderIsCut(cut func(leader *replica)) (all []*ledger, leader, standby *replica) {
+	s.T.Helper()
+	s.edits()
+	asker := s.asker("a client that asks again at once")
+	all = append(s.all(), asker)
+	s.allKnow(soon, all)
+	leader, standby = s.leader()
+	cut(leader)
+	s.knowInTime("cut: "+asker.name, []*ledger{asker})
+	s.knowSoon("cut: then all clients", all)
+	return all, leader, standby
 }
 
 // reportsArrive waits until a replica has taken more reports than now.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -57,8 +56,7 @@ func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
 		s.again(r)
 	}
 	last := append(again, s.informer("an informer that comes last", false))
-	took := s.allKnow(soon, last)
-	t.Logf("of the new authority alone: all clients have new data after %s", took.Round(100*time.Millisecond))
+	s.knowSoon("of the new authority alone: all clients", last)
 	if err := contains(believed(), s.authority.PEM); err == nil {
 		t.Error("the old authority is believed again")
 	}

@@ -43,27 +43,37 @@ type scene struct {
 // A replica is a controller; its name is also that of its user.
 type replica struct {
 	*plane.Process
-	name         string
-	api, metrics int
+	name                 string
+	api, metrics, report int
 	// The ways to it: of what it asks the API server, and of what agents report.
 	server, reports *wire
 	leave           func()
 }
 
-// open sets it up, with the load of all nodes served.
-func open(t *testing.T) *scene { return openWith(t, false) }
+// A setting is how a scene differs from the usual one.
+type setting struct {
+	// directly: agents report, rather than renewing their Leases alone.
+	directly bool
+	// ahead is by how much the first replica's wall clock is.
+	ahead time.Duration
+	// flags are more of those that both replicas have.
+	flags []string
+}
 
-// openWith does so with agents that report directly, or by their Leases alone.
-func openWith(t *testing.T, directly bool) *scene {
+// open sets it up, with the load of all nodes served.
+func open(t *testing.T) *scene { return openWith(t, setting{}) }
+
+// openWith does so otherwise.
+func openWith(t *testing.T, with setting) *scene {
 	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
 	s.controller = s.container()
 	s.agents = begin(s.Plane, 6)
 	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
-	for _, name := range []string{"first", "second"} {
-		s.begin(name, directly)
-	}
-	if directly {
+	s.begin("first", with)
+	with.ahead = 0
+	s.begin("second", with)
+	if with.directly {
 		s.agents.reportTo(s.replicas)
 	}
 	s.agents.report()
@@ -117,17 +127,17 @@ func (s *scene) flags(t *testing.T) []string {
 }
 
 // begin starts a replica.
-func (s *scene) begin(name string, directly bool) {
+func (s *scene) begin(name string, with setting) {
 	r := &replica{name: name, api: plane.FreePort(s.T), metrics: plane.FreePort(s.T)}
 	r.server = newWire(s.T, strings.TrimPrefix(s.Address, "https://"))
-	flags := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
-		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1"}
-	if directly {
-		reports := fmt.Sprintf("127.0.0.1:%d", plane.FreePort(s.T))
-		r.reports = newWire(s.T, reports)
-		flags = append(flags, "--report-listen", reports)
+	flags := append([]string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
+		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1"}, with.flags...)
+	if with.directly {
+		r.report = plane.FreePort(s.T)
+		r.reports = newWire(s.T, fmt.Sprintf("127.0.0.1:%d", r.report))
+		flags = append(flags, "--report-listen", fmt.Sprintf("0.0.0.0:%d", r.report))
 	}
-	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), flags...)
+	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), with.ahead, flags...)
 	s.replicas = append(s.replicas, r)
 	s.join(r)
 }
@@ -171,26 +181,43 @@ func (s *scene) complete(r *replica) {
 	s.Eventually(soon, r.name+" knows all", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
 }
 
-// allKnow waits until every client has been shown new data of all nodes, and says how long after now that was.
-func (s *scene) allKnow(limit time.Duration, which []*ledger) time.Duration {
+// allKnow waits until every client has been shown new data of all nodes, and says how long after now that was, and who was the last.
+func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
 	s.T.Helper()
 	// The next one may be under way.
 	begun, beat := time.Now(), s.agents.last()+2
+	var last *ledger
 	for {
 		var late error
 		for _, l := range which {
 			if err := l.behind(beat); err != nil {
-				late = err
+				late, last = err, l
 			}
 		}
 		if late == nil {
-			return time.Since(begun)
+			return time.Since(begun), last
 		}
 		if time.Since(begun) > limit {
 			s.T.Fatalf("not within %s: %v", limit, late)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// knowInTime does so, and fails the test if that takes longer than a failover may.
+func (s *scene) knowInTime(what string, which []*ledger) {
+	s.T.Helper()
+	if took := s.knowSoon(what, which); took > failover {
+		s.T.Errorf("%s: that is more than %s", what, failover)
+	}
+}
+
+// knowSoon waits for that, and tells how long it took.
+func (s *scene) knowSoon(what string, which []*ledger) time.Duration {
+	s.T.Helper()
+	took, last := s.allKnow(soon, which)
+	s.T.Logf("%s: new data after %s, %s last", what, took.Round(100*time.Millisecond), last.name)
+	return took
 }
 
 // record is one line of the API server's audit log.
@@ -233,10 +260,8 @@ func (s *scene) wroteNothing(r *replica, since time.Time) {
 	}
 }
 
-// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
-// Lease.
-func (s *scene) oneWriterAtAnyTime() {
-	var taken, written []record
+// writes are those of the Lease, and those to the objects that the leader writes.
+func (s *scene) writes() (taken, written []record) {
 	for _, r := range s.written() {
 		switch of := r.ObjectRef; {
 		case of.Resource == "leases" && of.Name == lease:
@@ -245,6 +270,13 @@ func (s *scene) oneWriterAtAnyTime() {
 			written = append(written, r)
 		}
 	}
+	return taken, written
+}
+
+// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
+// Lease.
+func (s *scene) oneWriterAtAnyTime() {
+	taken, written := s.writes()
 	writers := map[string]int{}
 	for _, write := range written {
 		holder := ""

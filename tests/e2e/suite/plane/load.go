@@ -5,7 +5,6 @@ package plane
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strings"
 	"time"
 
@@ -20,17 +19,18 @@ func (p *Plane) BuildLoad() string {
 	p.T.Helper()
 	p.Apply(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"plimsoll-node-lease"}}`,
 		`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"plimsoll-agent","namespace":"default"}}`)
-	program := p.File("load")
-	build := exec.Command("go", "build", "-o", program, "./scale/load")
-	build.Dir = Absolute(p.T, "tests/e2e/suite")
-	if out, err := build.CombinedOutput(); err != nil {
-		p.T.Fatalf("go build: %v: %s", err, out)
-	}
-	return program
+	return p.build("./scale/load")
 }
 
 // LoadFlags are those by which the agents reach the replicas that were announced. They are known once a replica leads.
 func (p *Plane) LoadFlags() []string {
+	p.T.Helper()
+	return []string{"--endpoints", p.File("endpoints"), "--server-name", ReportService + ".default.svc",
+		"--ca", p.Write("report-ca.crt", p.ReportAuthority()), "--sign-with", p.SigningKey()}
+}
+
+// ReportAuthority is by which agents know the replicas. It is known once a replica leads.
+func (p *Plane) ReportAuthority() string {
 	p.T.Helper()
 	bundle := ""
 	p.Eventually(time.Minute, "the leader tells its authority", func() error {
@@ -43,9 +43,11 @@ func (p *Plane) LoadFlags() []string {
 		}
 		return nil
 	})
-	return []string{"--endpoints", p.File("endpoints"), "--server-name", ReportService + ".default.svc",
-		"--ca", p.Write("report-ca.crt", bundle), "--sign-with", p.File("sa.key")}
+	return bundle
 }
+
+// SigningKey is the file of the key with which the cluster signs tokens.
+func (p *Plane) SigningKey() string { return p.File("sa.key") }
 
 // Announce tells the agents where the replicas are, as a Service's endpoints do.
 func (p *Plane) Announce(addresses ...string) {

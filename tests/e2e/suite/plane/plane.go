@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -107,16 +108,40 @@ func (p *Plane) kubeconfig(name, token, address string) string {
 
 // Controller starts the project's controller as this user.
 func (p *Plane) Controller(user string, args ...string) *Process {
-	return p.ControllerBy(p.KubeconfigOf(user), args...)
+	return p.ControllerBy(p.KubeconfigOf(user), 0, args...)
 }
 
-// ControllerBy starts it with this kubeconfig.
-func (p *Plane) ControllerBy(kubeconfig string, args ...string) *Process {
+// ControllerBy starts it with this kubeconfig, and a wall clock that is ahead by so much.
+func (p *Plane) ControllerBy(kubeconfig string, ahead time.Duration, args ...string) *Process {
+	return p.Plimsoll(ahead, append([]string{"controller", "--kubeconfig", kubeconfig, "--namespace", "default"}, args...)...)
+}
+
+// Plimsoll starts the project's program with a wall clock that is ahead of the machine's by so much.
+func (p *Plane) Plimsoll(ahead time.Duration, args ...string) *Process {
+	p.T.Helper()
 	path := os.Getenv("PLIMSOLL_E2E_BINARY")
 	if path == "" {
 		path = Absolute(p.T, "target/x86_64-unknown-linux-musl/release/plimsoll")
 	}
-	return p.start(path, append([]string{"controller", "--kubeconfig", kubeconfig, "--namespace", "default"}, args...)...)
+	if ahead == 0 {
+		return p.start(path, args...)
+	}
+	if runtime.GOARCH != "amd64" {
+		p.T.Skip("NOT TESTED: programs get another clock (./clock) on amd64 alone")
+	}
+	return p.start(p.build("./clock"), append([]string{"-by", ahead.String(), path}, args...)...)
+}
+
+// build builds one of the programs that tests need.
+func (p *Plane) build(folder string) string {
+	p.T.Helper()
+	program := p.File(filepath.Base(folder))
+	build := exec.Command("go", "build", "-o", program, folder)
+	build.Dir = Absolute(p.T, "tests/e2e/suite")
+	if out, err := build.CombinedOutput(); err != nil {
+		p.T.Fatalf("go build: %v: %s", err, out)
+	}
+	return program
 }
 
 // Absolute is the path of a file of the repository.

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"plimsoll.dev/suite/report"
 	"plimsoll.dev/suite/stamp"
 )
 
@@ -19,7 +20,7 @@ type agent struct {
 	sequence          int64
 	sender            *sender
 	tally             *tally
-	connections       map[string]*connection
+	connections       map[string]*report.Connection
 	acknowledged      atomic.Int64 // nanoseconds since 1970 of the leader's last
 	lease             *lease       // nil: it has none
 }
@@ -29,7 +30,7 @@ func newAgent(options options, index int, sender *sender, leases *leases, tally 
 	token, err := sender.token(name)
 	a := &agent{
 		name: name, token: token, boot: fmt.Sprintf("00000000-0000-4000-8000-%012d", index), reports: options.reports,
-		started: time.Now().UnixMilli() & 0xffffffff, sender: sender, tally: tally, connections: map[string]*connection{},
+		started: time.Now().UnixMilli() & 0xffffffff, sender: sender, tally: tally, connections: map[string]*report.Connection{},
 	}
 	if leases != nil {
 		a.lease = &lease{leases: leases, node: name}
@@ -62,17 +63,17 @@ func (a *agent) report(running context.Context, at time.Time) {
 	a.tally.sent(len(body))
 	for _, endpoint := range a.sender.endpoints() {
 		if a.connections[endpoint] == nil {
-			a.connections[endpoint] = a.sender.connect(endpoint)
+			a.connections[endpoint] = report.Connect(endpoint, a.sender.tls)
 		}
-		go func(to *connection) {
-			answer, err := to.post(running, a.token, body)
+		go func(to *report.Connection) {
+			answer, err := to.Post(running, a.token, body)
 			if running.Err() != nil {
 				return
 			}
 			if err == nil && answer.Leading {
 				a.acknowledged.Store(time.Now().UnixNano())
 			}
-			a.tally.answered(answer.word(err), time.Since(at))
+			a.tally.answered(word(answer, err), time.Since(at))
 		}(a.connections[endpoint])
 	}
 }

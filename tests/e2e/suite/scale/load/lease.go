@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"plimsoll.dev/suite/report"
 )
 
 const (
@@ -33,7 +35,7 @@ func newLeases(options options) (*leases, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS, config.Burst, config.Timeout = -1, 0, patience
+	config.QPS, config.Burst, config.Timeout = -1, 0, report.Patience
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -70,7 +72,7 @@ func (l *lease) isDue(at time.Time, relaxed bool) bool {
 }
 
 func (l *lease) renew(running context.Context, at time.Time, relaxed bool, tally *tally) {
-	waiting, end := context.WithTimeout(running, patience)
+	waiting, end := context.WithTimeout(running, report.Patience)
 	defer end()
 	size, err := l.write(waiting, relaxed)
 	switch {

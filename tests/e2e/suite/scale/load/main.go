@@ -28,8 +28,6 @@ func main() {
 	flag.StringVar(&options.serverName, "server-name", "", "name on the replicas' certificate")
 	flag.StringVar(&options.authority, "ca", "", "file with the authority of that certificate")
 	flag.StringVar(&options.signer, "sign-with", "", "private key (EC, PEM) with which the cluster signs tokens of ServiceAccounts")
-	flag.StringVar(&options.issuer, "issuer", "https://kubernetes.default.svc", "issuer of the tokens")
-	flag.StringVar(&options.subject, "subject", "system:serviceaccount:default:plimsoll-agent", "whose tokens they are")
 	flag.StringVar(&options.kubeconfig, "kubeconfig", "", "cluster in which to renew Leases; empty: none are renewed")
 	flag.StringVar(&options.leases, "lease-namespace", "plimsoll-node-lease", "where they are")
 	flag.DurationVar(&options.interval, "interval", 10*time.Second, "time between two reports of an agent")
@@ -44,11 +42,11 @@ func main() {
 }
 
 type options struct {
-	first, nodes                                int
-	name, endpoints, serverName, authority      string
-	signer, issuer, subject, kubeconfig, leases string
-	interval, begin, length                     time.Duration
-	reports                                     bool
+	first, nodes                           int
+	name, endpoints, serverName, authority string
+	signer, kubeconfig, leases             string
+	interval, begin, length                time.Duration
+	reports                                bool
 }
 
 func run(options options) error {

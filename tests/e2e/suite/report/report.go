@@ -1,0 +1,122 @@
+// Package report speaks to a controller as agents do, with tokens that are signed here as the cluster signs them.
+package report
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+)
+
+const (
+	issuer  = "https://kubernetes.default.svc"
+	account = "plimsoll-agent"
+	// Tokens are good for an hour, and this old: the kubelet renews those of pods when little of that is left.
+	age, life = 5 * time.Minute, time.Hour
+	// Patience is how long an agent waits for an answer.
+	Patience = 5 * time.Second
+)
+
+// A Signer signs as the cluster does.
+type Signer struct {
+	key *ecdsa.PrivateKey
+	id  string
+}
+
+// NewSigner reads the cluster's key (EC, PEM).
+func NewSigner(file string) (*Signer, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("%s: no PEM", file)
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	id := sha256.Sum256(public)
+	return &Signer{key, base64.RawURLEncoding.EncodeToString(id[:])}, nil
+}
+
+// Token is that of the agent's pod on a node, in the namespace default.
+func (s *Signer) Token(node string) (string, error) {
+	part := func(value any) string {
+		text, _ := json.Marshal(value)
+		return base64.RawURLEncoding.EncodeToString(text)
+	}
+	issued := time.Now().Add(-age)
+	text := part(map[string]any{"alg": "ES256", "kid": s.id}) + "." + part(map[string]any{
+		"aud": []string{"plimsoll.dev/report"}, "iss": issuer, "sub": "system:serviceaccount:default:" + account,
+		"iat": issued.Unix(), "nbf": issued.Unix(), "exp": issued.Add(life).Unix(), "jti": node, "kubernetes.io": map[string]any{
+			"namespace": "default", "node": map[string]any{"name": node, "uid": node},
+			"serviceaccount": map[string]any{"name": account, "uid": "it"}, "pod": map[string]any{"name": "agent-" + node, "uid": "it"},
+		},
+	})
+	digest := sha256.Sum256([]byte(text))
+	r, v, err := ecdsa.Sign(rand.Reader, s.key, digest[:])
+	if err != nil {
+		return "", err
+	}
+	signature := make([]byte, 64)
+	r.FillBytes(signature[:32])
+	v.FillBytes(signature[32:])
+	return text + "." + base64.RawURLEncoding.EncodeToString(signature), nil
+}
+
+// A Connection is one agent's to one replica.
+type Connection struct {
+	url    string
+	client http.Client
+}
+
+// Connect prepares one; it is made with the first report.
+func Connect(replica string, config *tls.Config) *Connection {
+	transport := &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true, MaxConnsPerHost: 1, DisableCompression: true}
+	return &Connection{"https://" + replica + "/v1/report", http.Client{Transport: transport, Timeout: Patience}}
+}
+
+// An Answer is what a replica says to a report.
+type Answer struct {
+	Code                int
+	Leading             bool `json:"leading"`
+	NextIntervalSeconds int  `json:"nextIntervalSeconds"`
+}
+
+// Post reports.
+func (c *Connection) Post(running context.Context, token string, body []byte) (Answer, error) {
+	request, err := http.NewRequestWithContext(running, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return Answer{}, err
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := c.client.Do(request)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer response.Body.Close()
+	said := Answer{Code: response.StatusCode}
+	content, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	if err == nil && said.Code == http.StatusOK {
+		err = json.Unmarshal(content, &said)
+	}
+	return said, err
+}
