@@ -1,0 +1,210 @@
+//go:build e2e
+
+package clients
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+)
+
+// Another aggregated API, which nobody serves.
+const another = "absent.example.com"
+
+// An outage is what is told of an API that nobody answers for, by GROUP for its name.
+type outage struct{ kubectl, aggregated, legacy, request, namespace string }
+
+// TestAllElseWorksWhileEveryReplicaIsDown: all are killed, or stand still for a minute. It fails what fails where the backend of any other
+// aggregated API is down, in the same words, and nothing else does.
+func TestAllElseWorksWhileEveryReplicaIsDown(t *testing.T) {
+	s := open(t)
+	s.controls("namespace-controller", "garbage-collector-controller")
+	all := s.all()
+	s.allKnow(soon, all)
+	whole, complaint := s.resources()
+	if complaint != "" || !slices.Contains(whole, "nodemetrics."+nodemetrics.Group) {
+		t.Fatalf("kubectl finds %v: %s", whole, complaint)
+	}
+	s.Aggregate(another, "v1alpha1", "absent")
+	usual := s.outage(another, "beside-another", whole)
+	s.Kubectl("delete", "apiservice", "v1alpha1."+another)
+	s.gone("beside-another", "the other API is no more")
+
+	for _, r := range s.replicas {
+		r.Kill()
+	}
+	s.isLike(usual, s.outage(nodemetrics.Group, "all-killed", whole))
+	for _, r := range s.replicas {
+		s.again(r)
+	}
+	s.isOver("all-killed", whole, all)
+
+	stopped := time.Now()
+	for _, r := range s.replicas {
+		r.Signal(syscall.SIGSTOP)
+	}
+	s.isLike(usual, s.outage(nodemetrics.Group, "all-stopped", whole))
+	// For longer than an agent may be silent: what a replica did not hear in that time, it did not listen to.
+	time.Sleep(time.Until(stopped.Add(time.Minute)))
+	for _, r := range s.replicas {
+		r.Signal(syscall.SIGCONT)
+	}
+	s.isOver("all-stopped", whole, all)
+}
+
+// resources are the names of all that kubectl finds, and what it complains of.
+func (s *scene) resources() (names []string, complaint string) {
+	out, _ := s.TryKubectl("", "api-resources", "--cached=false", "-o", "name")
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); strings.Contains(line, " ") {
+			complaint += line
+		} else {
+			names = append(names, line)
+		}
+	}
+	slices.Sort(names)
+	return names, complaint
+}
+
+// outage waits until it is known that nobody answers for an API, and sees to it that all else works meanwhile. A namespace that is deleted
+// then is not gone at the end.
+func (s *scene) outage(group, namespace string, whole []string) outage {
+	s.T.Helper()
+	of := func(names []string) []string {
+		return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.HasSuffix(name, "."+group) })
+	}
+	nodes := s.nodes()
+	var told outage
+	s.Eventually(soon, "it is known that nobody answers for "+group, func() error {
+		var names []string
+		// At any time.
+		if names, told.kubectl = s.resources(); !slices.Equal(of(names), of(whole)) {
+			s.T.Errorf("nobody answers for %s, and kubectl finds %v, not %v", group, names, whole)
+		}
+		told.aggregated = s.undiscovered(group, false)
+		if told.aggregated == "" {
+			return fmt.Errorf("all is discovered")
+		}
+		return s.isAvailable(group, "False")
+	})
+	told.legacy = s.undiscovered(group, true)
+	_, err := s.TryKubectl("", "get", "--raw", "/apis/"+group+"/v1alpha1/nodemetrics")
+	told.request = fmt.Sprint(err)
+	told.namespace = s.isEmptied(namespace)
+	s.worksOtherwise()
+	if now := s.nodes(); now != nodes {
+		s.T.Errorf("nobody answers for %s, and Nodes change from\n%s\nto\n%s", group, nodes, now)
+	}
+	for _, text := range []*string{&told.kubectl, &told.aggregated, &told.legacy, &told.request, &told.namespace} {
+		*text = strings.ReplaceAll(*text, group, "GROUP")
+	}
+	return told
+}
+
+// undiscovered is why client-go doesn't discover all, by one document or by one for each version of an API. It may be for this API alone.
+func (s *scene) undiscovered(group string, legacy bool) string {
+	s.T.Helper()
+	client := discovery.NewDiscoveryClientForConfigOrDie(s.Config())
+	client.UseLegacyDiscovery = legacy
+	_, err := client.ServerPreferredResources()
+	if err == nil {
+		return ""
+	}
+	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
+	if _, known := failed[schema.GroupVersion{Group: group, Version: "v1alpha1"}]; !known || len(failed) != 1 {
+		s.T.Errorf("nobody answers for %s, and client-go says: %v", group, err)
+	}
+	return err.Error()
+}
+
+// isLike fails the test where an outage differs from what is usual.
+func (s *scene) isLike(usual, now outage) {
+	s.T.Helper()
+	if now != usual {
+		s.T.Errorf("it fails so:\n%q\nand that of another API so:\n%q", now, usual)
+	}
+	s.T.Logf("%q", now)
+}
+
+// isOver waits until all is as it was, and a namespace gone that could not go.
+func (s *scene) isOver(namespace string, whole []string, all []*ledger) {
+	s.T.Helper()
+	s.gone(namespace, "replicas are back")
+	s.Eventually(soon, "kubectl finds all as before", func() error {
+		names, complaint := s.resources()
+		if complaint != "" || !slices.Equal(names, whole) {
+			return fmt.Errorf("%sit finds %v, not %v", complaint, names, whole)
+		}
+		return nil
+	})
+	s.knowSoon("replicas are back: all clients", all)
+}
+
+// nodes are all Nodes with their versions: whatever is written to one shows.
+func (s *scene) nodes() string {
+	s.T.Helper()
+	return s.Kubectl("get", "nodes", "-o", "custom-columns=:.metadata.name,:.metadata.resourceVersion")
+}
+
+// isEmptied deletes a namespace with something in it, which has to go, and waits for what is told of why the namespace itself does not.
+func (s *scene) isEmptied(name string) (why string) {
+	s.T.Helper()
+	s.namespace(name)
+	s.Eventually(soon, name+" is empty, and says why it is not gone", func() error {
+		if _, err := s.Kube.CoreV1().ConfigMaps(name).Get(background, "it", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is not empty: %v", err)
+		}
+		namespace, err := s.Kube.CoreV1().Namespaces().Get(background, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		why = ""
+		for _, condition := range namespace.Status.Conditions {
+			if condition.Status == corev1.ConditionTrue {
+				why += fmt.Sprintf("%s: %s: %s\n", condition.Type, condition.Reason, condition.Message)
+			}
+		}
+		if !strings.Contains(why, string(corev1.NamespaceDeletionDiscoveryFailure)) {
+			return fmt.Errorf("it says %q", why)
+		}
+		return nil
+	})
+	return why
+}
+
+// worksOtherwise uses what discovery and OpenAPI are for: kubectl explains and validates, and what lost its owner is deleted.
+func (s *scene) worksOtherwise() {
+	s.T.Helper()
+	begun := time.Now()
+	if out := s.Kubectl("explain", "pods.spec.containers"); !strings.Contains(out, "VERSION:    v1") {
+		s.T.Error(out)
+	}
+	s.Apply(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"owner","namespace":"default"}}`)
+	if _, err := s.TryKubectl(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"wrong","namespace":"default"},"dta":{}}`, "apply", "-f", "-"); err == nil {
+		s.T.Error("kubectl does not see that there is no field dta")
+	}
+	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(begun).Round(100*time.Millisecond))
+	maps := s.Kube.CoreV1().ConfigMaps("default")
+	owner, err := maps.Get(background, "owner", metav1.GetOptions{})
+	s.agents.must(nil, err)
+	s.agents.must(maps.Create(background, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owned", OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
+	}}}, metav1.CreateOptions{}))
+	s.agents.must(nil, maps.Delete(background, owner.Name, metav1.DeleteOptions{}))
+	s.Eventually(soon, "what lost its owner is gone", func() error {
+		_, err := maps.Get(background, "owned", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %v", err)
+	})
+}
