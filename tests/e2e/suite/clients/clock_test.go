@@ -1,0 +1,247 @@
+//go:build e2e
+
+package clients
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// TestClientsStayRightWhereAControllersClockIsAnHourOff: ahead of all others, or behind. Each replica leads in its turn, and hears of all
+// agents: that one by their Leases, since by its clock no token is valid now.
+func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
+	for _, off := range []struct {
+		way, refused string
+		ahead        time.Duration
+	}{{"ahead", "token_expired", time.Hour}, {"behind", "token_not_yet", -time.Hour}} {
+		t.Run(off.way, func(t *testing.T) {
+			s := openWith(t, setting{directly: true, ahead: off.ahead})
+			s.edits()
+			all := append(s.all(), s.asker("a client that asks again at once"))
+			s.allKnow(soon, all)
+			for range 2 {
+				leader, standby := s.leader()
+				leader.Kill()
+				leader.Start()
+				s.knowSoon(standby.name+" leads after "+leader.name+": all clients", all)
+				s.complete(leader)
+			}
+			_, written := s.writes()
+			for _, r := range s.replicas {
+				if !slices.ContainsFunc(written, func(write record) bool { return write.User.Username == r.name }) {
+					t.Errorf("%s never led", r.name)
+				}
+				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", off.refused))
+				if err != nil || (refused > 0) != (r == s.replicas[0]) {
+					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, off.refused, err)
+				}
+			}
+			if told := s.events("AgentSilent"); len(told) > 0 {
+				t.Errorf("agents were told of as silent that are not: %v", told)
+			}
+		})
+	}
+}
+
+// events are the names of those who were told of by events of this reason.
+func (s *scene) events(reason string) (about []string) {
+	s.T.Helper()
+	events, err := s.Kube.CoreV1().Events("").List(background, metav1.ListOptions{})
+	s.agents.must(nil, err)
+	for _, event := range events.Items {
+		if event.Reason == reason {
+			about = append(about, event.InvolvedObject.Name)
+		}
+	}
+	return about
+}
+
+// TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre: ahead, or behind. It reports, is well, and keeps its node closed; when it is killed
+// that is noticed in time, though its Lease would be from the future; and it comes back.
+func TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("NOT TESTED: agents need root")
+	}
+	s := openWith(t, setting{directly: true, flags: []string{"--max-unschedulable", "100%", "--silent-agent-after", "20s", "--short-silence"}})
+	s.closesBusyNodes()
+	for _, r := range s.replicas {
+		s.Endpoint(plane.ReportService, r.name, r.report)
+	}
+	agents := []*machine{s.machine("ahead", time.Hour), s.machine("behind", -time.Hour)}
+	for _, m := range agents {
+		s.Eventually(soon, m.node+" is well and closed", func() error { return m.isWell(s, "the agent reports to the controller") })
+	}
+	// Longer than any of them may be silent.
+	for end := time.Now().Add(75 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+		for _, m := range agents {
+			if err := m.isWell(s, "the agent "); err != nil {
+				t.Fatalf("%s: %v", m.node, err)
+			}
+		}
+	}
+	if told := s.events("AgentSilent"); len(told) > 0 {
+		t.Errorf("agents were told of as silent that are not: %v", told)
+	}
+	killed := time.Now()
+	for _, m := range agents {
+		m.Kill()
+	}
+	for _, m := range agents {
+		s.Eventually(soon, m.node+" is silent, and open again", func() error { return m.isMissed(s) })
+		t.Logf("%s: silent and open %s after its agent was killed", m.node, time.Since(killed).Round(100*time.Millisecond))
+	}
+	for _, m := range agents {
+		m.Start()
+		s.Eventually(soon, m.node+" is well and closed again", func() error { return m.isWell(s, "the agent ") })
+	}
+}
+
+// closesBusyNodes has every machine closed to new pods, by a mark that each is above.
+func (s *scene) closesBusyNodes() {
+	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
+		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"busy","annotations":{"plimsoll.dev/rollout":"immediate"}},
+		"spec":{"selector":{"matchLabels":{"pool":"machines"}},"rules":[
+			{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":1}}]}}`)
+}
+
+// A machine is a node with an agent of its own, whose wall clock is ahead by so much.
+type machine struct {
+	*plane.Process
+	node  string
+	ahead time.Duration
+}
+
+func (s *scene) machine(name string, ahead time.Duration) *machine {
+	s.T.Helper()
+	size := corev1.ResourceList{"cpu": resource.MustParse(fmt.Sprint(cpus)), "memory": resource.MustParse("16Gi")}
+	s.agents.must(s.Kube.CoreV1().Nodes().Create(background, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "machines"}},
+		Status: corev1.NodeStatus{Capacity: size, Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"},
+		}},
+	}, metav1.CreateOptions{}))
+	credentials := s.T.TempDir()
+	plane.WriteFile(s.T, filepath.Join(credentials, "token"), s.agents.token(name))
+	plane.WriteFile(s.T, filepath.Join(credentials, "ca.crt"), s.ReportAuthority())
+	return &machine{node: name, ahead: ahead, Process: s.Plimsoll(ahead, "agent", "--node-name", name, "--kubeconfig", s.Kubeconfig,
+		"--cgroup-root", "/sys/fs/cgroup", "--kubelet-cgroup-root", s.cgroup(name), "--state-dir", s.T.TempDir(),
+		"--listen", fmt.Sprintf("127.0.0.1:%d", plane.FreePort(s.T)), "--namespace", "default", "--pod-name", "agent-"+name,
+		"--report-service", plane.ReportService, "--report-credentials", credentials)}
+}
+
+// cgroup makes one that no pod is in, in each tree that there is.
+func (s *scene) cgroup(name string) string {
+	s.T.Helper()
+	parent := fmt.Sprintf("plimsoll-clients-%d-%s", os.Getpid(), name)
+	trees, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	s.agents.must(nil, err)
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		trees = []string{"/sys/fs/cgroup/cgroup.procs"}
+	}
+	for _, tree := range trees {
+		path := filepath.Join(filepath.Dir(tree), parent)
+		s.agents.must(nil, os.MkdirAll(filepath.Join(path, "kubepods", "besteffort"), 0o755))
+		s.T.Cleanup(func() {
+			for _, folder := range []string{"kubepods/besteffort", "kubepods", ""} {
+				os.Remove(filepath.Join(path, folder))
+			}
+		})
+	}
+	return parent
+}
+
+// isWell says what is wrong with a node whose agent lives.
+func (m *machine) isWell(s *scene, message string) error {
+	metric, node, err := m.read(s)
+	if err != nil {
+		return err
+	}
+	if err := m.isOff(metric); err != nil {
+		return err
+	}
+	if told := healthy(metric); told.status != "True" || !strings.HasPrefix(told.message, message) {
+		return fmt.Errorf("Healthy is %q", told)
+	}
+	row := strings.Fields(s.patiently("get", "nm", m.node, "-o", "wide", "--no-headers"))
+	// It is told of at least every 10 s.
+	if age := row[len(row)-3]; !regexp.MustCompile(`^[0-9]s$|^[1-3][0-9]s$`).MatchString(age) {
+		return fmt.Errorf("REPORTED is %s of %q", age, row)
+	}
+	if !m.isClosed(node) {
+		return fmt.Errorf("its taints are %v", node.Spec.Taints)
+	}
+	return nil
+}
+
+// isMissed says what is wrong with one whose agent was killed.
+func (m *machine) isMissed(s *scene) error {
+	metric, node, err := m.read(s)
+	if err != nil {
+		return err
+	}
+	if told := healthy(metric); told.status != "False" || told.reason != "AgentSilent" {
+		return fmt.Errorf("Healthy is %q", told)
+	}
+	if m.isClosed(node) {
+		return fmt.Errorf("its taints are %v", node.Spec.Taints)
+	}
+	return nil
+}
+
+func (m *machine) read(s *scene) (*unstructured.Unstructured, *corev1.Node, error) {
+	metric, err := s.Objects.Resource(nodemetrics).Get(background, m.node, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	node, err := s.Kube.CoreV1().Nodes().Get(background, m.node, metav1.GetOptions{})
+	return metric, node, err
+}
+
+// isOff says so if its times are not those of a clock that is off as it should be.
+func (m *machine) isOff(metric *unstructured.Unstructured) error {
+	said, _, _ := unstructured.NestedString(metric.Object, "status", "timestamp")
+	at, err := time.Parse(time.RFC3339, said)
+	if err != nil {
+		return err
+	}
+	if off := time.Until(at) - m.ahead; off.Abs() > 5*time.Minute {
+		return fmt.Errorf("it was measured at %s, which is off by %s", said, time.Until(at))
+	}
+	return nil
+}
+
+func (m *machine) isClosed(node *corev1.Node) bool {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == "interference.crane.io" && taint.Effect == corev1.TaintEffectNoSchedule {
+			return true
+		}
+	}
+	return false
+}
+
+// A condition is what a NodeMetric says of its agent.
+type condition struct{ status, reason, message string }
+
+func healthy(metric *unstructured.Unstructured) (told condition) {
+	conditions, _, _ := unstructured.NestedSlice(metric.Object, "status", "conditions")
+	for _, entry := range conditions {
+		entry := entry.(map[string]any)
+		if word := func(field string) string { return fmt.Sprint(entry[field]) }; entry["type"] == "Healthy" {
+			told = condition{word("status"), word("reason"), word("message")}
+		}
+	}
+	return told
+}
