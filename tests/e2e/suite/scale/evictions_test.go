@@ -181,7 +181,7 @@ func (p *plane) guard(name string) *replica {
 	for _, scope := range []string{"zone", "node", "namespace", "owner"} {
 		args = append(args, fmt.Sprintf("--eviction-budget-%s=1000/%s", scope, window))
 	}
-	r.Process = p.ControllerBy(p.KubeconfigBy(name, p.token("plimsoll-controller", nil)), args...)
+	r.Process = p.ControllerBy(p.KubeconfigBy(name, p.token("plimsoll-controller", nil)), 0, args...)
 	p.Endpoint("plimsoll-metrics", name, r.api)
 	p.Eventually(time.Minute, "the replica is ready", r.ready)
 	return r
