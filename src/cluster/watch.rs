@@ -105,7 +105,7 @@ fn begun_late<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>>,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> {
     let told = events.scan(false, |begins, event| {
-        let begun = event.is_ok() && std::mem::take(begins);
+        let begun = std::mem::take(begins) && event.is_ok();
         let event = match event {
             Ok(Event::Init) => {
                 *begins = true;
