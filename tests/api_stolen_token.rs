@@ -26,7 +26,7 @@ use api_support::{ControlPlane, LEASES, names};
 use chart_support::{NAMESPACE, objects};
 use k8s_openapi::api::core::v1::ObjectReference;
 use plimsoll::cluster::events::{Events, Happening, about_node};
-use plimsoll::cluster::taint::{self, Mark, TaintError};
+use plimsoll::cluster::taint::{self, Bearing, Mark, TaintError};
 use plimsoll::engine::policy::TaintEffect;
 use serde_json::{Value, json};
 
@@ -208,12 +208,8 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
         controller.is_refused(&attempt).await;
     }
     let closed = taint::read(&controller.client, OTHER).await.unwrap();
-    let refused = taint::keep(
-        &controller.client,
-        closed,
-        Some(&mark(TaintEffect::NoSchedule)),
-    )
-    .await;
+    let wanted = mark(TaintEffect::NoSchedule);
+    let refused = taint::keep(&controller.client, closed, Bearing::Mark(&wanted)).await;
     let words = refused.unwrap_err().to_string();
     assert!(
         words.contains("only takes the taint interference.crane.io away"),
@@ -231,7 +227,9 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     ]);
     let left = taint::read(&controller.client, OTHER).await.unwrap();
     assert_eq!(left.effect(), Some(TaintEffect::NoSchedule));
-    let opened = taint::keep(&controller.client, left, None).await.unwrap();
+    let opened = taint::keep(&controller.client, left, Bearing::Nothing)
+        .await
+        .unwrap();
     assert_eq!(opened.effect(), None);
 }
 
@@ -272,7 +270,8 @@ async fn an_honest_agent_is_refused_nothing() {
     let taints = || plane.get("node", OWN)["spec"]["taints"].clone();
     let keep = async |mark: Option<&Mark>| -> Result<(), TaintError> {
         let seen = taint::read(client, OWN).await?;
-        taint::keep(client, seen, mark).await.map(drop)
+        let wanted = mark.map_or(Bearing::Nothing, Bearing::Mark);
+        taint::keep(client, seen, wanted).await.map(drop)
     };
     // Beside the taint that an API server gives to every new node, and conditions of a kubelet.
     keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
@@ -327,9 +326,13 @@ async fn among_others(plane: &ControlPlane, agent: &Actor) {
     plane.kubectl(&[["patch", "node", OWN].as_slice(), &how].concat());
     for wanted in [Some(mark(TaintEffect::PreferNoSchedule)), None] {
         let seen = taint::read(&agent.client, OWN).await.unwrap();
-        taint::keep(&agent.client, seen, wanted.as_ref())
-            .await
-            .unwrap();
+        taint::keep(
+            &agent.client,
+            seen,
+            wanted.as_ref().map_or(Bearing::Nothing, Bearing::Mark),
+        )
+        .await
+        .unwrap();
     }
     let node = plane.get("node", OWN);
     let kept = node["spec"]["taints"].as_array().unwrap();

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
-use plimsoll::cluster::taint::{self, CONDITION, KEY, Mark, Marked};
+use plimsoll::cluster::taint::{self, Bearing, CONDITION, KEY, Mark, Marked};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
 use plimsoll::node::actuate::taint::{Standing, Wanted, run};
@@ -131,7 +131,13 @@ async fn nobodys_taints_are_lost_however_many_write_at_once() {
             None,
         ] {
             let seen = taint::read(&client, NODE).await.unwrap();
-            match taint::keep(&client, seen, wanted.as_ref()).await {
+            match taint::keep(
+                &client,
+                seen,
+                wanted.as_ref().map_or(Bearing::Nothing, Bearing::Mark),
+            )
+            .await
+            {
                 Ok(after) => {
                     assert_eq!(after.effect(), wanted.map(|mark| mark.effect));
                     done += 1;
@@ -151,7 +157,9 @@ async fn nobodys_taints_are_lost_however_many_write_at_once() {
     assert!(done >= 9, "{done} done, {contended} given up");
     let seen = taint::read(&client, NODE).await.unwrap();
     let strong = mark(TaintEffect::NoSchedule);
-    taint::keep(&client, seen, Some(&strong)).await.unwrap();
+    taint::keep(&client, seen, Bearing::Mark(&strong))
+        .await
+        .unwrap();
     let left = taints(&nodes).await;
     assert_eq!(left.len(), others.len() + 1, "{left:?}");
     for key in &others {
@@ -171,20 +179,24 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     };
     let strong = mark(TaintEffect::NoSchedule);
     let seen = taint::read(&client, NODE).await.unwrap();
-    let seen = taint::keep(&client, seen, None).await.unwrap();
+    let seen = taint::keep(&client, seen, Bearing::Nothing).await.unwrap();
     assert_eq!(
         condition(&nodes).await,
         Value::Null,
         "nothing is written to say that all is well"
     );
-    let seen = taint::keep(&client, seen, Some(&strong)).await.unwrap();
+    let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
+        .await
+        .unwrap();
     assert_eq!(ours(&nodes).await, ["NoSchedule"]);
     let on = condition(&nodes).await;
     assert_eq!(on["status"], "True");
     assert_eq!(on["reason"], "watermark1/cpu");
     assert_eq!(on["message"], "cpu_total_usage 7200m is above 4000m");
     let version = seen.version.clone();
-    let seen = taint::keep(&client, seen, Some(&strong)).await.unwrap();
+    let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
+        .await
+        .unwrap();
     assert_eq!(seen.version, version, "what is so already is not written");
     let other = Mark {
         reason: "watermark1/memory".to_owned(),
@@ -192,15 +204,39 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     };
     // So that a second has passed: times in conditions have no fractions.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let seen = taint::keep(&client, seen, Some(&other)).await.unwrap();
+    let seen = taint::keep(&client, seen, Bearing::Mark(&other))
+        .await
+        .unwrap();
     let renamed = condition(&nodes).await;
     assert_eq!(renamed["reason"], "watermark1/memory");
     assert_eq!(renamed["lastTransitionTime"], on["lastTransitionTime"]);
-    taint::keep(&client, seen, None).await.unwrap();
+    let seen = taint::keep(&client, seen, Bearing::Nothing).await.unwrap();
     assert!(ours(&nodes).await.is_empty());
     let off = condition(&nodes).await;
     assert_eq!(off["status"], "False");
     assert_ne!(off["lastTransitionTime"], on["lastTransitionTime"]);
+
+    let conditions = async || {
+        let status = nodes.get(NODE).await.unwrap().status;
+        status
+            .unwrap_or_default()
+            .conditions
+            .unwrap_or_default()
+            .len()
+    };
+    let (all, before) = (conditions().await, taints(&nodes).await);
+    let seen = taint::keep(&client, seen, Bearing::NoTrace).await.unwrap();
+    assert_eq!(
+        condition(&nodes).await,
+        Value::Null,
+        "as if we had never been there"
+    );
+    assert_eq!(conditions().await, all - 1, "those of others stay");
+    assert_eq!(taints(&nodes).await, before);
+    taint::keep(&client, seen, Bearing::Mark(&other))
+        .await
+        .unwrap();
+    assert_eq!(condition(&nodes).await["status"], "True");
 }
 
 #[tokio::test]
@@ -211,7 +247,7 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
     let old = taint::read(&client, NODE).await.unwrap();
     other_writer(nodes.clone(), "example.com/x".to_owned(), 1).await;
     let strong = mark(TaintEffect::NoSchedule);
-    taint::keep(&client, old.clone(), Some(&strong))
+    taint::keep(&client, old.clone(), Bearing::Mark(&strong))
         .await
         .unwrap();
     assert_eq!(taints(&nodes).await.len(), 2);
@@ -220,7 +256,7 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
         .delete(NODE, &kube::api::DeleteParams::default())
         .await
         .unwrap();
-    let gone = taint::keep(&client, old.clone(), Some(&strong)).await;
+    let gone = taint::keep(&client, old.clone(), Bearing::Mark(&strong)).await;
     assert!(
         matches!(gone, Err(taint::TaintError::NoNode(_))),
         "{gone:?}"
@@ -228,7 +264,7 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
     let mut anew = Node::default();
     anew.metadata.name = node.metadata.name;
     nodes.create(&PostParams::default(), &anew).await.unwrap();
-    let replaced = taint::keep(&client, old, Some(&strong)).await;
+    let replaced = taint::keep(&client, old, Bearing::Mark(&strong)).await;
     assert!(
         matches!(replaced, Err(taint::TaintError::Replaced(_))),
         "{replaced:?}"
@@ -263,6 +299,7 @@ impl Task {
         self.wanted.send_replace(Wanted {
             scheduling,
             message,
+            no_trace: false,
         });
     }
 
@@ -302,7 +339,9 @@ async fn the_task_holds_what_is_wanted_and_leaves_alone_what_it_was_not_told_abo
     };
     let left = mark(TaintEffect::PreferNoSchedule);
     let seen = taint::read(&client, NODE).await.unwrap();
-    taint::keep(&client, seen, Some(&left)).await.unwrap();
+    taint::keep(&client, seen, Bearing::Mark(&left))
+        .await
+        .unwrap();
     let mut task = Task::start(client.clone());
     task.look(&client).await;
     task.until("what a dead agent left is seen", |it| it.effect.is_some())

@@ -40,6 +40,26 @@ pub struct Mark {
     pub message: String,
 }
 
+/// What a node has to bear of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bearing<'a> {
+    /// This.
+    Mark(&'a Mark),
+    /// No taint, and a condition, where there is one, that says so.
+    Nothing,
+    /// Neither taint nor condition: as if we had never been there.
+    NoTrace,
+}
+
+impl Bearing<'_> {
+    const fn effect(self) -> Option<TaintEffect> {
+        match self {
+            Self::Mark(mark) => Some(mark.effect),
+            Self::Nothing | Self::NoTrace => None,
+        }
+    }
+}
+
 /// A node, as far as our marks on it go.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Marked {
@@ -128,9 +148,9 @@ impl Marked {
         self.taints.iter().flatten().filter_map(ours).max()
     }
 
-    /// Whether nothing has to be written for the node to bear this mark, or none.
-    pub fn bears(&self, mark: Option<&Mark>) -> bool {
-        self.edited(mark.map(|mark| mark.effect)).is_none() && self.says(mark)
+    /// Whether nothing has to be written for the node to bear this.
+    pub fn bears(&self, wanted: Bearing<'_>) -> bool {
+        self.edited(wanted.effect()).is_none() && self.says(wanted)
     }
 
     /// Whether this is a later state of the node than `other`.
@@ -180,12 +200,12 @@ impl Marked {
     }
 
     /// Whether the condition is as it has to be. Where there never was one, none is made to say that all is well.
-    fn says(&self, mark: Option<&Mark>) -> bool {
-        match (&self.condition, mark) {
-            (None, None) => true,
-            (None, Some(_)) => false,
-            (Some(condition), None) => condition["status"] == "False",
-            (Some(condition), Some(mark)) => {
+    fn says(&self, wanted: Bearing<'_>) -> bool {
+        match (&self.condition, wanted) {
+            (None, Bearing::Nothing | Bearing::NoTrace) => true,
+            (None, Bearing::Mark(_)) | (Some(_), Bearing::NoTrace) => false,
+            (Some(condition), Bearing::Nothing) => condition["status"] == "False",
+            (Some(condition), Bearing::Mark(mark)) => {
                 condition["status"] == "True"
                     && condition["reason"] == mark.reason.as_str()
                     && condition["message"] == mark.message.as_str()
@@ -194,18 +214,28 @@ impl Marked {
     }
 
     /// A strategic merge patch of the status: conditions are merged by type, others' are left alone.
-    fn condition_patch(&self, mark: Option<&Mark>, now: &str) -> Value {
-        let status = if mark.is_some() { "True" } else { "False" };
+    fn condition_patch(&self, wanted: Bearing<'_>, now: &str) -> Value {
+        let (status, reason, message) = match wanted {
+            Bearing::Mark(mark) => ("True", &*mark.reason, &*mark.message),
+            Bearing::Nothing => ("False", OVER, "no rule keeps new pods away"),
+            Bearing::NoTrace => {
+                let condition = json!({"type": CONDITION, "$patch": "delete"});
+                return self.status_patch(&condition);
+            }
+        };
         let before = self.condition.as_ref().filter(|it| it["status"] == status);
         let since = before.and_then(|it| it["lastTransitionTime"].as_str());
-        let condition = json!({
+        self.status_patch(&json!({
             "type": CONDITION,
             "status": status,
-            "reason": mark.map_or(OVER, |mark| &mark.reason),
-            "message": mark.map_or("no rule keeps new pods away", |mark| &mark.message),
+            "reason": reason,
+            "message": message,
             "lastHeartbeatTime": now,
             "lastTransitionTime": since.unwrap_or(now),
-        });
+        }))
+    }
+
+    fn status_patch(&self, condition: &Value) -> Value {
         json!({"metadata": {"uid": self.uid}, "status": {"conditions": [condition]}})
     }
 }
@@ -232,7 +262,7 @@ pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
         .map_err(|source| TaintError::call("read", node, source))
 }
 
-/// Makes the node bear this mark, or none: first the taint, then the condition. Writes nothing where all is so.
+/// Makes the node bear this: first the taint, then the condition. Writes nothing where all is so.
 /// `seen` may be old: it is read again where it is. Returns the node as it is then.
 ///
 /// # Errors
@@ -240,14 +270,14 @@ pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
 pub async fn keep(
     client: &Client,
     seen: Marked,
-    mark: Option<&Mark>,
+    wanted: Bearing<'_>,
 ) -> Result<Marked, TaintError> {
-    let seen = keep_taint(client, seen, mark.map(|mark| mark.effect)).await?;
-    if seen.says(mark) {
+    let seen = keep_taint(client, seen, wanted.effect()).await?;
+    if seen.says(wanted) {
         return Ok(seen);
     }
     let now = format!("{:.0}", clock::wall());
-    let patch = Patch::Strategic(seen.condition_patch(mark, &now));
+    let patch = Patch::Strategic(seen.condition_patch(wanted, &now));
     let api = nodes(client);
     let patched = call(api.patch_status(&seen.name, &PatchParams::default(), &patch)).await;
     match patched {

@@ -81,34 +81,51 @@ fn a_taint_of_our_key_whose_effect_we_never_use_is_somebody_elses() {
 #[test]
 fn the_condition_keeps_its_transition_time_while_its_status_stays() {
     let now = "2026-02-02T00:00:00Z";
-    let since = |seen: &Marked, mark: Option<&Mark>| {
-        seen.condition_patch(mark, now)["status"]["conditions"][0]["lastTransitionTime"].clone()
+    let since = |seen: &Marked, wanted: Bearing<'_>| {
+        let patch = seen.condition_patch(wanted, now);
+        patch["status"]["conditions"][0]["lastTransitionTime"].clone()
     };
     let before = "2026-01-01T00:00:00Z";
-    assert_eq!(
-        since(&node(&Value::Null, Some("True")), Some(&mark())),
-        before
-    );
-    assert_eq!(since(&node(&Value::Null, Some("True")), None), now);
-    assert_eq!(since(&node(&Value::Null, Some("False")), None), before);
-    assert_eq!(since(&node(&Value::Null, None), Some(&mark())), now);
+    let (over, mark) = (Bearing::Nothing, mark());
+    let mark = Bearing::Mark(&mark);
+    assert_eq!(since(&node(&Value::Null, Some("True")), mark), before);
+    assert_eq!(since(&node(&Value::Null, Some("True")), over), now);
+    assert_eq!(since(&node(&Value::Null, Some("False")), over), before);
+    assert_eq!(since(&node(&Value::Null, None), mark), now);
 }
 
 #[test]
 fn nothing_is_written_where_all_is_said_and_no_condition_is_made_to_say_that_all_is_well() {
     let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
-    assert!(node(&Value::Null, None).bears(None));
-    assert!(node(&Value::Null, Some("False")).bears(None));
-    assert!(!node(&Value::Null, Some("True")).bears(None));
-    assert!(!node(&Value::Null, Some("Unknown")).bears(None));
-    assert!(!node(&tainted, Some("False")).bears(None));
-    assert!(node(&tainted, Some("True")).bears(Some(&mark())));
-    assert!(!node(&tainted, None).bears(Some(&mark())));
+    let (over, mine) = (Bearing::Nothing, mark());
+    let mine = Bearing::Mark(&mine);
+    assert!(node(&Value::Null, None).bears(over));
+    assert!(node(&Value::Null, Some("False")).bears(over));
+    assert!(!node(&Value::Null, Some("True")).bears(over));
+    assert!(!node(&Value::Null, Some("Unknown")).bears(over));
+    assert!(!node(&tainted, Some("False")).bears(over));
+    assert!(node(&tainted, Some("True")).bears(mine));
+    assert!(!node(&tainted, None).bears(mine));
     let other = Mark {
         reason: "q/other".to_owned(),
         ..mark()
     };
-    assert!(!node(&tainted, Some("True")).bears(Some(&other)));
+    assert!(!node(&tainted, Some("True")).bears(Bearing::Mark(&other)));
+}
+
+#[test]
+fn who_is_to_leave_no_trace_takes_the_condition_off_too_whatever_it_says() {
+    let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
+    assert!(node(&Value::Null, None).bears(Bearing::NoTrace));
+    assert!(!node(&tainted, None).bears(Bearing::NoTrace));
+    for status in ["True", "False", "Unknown"] {
+        let seen = node(&Value::Null, Some(status));
+        assert!(!seen.bears(Bearing::NoTrace), "{status}");
+        assert_eq!(
+            seen.condition_patch(Bearing::NoTrace, "now"),
+            json!({"metadata": {"uid": "u"}, "status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}})
+        );
+    }
 }
 
 #[test]
@@ -120,7 +137,7 @@ fn an_object_that_makes_no_sense_is_a_node_without_marks() {
     ] {
         let seen = Marked::of(&odd);
         assert_eq!(seen.effect(), None);
-        assert!(seen.bears(None));
+        assert!(seen.bears(Bearing::Nothing));
     }
 }
 

@@ -115,6 +115,13 @@ impl ApiServer {
         });
     }
 
+    /// Whether no condition is to tell that there was a taint, once there is none.
+    pub fn leave_no_trace(&self, no_trace: bool) {
+        self.wanted.send_if_modified(|wanted| {
+            std::mem::replace(&mut wanted.no_trace, no_trace) != no_trace
+        });
+    }
+
     /// What stands on the Node.
     pub fn standing(&self) -> Standing {
         self.standing.borrow().clone()

@@ -9,7 +9,7 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::cluster::backoff::{backoff, rest};
-use crate::cluster::taint::{self, Mark, Marked, TaintError};
+use crate::cluster::taint::{self, Bearing, Mark, Marked, TaintError};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
@@ -30,6 +30,8 @@ pub struct Wanted {
     pub scheduling: Scheduling,
     /// Value and mark of the rules, in words, as they were when the engine began to say so.
     pub message: String,
+    /// Where nothing has to stand there, nothing has to tell that something did.
+    pub no_trace: bool,
 }
 
 /// What stands there, as far as we know.
@@ -62,7 +64,7 @@ pub async fn run(
         publish(&standing, keeper.standing());
         let pause = match step {
             Step::Keep(seen) => {
-                let kept = taint::keep(&client, seen, keeper.mark.as_ref()).await;
+                let kept = taint::keep(&client, seen, keeper.bearing()).await;
                 keeper.kept(clock::boot_time(), kept);
                 continue;
             }
@@ -100,6 +102,7 @@ struct Keeper {
     told: bool,
     /// What the Node has to bear.
     mark: Option<Mark>,
+    no_trace: bool,
     rules: Vec<RuleId>,
     /// The Node as it was last seen, or as our last write left it.
     node: Option<Marked>,
@@ -115,7 +118,22 @@ struct Keeper {
 }
 
 impl Keeper {
+    fn bearing(&self) -> Bearing<'_> {
+        match &self.mark {
+            Some(mark) => Bearing::Mark(mark),
+            None if self.no_trace => Bearing::NoTrace,
+            None => Bearing::Nothing,
+        }
+    }
+
+    fn bears(&self, node: &Marked) -> bool {
+        node.bears(self.bearing())
+    }
+
     fn want(&mut self, wanted: &Wanted) {
+        // Nobody has taken anything from us that we want no more.
+        self.held &= self.no_trace == wanted.no_trace;
+        self.no_trace = wanted.no_trace;
         let (effect, rules) = match &wanted.scheduling {
             Scheduling::Hold => return,
             Scheduling::Enabled => (None, &[][..]),
@@ -150,8 +168,7 @@ impl Keeper {
             return;
         }
         self.node = node.cloned();
-        let mark = self.mark.as_ref();
-        if self.held && !self.node.as_ref().is_some_and(|node| node.bears(mark)) {
+        if self.held && !self.node.as_ref().is_some_and(|node| self.bears(node)) {
             self.losses.push_back(now);
             self.held = false;
         }
@@ -161,7 +178,7 @@ impl Keeper {
         let Some(node) = self.node.as_ref().filter(|_| self.told) else {
             return Step::Rest(None);
         };
-        if node.bears(self.mark.as_ref()) {
+        if self.bears(node) {
             return self.rest(now);
         }
         let keep = Step::Keep(node.clone());

@@ -376,6 +376,7 @@ impl Agent {
         self.memory.keep_stop(stopped);
         let Some(policy) = policy else { return };
         machine.outside().set_policy(Arc::clone(&policy));
+        machine.outside().leave_no_trace(stopped.is_some());
         machine.set_policy(Arc::clone(&policy));
         if stopped.is_some() {
             machine.release_within(RELEASE);

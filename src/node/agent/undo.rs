@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::report::{Reporter, log};
 use super::{AgentError, Machine, Options};
 use crate::cluster::backoff::backoff;
-use crate::cluster::taint::{self, TaintError};
+use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
@@ -101,7 +101,7 @@ async fn tell(client: &Client, node: &str, boot_id: &str, why: &str, left: &Left
 async fn unmark(client: &Client, node: &str) -> bool {
     let unmarked = async {
         let seen = taint::read(client, node).await?;
-        taint::keep(client, seen, None).await
+        taint::keep(client, seen, Bearing::NoTrace).await
     };
     let why = match timeout(PATIENCE, unmarked).await {
         Ok(Ok(_) | Err(TaintError::NoNode(_))) => return true,

@@ -13,7 +13,7 @@ use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
 use super::super::world::{StatusWrite, Write};
 use super::store::{policy_resource, watermark_resource};
 use crate::cluster::client::{CallError, call};
-use crate::cluster::taint::{self, TaintError};
+use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::crd::API_VERSION;
 
 /// A write came to its end.
@@ -99,7 +99,7 @@ async fn open(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError
         Err(error) => return Err(error),
     };
     let tainted = seen.effect().is_some();
-    match taint::keep(client, seen, None).await {
+    match taint::keep(client, seen, Bearing::Nothing).await {
         Ok(_) => Ok(tainted),
         Err(TaintError::NoNode(_) | TaintError::Replaced(_)) => Ok(false),
         Err(error) => Err(error),

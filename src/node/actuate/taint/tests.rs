@@ -14,13 +14,14 @@ fn disabled(message: &str) -> Wanted {
             rules: vec![RuleId::from("q/r")],
         },
         message: message.to_owned(),
+        no_trace: false,
     }
 }
 
 fn enabled() -> Wanted {
     Wanted {
         scheduling: Scheduling::Enabled,
-        message: String::new(),
+        ..Wanted::default()
     }
 }
 
@@ -193,4 +194,30 @@ fn without_a_node_nothing_is_done() {
     keeper.want(&disabled("m"));
     keeper.see(at(0), None);
     assert_eq!(keeper.step(at(0)), Step::Rest(None));
+}
+
+#[test]
+fn where_no_trace_is_to_be_left_the_condition_goes_after_the_taint_and_comes_back_with_it() {
+    let mut keeper = Keeper::default();
+    let no_trace = |wanted| Wanted {
+        no_trace: true,
+        ..wanted
+    };
+    keeper.want(&disabled("m"));
+    let marked = node(1, keeper.mark.as_ref());
+    keeper.see(at(0), Some(&marked));
+    keeper.want(&no_trace(disabled("m")));
+    assert_eq!(keeper.step(at(0)), Step::Rest(None), "it is in force still");
+    keeper.want(&no_trace(enabled()));
+    assert!(keeps(&keeper.step(at(1))));
+    assert_eq!(keeper.bearing(), Bearing::NoTrace);
+    keeper.kept(at(1), Ok(node(2, None)));
+    assert!(keeps(&keeper.step(at(1))), "a condition is left");
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "3"}});
+    keeper.kept(at(1), Ok(Marked::of(&bare)));
+    assert_eq!(keeper.step(at(1)), Step::Rest(None));
+    keeper.want(&enabled());
+    assert_eq!(keeper.step(at(2)), Step::Rest(None));
+    keeper.want(&disabled("m"));
+    assert!(keeps(&keeper.step(at(3))));
 }
