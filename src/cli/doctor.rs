@@ -8,14 +8,19 @@ mod read;
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde_json::json;
 
 use self::findings::{Finding, findings, summary};
-use super::{LEASE_NAMESPACE, runtime};
+use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::connect;
+use crate::cluster::clock;
+
+/// How often it is looked again while it waits.
+const LOOK: Duration = Duration::from_secs(2);
 
 const HELP: &str = "\
 Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of
@@ -35,6 +40,10 @@ pub struct Args {
     /// How to print it
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
+
+    /// Look again for so long until nothing is wrong: an upgrade that has just ended settles
+    #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
+    wait: Option<Duration>,
 
     /// Namespace of the Leases that agents renew
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
@@ -58,7 +67,14 @@ enum Output {
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let seen = runtime::start()?.block_on(async {
         let client = connect(args.kubeconfig.as_deref()).await?;
-        read::read(&client, &args.lease_namespace).await
+        let (begun, wait) = (clock::now(), args.wait.unwrap_or_default());
+        loop {
+            let seen = read::read(&client, &args.lease_namespace).await?;
+            if findings(&seen).is_empty() || clock::now().since(begun) >= wait {
+                return anyhow::Ok(seen);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     })?;
     let (found, summary) = (findings(&seen), summary(&seen));
     print(args.output, &found, &summary).context("failed to write to standard output")?;
