@@ -142,7 +142,7 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 func (c cluster) isTheOnlyReleaseInItsCluster(t *testing.T) {
 	c.namespace("other", "privileged")
 	for _, other := range []struct{ name, namespace string }{{"plimsoll", "other"}, {"second", "plimsoll"}, {"second", "other"}} {
-		for _, more := range [][]string{{}, {"--dry-run=server"}, {"--set", "crds.install=false,metricsAPI.enabled=false,flowControl.enabled=false,leases.createNamespace=false"}} {
+		for _, more := range [][]string{{}, {"--dry-run=server"}, {"--set", "crds.install=false,metricsAPI.enabled=false,evictionBudget.enabled=false,flowControl.enabled=false,leases.createNamespace=false"}} {
 			_, err := c.helm("install", other.name, other.namespace, more...)
 			if err == nil || !strings.Contains(err.Error(), "this cluster has Plimsoll already: release plimsoll in namespace plimsoll. Upgrade that one, or remove it first: helm uninstall plimsoll --namespace plimsoll") {
 				t.Errorf("release %s in namespace %s %v: %v", other.name, other.namespace, more, err)
