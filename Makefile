@@ -116,11 +116,11 @@ compare: tools build ## Prints what NodeMetrics and metrics-server cost and how 
 		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
-e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; half an hour on 2 cores)
-	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 30m -v .
+e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
+	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 60m -v .
 
-e2e-long: tools build cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot
-	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 60m -v . -args -long
+e2e-long: tools build cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate
+	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 90m -v . -args -long
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin

@@ -3,10 +3,12 @@
 package suite
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -93,7 +95,12 @@ func needShell(t testing.TB) {
 	}
 }
 
-// image is the reference under which the nodes have our image: of our own cluster, where each binary gets a name of its own.
+// binary is the plimsoll under test.
+func binary() string {
+	return cmp.Or(os.Getenv("PLIMSOLL_E2E_BINARY"), absolute("target/x86_64-unknown-linux-musl/release/plimsoll"))
+}
+
+// image is the reference under which the nodes have our image.
 func image() (repository, tag string, err error) {
 	if given != "" {
 		name := os.Getenv("PLIMSOLL_E2E_IMAGE")
@@ -103,32 +110,58 @@ func image() (repository, tag string, err error) {
 		}
 		return name[:colon], name[colon+1:], nil
 	}
-	binary := os.Getenv("PLIMSOLL_E2E_BINARY")
-	if binary == "" {
-		binary = absolute("target/x86_64-unknown-linux-musl/release/plimsoll")
-	}
+	repository, err = load("plimsoll", binary())
+	return repository, "latest", err
+}
+
+// load has the nodes of our own cluster know the image of a binary, each by a name of its own that begins so.
+func load(prefix, binary string) (repository string, err error) {
 	content, err := os.ReadFile(binary)
 	if err != nil {
-		return "", "", fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one", err)
+		return "", fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one", err)
 	}
-	name := fmt.Sprintf("plimsoll-%x", sha256.Sum256(content))[:24]
+	name := fmt.Sprintf("%s-%x", prefix, sha256.Sum256(content))[:len(prefix)+16]
 	loaded := true
 	for _, node := range nodes {
 		images, err := tryOnNode(node, "ctr --namespace k8s.io images list --quiet")
 		loaded = loaded && err == nil && strings.Contains(images, name)
 	}
 	if !loaded {
-		archive, err := run("", clusterTool, "image", name, binary)
+		archive, err := packed(name, binary)
 		if err != nil {
-			return "", "", err
+			return "", err
 		}
 		defer os.Remove(archive)
 		if _, err := run("", clusterTool, "load", archive); err != nil {
-			return "", "", err
+			return "", err
 		}
 	}
-	return "plimsoll.dev/e2e/" + name, "latest", nil
+	return "plimsoll.dev/e2e/" + name, nil
 }
+
+// packed is the archive of an image whose one file is /bin/plimsoll, whatever the binary's name is.
+func packed(name, binary string) (archive string, err error) {
+	folder, err := os.MkdirTemp("", "plimsoll-image")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(folder)
+	link := filepath.Join(folder, "plimsoll")
+	if err := os.Symlink(binary, link); err != nil {
+		return "", err
+	}
+	return run("", clusterTool, "image", name, link)
+}
+
+// values are those of a release of this image on our own cluster.
+func values(repository, tag string) (string, error) {
+	layouts, err := run("", clusterTool, "layouts")
+	// Each test has a node to itself: the cap on closed nodes has a test of its own.
+	return fmt.Sprintf("%s\nimage: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", layouts, repository, tag), err
+}
+
+// generous is as many evictions as the tests that run beside each other want: the budgets have tests of their own.
+const generous = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
 
 // install installs the chart, as its README says, with the values of the cluster under test.
 func install() error {
@@ -140,25 +173,18 @@ func install() error {
 	if _, err := tryKubectl(labelled, "apply", "-f", "-"); err != nil {
 		return err
 	}
-	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "120s",
-		"--set", "image.repository=" + repository + ",image.tag=" + tag,
-		// Each test has a node to itself: the cap on closed nodes has a test of its own.
-		"--set", "controller.maxUnschedulable=100%",
-		// As many as the tests that run beside each other want evicted: the budgets have tests of their own.
-		"--set", "evictionBudget.fleet=1000/1m,evictionBudget.zone=1000/1m,evictionBudget.node=1000/1m",
-		"--set", "evictionBudget.namespace=1000/1m,evictionBudget.owner=1000/1m"}
-	if given != "" {
-		if values := os.Getenv("PLIMSOLL_E2E_VALUES"); values != "" {
-			args = append(args, "--values", values)
+	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "120s", "--values", "-"}
+	if given == "" {
+		ours, err := values(repository, tag)
+		if err == nil {
+			_, err = helm(ours+generous, args...)
 		}
-		_, err = helm("", args...)
 		return err
 	}
-	layouts, err := run("", clusterTool, "layouts")
-	if err != nil {
-		return err
+	if file := os.Getenv("PLIMSOLL_E2E_VALUES"); file != "" {
+		args = append(args, "--values", file)
 	}
-	_, err = helm(layouts, append(args, "--values", "-")...)
+	_, err = helm(fmt.Sprintf("image: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", repository, tag)+generous, args...)
 	return err
 }
 

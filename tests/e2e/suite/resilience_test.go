@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"plimsoll.dev/suite/pages"
 )
 
 // pressed is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
@@ -110,43 +112,13 @@ func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		o, _ := pressed(t, s)
-		// An upgrade to an image that is nowhere.
-		set := "daemonset/plimsoll-agent-" + node
-		kubectl(t, "set", "image", "-n", namespace, set, "agent=plimsoll.dev/e2e/nowhere:latest")
-		t.Cleanup(func() {
-			kubectl(t, "rollout", "undo", "-n", namespace, set)
-			waitAgent(s, "")
-		})
-		eventually(t, 60*time.Second, "the next agent does not come", func() error {
-			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			if states := pod.Status.ContainerStatuses; len(states) == 0 || states[0].State.Waiting == nil || states[0].ContainerID != "" {
-				return fmt.Errorf("its state is %+v", states)
-			}
-			return nil
-		})
-		// As docs/kubernetes.md says.
-		values, err := helm("", "get", "values", "plimsoll", "--namespace", namespace, "--output", "yaml")
-		if err != nil {
-			t.Fatal(err)
+		leave, back := s.agentAway()
+		t.Cleanup(back)
+		leave()
+		page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
+		if out := page.Run(t, "A node without an agent", "NODE", node); !strings.Contains(out, "deleted") {
+			t.Errorf("it says %s", out)
 		}
-		pod, err := helm(values, "template", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--values", "-",
-			"--set", "restoreNode="+node, "--show-only", "templates/restore.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		apply(t, pod)
-		name := "plimsoll-agent-restore-" + node
-		t.Cleanup(func() { kubectl(t, "delete", "pod", "-n", namespace, name) })
-		eventually(t, 60*time.Second, "it has undone everything", func() error {
-			pod, err := kube.CoreV1().Pods(namespace).Get(background, name, metav1.GetOptions{})
-			if err != nil || pod.Status.Phase != corev1.PodSucceeded {
-				return fmt.Errorf("%s (%v)", pod.Status.Phase, err)
-			}
-			return nil
-		})
 		o.waitUndone(10 * time.Second)
 		s.set(cold)
 	})

@@ -1,0 +1,109 @@
+//go:build e2e
+
+// Package pages runs what the documentation tells to run, word for word: the indented lines of a page, heading by heading.
+package pages
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A Page is a page of the documentation. Its commands are run in a folder that has of the repository what users are told of.
+type Page struct {
+	t      *testing.T
+	folder string
+	bin    string
+	env    []string
+	// scripts are the commands under each heading, unrun those headings that nothing was run of yet.
+	scripts map[string]string
+	unrun   []string
+}
+
+// Read reads a page of the repository at root. Its commands find the tools of the test cluster and `plimsoll`, which is binary, and
+// have env besides.
+func Read(t *testing.T, root, file, binary string, env ...string) *Page {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Page{t: t, folder: t.TempDir(), bin: t.TempDir(), scripts: map[string]string{}}
+	p.env = append(env, "PATH="+p.bin+":"+filepath.Join(root, "target/e2e/bin")+":"+os.Getenv("PATH"))
+	for link, target := range map[string]string{
+		filepath.Join(p.folder, "charts"): filepath.Join(root, "charts"),
+		filepath.Join(p.bin, "plimsoll"):  binary,
+	} {
+		if err := os.Symlink(target, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	heading, shown := "", false
+	for _, line := range strings.Split(string(text), "\n") {
+		if strings.HasPrefix(line, "```") { // what is printed
+			shown = !shown
+		} else if shown {
+			continue
+		} else if strings.HasPrefix(line, "#") {
+			heading = strings.TrimLeft(line, "# ")
+		} else if command, indented := strings.CutPrefix(line, "    "); indented {
+			p.scripts[heading] += command + "\n"
+		}
+	}
+	for heading := range p.scripts {
+		p.unrun = append(p.unrun, heading)
+	}
+	if len(p.unrun) == 0 {
+		t.Fatalf("%s tells nothing to run", file)
+	}
+	return p
+}
+
+// Helm has `helm` fit the cluster under test: whatever renders the chart gets this file of values besides.
+func (p *Page) Helm(helm, values string) {
+	p.t.Helper()
+	wrapper := fmt.Sprintf("#!/bin/sh\ncase $1 in install | upgrade | template) exec %[1]s \"$@\" --values %[2]s ;; esac\nexec %[1]s \"$@\"\n", helm, values)
+	if err := os.WriteFile(filepath.Join(p.bin, "helm"), []byte(wrapper), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// Try runs all that stands under a heading, up to what fails, with words such as NODE replaced, and gives what it printed.
+func (p *Page) Try(heading string, words ...string) (string, error) {
+	p.t.Helper()
+	script, known := p.scripts[heading]
+	if !known {
+		p.t.Fatalf("the page has no commands under the heading %q", heading)
+	}
+	p.unrun = slices.DeleteFunc(p.unrun, func(each string) bool { return each == heading })
+	script = strings.NewReplacer(words...).Replace(script)
+	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
+	command.Dir, command.Env = p.folder, append(os.Environ(), p.env...)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s\n%w:\n%s", script, err, out)
+	}
+	return string(out), err
+}
+
+// Run is Try, and has to succeed.
+func (p *Page) Run(t *testing.T, heading string, words ...string) string {
+	t.Helper()
+	out, err := p.Try(heading, words...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// AllRun fails the test for every heading whose commands were not run.
+func (p *Page) AllRun() {
+	p.t.Helper()
+	for _, heading := range p.unrun {
+		p.t.Errorf("nothing was run of what the page has under the heading %q", heading)
+	}
+}

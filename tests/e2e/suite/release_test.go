@@ -1,0 +1,496 @@
+//go:build e2e
+
+package suite
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"plimsoll.dev/suite/pages"
+)
+
+// previousChart is the revision whose chart is upgraded from: before its roles, policies and hooks became what they are.
+// PLIMSOLL_E2E_PREVIOUS_CHART names another one, PLIMSOLL_E2E_PREVIOUS_BINARY the binary that ran with it.
+const previousChart = "e39438e6b4d00c2e6dc24fa2b17f60efe7a0fe3d"
+
+// A release is the installation under test in the hands of whoever follows docs/install.md.
+type release struct {
+	page   *pages.Page
+	values string // the file of values that each command of the page is given besides
+}
+
+// TestTheReleaseFromInstallationToRemoval does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
+// has the cluster alone: nothing of ours is left in it at times.
+func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
+	needShell(t)
+	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
+	r.page = pages.Read(t, absolute("."), "docs/install.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
+	r.page.Helm(absolute("target/e2e/bin/helm"), r.values)
+	repository, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.have(t, repository, tag, generous)
+	t.Cleanup(func() {
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *release)
+	}{
+		{"uninstalled while it acts it leaves every node as it was", uninstalledWhileItActs},
+		{"installed with nothing to edit it says that all is well", installedAnew},
+		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
+		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
+	} {
+		if !t.Run(part.name, func(t *testing.T) { part.test(t, r) }) {
+			return
+		}
+	}
+	r.page.AllRun()
+}
+
+// have sets the values that the page's commands get besides.
+func (r *release) have(t *testing.T, repository, tag, more string) {
+	t.Helper()
+	ours, err := values(repository, tag)
+	if err == nil {
+		err = os.WriteFile(r.values, []byte(ours+more), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onAll presses every node at the same time.
+func onAll(t *testing.T) (all []*oracle) {
+	t.Helper()
+	for _, node := range nodes {
+		s := newScene(t, node)
+		o, _ := pressed(t, s)
+		all = append(all, o)
+	}
+	return all
+}
+
+func uninstalledWhileItActs(t *testing.T, r *release) {
+	all := onAll(t)
+	t.Cleanup(func() { // for the scenes to end
+		if t.Failed() {
+			install()
+		} else {
+			r.page.Run(t, "Install")
+		}
+	})
+	r.page.Run(t, "Uninstall")
+	for _, o := range all {
+		o.untouched(t)
+		if records, err := journal(o.scene.node); err != nil || len(records) > 0 {
+			t.Errorf("the journal of %s holds %v (%v)", o.scene.node, records, err)
+		}
+	}
+	noFinalizers(t)
+	// Definitions bring an APIService each. Pods and a namespace take a moment to go.
+	stays := []string{"avoidanceaction", "nodeqos", "podqos", "nodewatermark", "customresourcedefinition",
+		"apiservice.apiregistration.k8s.io/v1alpha1.ensurance.crane.io", "apiservice.apiregistration.k8s.io/v1alpha1.plimsoll.dev",
+		"namespace/" + namespace, "lease.coordination.k8s.io/plimsoll-controller"}
+	eventually(t, 2*time.Minute, "what is left is what the page says stays", func() error {
+		left, err := ofOurs()
+		if err != nil {
+			return err
+		}
+		for _, name := range left {
+			kind, _, _ := strings.Cut(name, ".")
+			if !slices.Contains(stays, kind) && !slices.Contains(stays, name) {
+				return fmt.Errorf("%s of %v is left", name, left)
+			}
+		}
+		return nil
+	})
+	// The pods go on burning all the while, and nobody is there who would mind.
+	always(t, 5*time.Second, "nobody touches a node any more", func() error {
+		for _, o := range all {
+			if found, err := taint(o.scene.node); err != nil || found != nil {
+				return fmt.Errorf("taint is %v (%v)", found, err)
+			}
+			if err := o.asBefore(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.page.Run(t, "Remove the rest")
+	eventually(t, 2*time.Minute, "nothing at all is left", func() error {
+		left, err := ofOurs()
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%v", left)
+		}
+		return err
+	})
+}
+
+// untouched fails the test unless a node is as if we had never been there.
+func (o *oracle) untouched(t *testing.T) {
+	t.Helper()
+	if err := o.asBefore(); err != nil {
+		t.Error(err)
+	}
+	if found, err := taint(o.scene.node); err != nil || found != nil {
+		t.Errorf("the taint of %s is %v (%v)", o.scene.node, found, err)
+	}
+	if condition := nodeCondition(t, o.scene.node); condition != nil {
+		t.Errorf("%s has the condition %v", o.scene.node, condition)
+	}
+}
+
+// asBefore tells which cgroup is not as it was.
+func (o *oracle) asBefore() error {
+	for _, v := range o.before {
+		now, err := readSettings(o.scene.node, v.folder)
+		if err == nil {
+			err = checkRestored(v.before, now)
+		}
+		if err != nil {
+			return fmt.Errorf("%s on %s: %w", v.name, o.scene.node, err)
+		}
+	}
+	return nil
+}
+
+func noFinalizers(t *testing.T) {
+	t.Helper()
+	found := kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions,nodewatermarks,crds", "-o",
+		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {.metadata.finalizers}{"\n"}{end}`)
+	for _, line := range strings.Split(found, "\n") {
+		// An API server's own, while a definition is deleted.
+		if line != "" && !strings.Contains(line, "customresourcecleanup.apiextensions.k8s.io") {
+			t.Errorf("a finalizer is left: %s", line)
+		}
+	}
+}
+
+// ofOurs are all objects of the cluster that bear our name, our label or a kind of ours, but for events.
+func ofOurs() ([]string, error) {
+	kinds, err := tryKubectl("", "api-resources", "--verbs=list", "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	wanted := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
+	all, err := tryKubectl("", "get", strings.Join(wanted, ","), "--all-namespaces", "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	labelled, err := tryKubectl("", "get", strings.Join(wanted, ","), "--all-namespaces", "-o", "name", "-l", "app.kubernetes.io/name=plimsoll")
+	if err != nil {
+		return nil, err
+	}
+	ours := strings.Fields(labelled)
+	for _, name := range strings.Fields(all) {
+		if strings.Contains(name, "plimsoll") || strings.Contains(name, "ensurance.crane.io") {
+			ours = append(ours, name)
+		}
+	}
+	slices.Sort(ours)
+	return slices.Compact(ours), nil
+}
+
+func installedAnew(t *testing.T, r *release) {
+	// After all of it was removed.
+	if out := r.page.Run(t, "See that it works"); strings.Count(out, "nothing is wrong: ") != 2 {
+		t.Errorf("it says %s", out)
+	}
+	if pods := componentPods(t, "agent"); len(pods) != len(nodes) {
+		t.Errorf("agents: %v", podNames(pods))
+	}
+	if left := kubectl(t, "get", "all,sa,roles,rolebindings", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"); left != "" {
+		t.Errorf("the test has left %s", left)
+	}
+	// A test that can't fail shows nothing.
+	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=0")
+	out, err := r.page.Try("See that it works")
+	if err == nil || !strings.Contains(out, "0 of 0 replicas are ready") {
+		t.Errorf("without a controller it says %s (%v)", out, err)
+	}
+	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=2")
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+}
+
+func upgradedAndRolledBack(t *testing.T, r *release) {
+	chart := olderChart(t)
+	before, err := load("previous", cmp.Or(os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY"), binary()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := values(before, "latest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.page.Run(t, "Uninstall")
+	if _, err := helm(old, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-"); err != nil {
+		t.Fatal(err)
+	}
+	agentsRun(t, before)
+	all := onAll(t)
+	kept := watchHeld(t, all)
+	now, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	r.have(t, now, tag, generous)
+	r.page.Run(t, "Upgrade")
+	agentsRun(t, now)
+	kept("an upgrade")
+	if columns := kubectl(t, "get", "crd", "nodewatermarks.plimsoll.dev", "-o", "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}"); !strings.Contains(columns, "Stopped") {
+		t.Errorf("the definitions were not upgraded: %s", columns)
+	}
+
+	r.page.Run(t, "Roll back")
+	agentsRun(t, before)
+	kept("a roll-back")
+
+	r.page.Run(t, "Upgrade")
+	kept("another upgrade")
+	for _, o := range all {
+		o.waitAccounted(10*time.Second, 0)
+		o.scene.set(cold)
+	}
+	for _, o := range all {
+		o.waitUndone(60 * time.Second)
+	}
+}
+
+// olderChart is the folder of the chart as it was; where it is not to be had, of the chart as it is, which is said loudly.
+func olderChart(t *testing.T) string {
+	t.Helper()
+	revision := cmp.Or(os.Getenv("PLIMSOLL_E2E_PREVIOUS_CHART"), previousChart)
+	folder := t.TempDir()
+	script := "git -C " + absolute(".") + " archive " + revision + " charts/plimsoll | tar -x -C " + folder
+	if out, err := exec.Command("bash", "-o", "pipefail", "-c", script).CombinedOutput(); err != nil {
+		t.Logf("NOT TESTED: the chart of revision %s is not to be had here, so that nothing is upgraded from it but an image: %v: %s", revision, err, out)
+		return absolute("charts/plimsoll")
+	}
+	return filepath.Join(folder, "charts/plimsoll")
+}
+
+// agentsRun waits until all agents, and nothing else, run an image.
+func agentsRun(t *testing.T, image string) {
+	t.Helper()
+	eventually(t, 2*time.Minute, "all agents run "+image, func() error {
+		pods := componentPods(t, "agent")
+		for _, pod := range pods {
+			if !strings.HasPrefix(pod.Spec.Containers[0].Image, image+":") || !isReady(&pod) {
+				return fmt.Errorf("%s runs %s", pod.Name, pod.Spec.Containers[0].Image)
+			}
+		}
+		if len(pods) != len(nodes) {
+			return fmt.Errorf("there are %v", podNames(pods))
+		}
+		return nil
+	})
+}
+
+// watchHeld looks all the time whether what is in force stays so. The answer fails the test if it did not, up to then.
+func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
+	t.Helper()
+	caps := map[*victim]int{}
+	for _, o := range all {
+		for _, v := range o.before {
+			caps[v] = o.scene.settings(v.folder).millicores()
+		}
+	}
+	var lock sync.Mutex
+	looked, lost := 0, []string{}
+	look := func() {
+		for _, o := range all {
+			found, err := taint(o.scene.node)
+			if err == nil && found == nil {
+				err = fmt.Errorf("the taint of %s is gone", o.scene.node)
+			}
+			for _, v := range o.before {
+				if err == nil {
+					err = o.scene.held(v, caps[v])
+				}
+			}
+			lock.Lock()
+			if looked++; err != nil {
+				lost = append(lost, time.Now().Format("15:04:05.0 ")+err.Error())
+			}
+			lock.Unlock()
+		}
+	}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(200 * time.Millisecond):
+				look()
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() { close(end); <-ended })
+	t.Cleanup(stop)
+	return func(during string) {
+		t.Helper()
+		lock.Lock()
+		defer lock.Unlock()
+		t.Logf("%s: what is in force was looked at %d times", during, looked)
+		if looked == 0 || len(lost) > 0 {
+			t.Fatalf("during %s something was let go, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
+		}
+		looked = 0
+	}
+}
+
+func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
+	repository, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.have(t, repository, tag, generous+"uninstall: {timeoutSeconds: 30}\n")
+	r.page.Run(t, "Upgrade")
+	all := onAll(t)
+	gone := all[len(all)-1]
+	leave, back := gone.scene.agentAway()
+	refused := func() {
+		t.Helper()
+		out, err := r.page.Try("Uninstall")
+		if err == nil || !strings.Contains(out, "not yet: "+gone.scene.node+";") {
+			t.Fatalf("helm uninstall says %s (%v)", out, err)
+		}
+		t.Logf("helm uninstall says %s", out)
+	}
+
+	leave()
+	kept := watchHeld(t, []*oracle{gone})
+	refused()
+	kept("an uninstallation that was refused")
+	for _, o := range all[:len(all)-1] {
+		o.untouched(t)
+	}
+	if pods := componentPods(t, "controller"); len(pods) != 2 {
+		t.Errorf("controllers are %v", podNames(pods))
+	}
+
+	// Somebody thinks again.
+	if _, err := r.page.Try("Upgrade"); err == nil {
+		t.Error("Helm upgrades what it has begun to remove: the page says otherwise")
+	}
+	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
+	waitAgent(gone.scene, "")
+	for _, o := range all {
+		eventually(t, time.Minute, "all is in force again", func() error {
+			for _, v := range o.before {
+				if o.scene.throttled(v.name) == nil {
+					return fmt.Errorf("%s is not throttled", v.name)
+				}
+			}
+			found, err := taint(o.scene.node)
+			if err == nil && found == nil {
+				err = fmt.Errorf("%s is open", o.scene.node)
+			}
+			return err
+		})
+	}
+	r.page.Run(t, "Upgrade")
+
+	// The node comes back.
+	leave()
+	refused()
+	back()
+	r.page.Run(t, "It comes back")
+	for _, o := range all {
+		o.untouched(t)
+	}
+
+	// It never does.
+	r.page.Run(t, "It comes back after that")
+	for _, o := range all {
+		for _, v := range o.before {
+			eventually(t, time.Minute, v.name+" is throttled again", func() error {
+				if told := o.scene.throttled(v.name); told == nil || told.Ratio != 50 {
+					return fmt.Errorf("the status says %+v", told)
+				}
+				return nil
+			})
+		}
+		o.scene.waitTaint(30*time.Second, "NoSchedule")
+	}
+	leave()
+	refused()
+	r.page.Run(t, "It never comes back")
+	for _, o := range all[:len(all)-1] {
+		o.untouched(t)
+	}
+	if err := gone.asBefore(); err == nil {
+		t.Error("the node that is away is as it was: nothing is shown")
+	}
+	// And then it is there again, with another installation.
+	r.page.Run(t, "It comes back after that")
+	for _, o := range all {
+		o.scene.set(cold)
+	}
+	for _, o := range all {
+		o.waitUndone(90 * time.Second)
+	}
+}
+
+// agentAway gives two functions: one by which the node's agent ends, and leaves all as it is, and one by which it comes again.
+func (s *scene) agentAway() (leave, back func()) {
+	set := "daemonset/plimsoll-agent-" + s.node
+	image := func() string {
+		return kubectl(s, "get", "-n", namespace, set, "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	}
+	right := image()
+	leave = func() {
+		s.Helper()
+		kubectl(s, "set", "image", "-n", namespace, set, "agent=plimsoll.dev/e2e/nowhere:latest")
+		eventually(s, 2*time.Minute, "its agent is away", func() error {
+			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if states := pod.Status.ContainerStatuses; len(states) == 0 || states[0].State.Waiting == nil || states[0].ContainerID != "" {
+				return fmt.Errorf("its state is %+v", states)
+			}
+			return nil
+		})
+	}
+	back = func() {
+		s.Helper()
+		kubectl(s, "set", "image", "-n", namespace, set, "agent="+right)
+		waitAgent(s, "")
+	}
+	return leave, back
+}
+
+// revisionOf is the release's last revision.
+func revisionOf(t *testing.T) int {
+	t.Helper()
+	out, err := helm("", "history", "plimsoll", "--namespace", namespace, "--output", "json")
+	var history []struct{ Revision int }
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &history)
+	}
+	if err != nil || len(history) == 0 {
+		t.Fatalf("%s: %v", out, err)
+	}
+	return history[len(history)-1].Revision
+}
