@@ -1,0 +1,287 @@
+//go:build e2e
+
+package suite
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+)
+
+// TestControllerPodsMoveElsewhereWhileAllStaysInForce drains the nodes of one replica after the other, the leader's first. Every node
+// is closed by us meanwhile, and the new replicas have to run somewhere.
+func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes {
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	all := onAll(t)
+	kept := watchHeld(t, all)
+	answered := askForLoad(t)
+	holder := func() string {
+		return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
+	}
+	for range 2 {
+		old := podOfHolder(t, holder())
+		if len(nodes) > 1 {
+			kubectl(t, "cordon", old.Spec.NodeName)
+			t.Cleanup(func() { kubectl(t, "uncordon", old.Spec.NodeName) })
+		}
+		eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: old.Name, Namespace: namespace}}
+		eventually(t, time.Minute, "the disruption budget lets it go", func() error {
+			return kube.PolicyV1().Evictions(namespace).Evict(background, eviction)
+		})
+		eventually(t, 3*time.Minute, "two others are ready", func() error {
+			pods := componentPods(t, "controller")
+			for _, pod := range pods {
+				if !isReady(&pod) || pod.UID == old.UID {
+					return fmt.Errorf("%s is %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName)
+				}
+			}
+			if len(pods) != 2 {
+				return fmt.Errorf("%v", podNames(pods))
+			}
+			return nil
+		})
+		if len(nodes) > 1 {
+			kubectl(t, "uncordon", old.Spec.NodeName)
+		}
+		eventually(t, 20*time.Second, "another leads", func() error {
+			if now := holder(); now == "" || strings.HasPrefix(now, old.Name) {
+				return fmt.Errorf("the lease is held by %q", now)
+			}
+			return nil
+		})
+	}
+	kept("two moves")
+	requests, failed, silence := answered()
+	t.Logf("the load was asked for %d times, %d failed; %.1f s without an answer at most", requests, failed, silence.Seconds())
+	if requests == failed || silence > 10*time.Second {
+		t.Errorf("clients were without the load of nodes for %s", silence)
+	}
+	for _, o := range all {
+		o.scene.set(cold)
+	}
+	for _, o := range all {
+		o.waitUndone(60 * time.Second)
+	}
+}
+
+// askForLoad lists NodeMetrics again and again; the answer ends that, and tells how often it failed and for how long there was no answer.
+func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Duration)) {
+	t.Helper()
+	done, ended := make(chan struct{}), make(chan struct{})
+	requests, failed, silence := 0, 0, time.Duration(0)
+	go func() {
+		defer close(ended)
+		last := time.Now()
+		for {
+			ctx, cancel := context.WithTimeout(background, 5*time.Second)
+			list, err := objects.Resource(nodeMetrics).List(ctx, metav1.ListOptions{})
+			cancel()
+			requests++
+			silence = max(silence, time.Since(last))
+			if err == nil && len(list.Items) >= len(nodes) {
+				last = time.Now()
+			} else {
+				failed++
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() { close(done); <-ended })
+	t.Cleanup(stop)
+	return func() (int, int, time.Duration) { stop(); return requests, failed, silence }
+}
+
+// TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest gives the release a second authority as the leader does after eight
+// months, but one that nearly everybody knows already, so that it signs minutes later and not a day.
+func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) {
+	onlyLong(t)
+	needShell(t)
+	t.Parallel()
+	for _, node := range nodes { // others may restart neither controllers nor agents
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	const secret, known = "plimsoll-metrics-ca", 4 * time.Minute
+	signers := func() (names []string) {
+		for _, pod := range componentPods(t, "controller") {
+			names = append(names, onNode(t, "v1", fmt.Sprintf("openssl s_client -connect %s:8443 </dev/null 2>/dev/null | openssl x509 -noout -issuer", pod.Status.PodIP)))
+		}
+		return names
+	}
+	before := signers()
+	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
+
+	held, err := kube.CoreV1().Secrets(namespace).Get(background, secret, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var authorities []json.RawMessage
+	if err := json.Unmarshal(held.Data["authorities.json"], &authorities); err != nil || len(authorities) != 1 {
+		t.Fatalf("%d authorities (%v)", len(authorities), err)
+	}
+	next, name := authority(t, time.Now().Add(known-24*time.Hour).Truncate(time.Second).UTC())
+	both, err := json.Marshal(append([]json.RawMessage{next}, authorities...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.Data["authorities.json"] = both
+	if _, err := kube.CoreV1().Secrets(namespace).Update(background, held, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, known+5*time.Minute, "both replicas serve with a certificate of the other authority", func() error {
+		now := signers()
+		for _, signer := range now {
+			if !strings.Contains(signer, name) {
+				return fmt.Errorf("the signers are %v, and were %v", now, before)
+			}
+		}
+		if len(now) != 2 {
+			return fmt.Errorf("there are %d replicas", len(now))
+		}
+		return nil
+	})
+	// All connect anew by it: the API server for each list, agents when theirs end.
+	time.Sleep(30 * time.Second)
+	requests, failed, silence := answered()
+	events, broken := watched()
+	t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, silence.Seconds(), events)
+	if failed > 0 {
+		t.Errorf("%d of %d requests failed", failed, requests)
+	}
+	if broken != nil || events == 0 {
+		t.Errorf("the watch saw %d events, and then: %v", events, broken)
+	}
+	if failed := reports(); failed != "" {
+		t.Errorf("reports of agents failed: %s", failed)
+	}
+}
+
+// watchLoad watches NodeMetrics as client-go does; the answer ends that.
+func watchLoad(t *testing.T) (end func() (events int, broken error)) {
+	t.Helper()
+	list, err := objects.Resource(nodeMetrics).List(background, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lock sync.Mutex
+	events, broken := 0, error(nil)
+	saw := func(err error) {
+		lock.Lock()
+		defer lock.Unlock()
+		broken = errors.Join(broken, err)
+	}
+	// One that ends is begun anew where it was, as clients do; that has to succeed.
+	begin := func(options metav1.ListOptions) (watch.Interface, error) {
+		watching, err := objects.Resource(nodeMetrics).Watch(background, options)
+		saw(err)
+		return watching, err
+	}
+	watcher, err := watchtools.NewRetryWatcher(list.GetResourceVersion(), &cache.ListWatch{WatchFunc: begin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for event := range watcher.ResultChan() {
+			if events++; event.Type == watch.Error {
+				saw(fmt.Errorf("%v", event.Object))
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() { watcher.Stop(); <-ended })
+	t.Cleanup(stop)
+	return func() (int, error) { stop(); return events, broken }
+}
+
+// failedReports tells which reports of agents have failed from now on.
+func failedReports(t *testing.T) func() string {
+	t.Helper()
+	count := func() map[string]string {
+		counts := map[string]string{}
+		for _, pod := range componentPods(t, "agent") {
+			text, err := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + namespace + "/pods/" + pod.Name + ":8080/proxy/metrics").DoRaw(background)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, line := range strings.Split(string(text), "\n") {
+				series, value, _ := strings.Cut(line, " ")
+				if strings.HasPrefix(series, "plimsoll_agent_reports_total{") && !strings.Contains(series, `"acknowledged"`) && !strings.Contains(series, `"standby"`) {
+					counts[pod.Name+" "+series] = value
+				}
+			}
+		}
+		return counts
+	}
+	before := count()
+	return func() (failed string) {
+		for series, value := range count() {
+			if was, known := before[series]; value != was && (known || value != "0") {
+				failed += fmt.Sprintf("%s was %q, is %s; ", series, was, value)
+			}
+		}
+		return failed
+	}
+}
+
+// authority is one as the release's Secret has it, made at this time, and its name.
+func authority(t *testing.T, made time.Time) (entry json.RawMessage, name string) {
+	t.Helper()
+	name = fmt.Sprintf("plimsoll-metrics-%d", made.Unix())
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// In UTF-8, as our own are: names are compared byte by byte.
+	subject, err := asn1.Marshal(pkix.RDNSequence{{{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: asn1.RawValue{Tag: asn1.TagUTF8String, Bytes: []byte(name)}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(made.UnixNano()), RawSubject: subject, NotBefore: made.Add(-time.Hour), NotAfter: made.Add(365 * 24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := func(kind string, bytes []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}))
+	}
+	entry, err = json.Marshal(map[string]string{"made": made.Format(time.RFC3339), "certificate": text("CERTIFICATE", certificate), "key": text("PRIVATE KEY", private)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entry, name
+}
