@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use plimsoll::cluster::client::Server;
 use plimsoll::cluster::clock;
 use plimsoll::cluster::election::Standing;
-use plimsoll::metrics_api::{self, Observer, Options, Place};
+use plimsoll::metrics_api::{self, CertificatePlace, Observer, Options, Place};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -223,6 +223,7 @@ struct Nobody;
 impl Observer for Nobody {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
+    fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
     fn believes(&self, _: Result<(), &str>) {}
     fn lacks(&self) -> Result<(), String> {
         Ok(())
@@ -241,7 +242,7 @@ async fn discovery_answers_while_the_controller_computes() {
         place: Place {
             namespace: "default".to_owned(),
             service: "plimsoll-metrics".to_owned(),
-            secret: "plimsoll-metrics-ca".to_owned(),
+            certificate: CertificatePlace::Secret("plimsoll-metrics-ca".to_owned()),
             reports: None,
             webhook: None,
         },

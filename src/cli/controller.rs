@@ -15,7 +15,7 @@ use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::guard;
-use crate::metrics_api::{self, Place, ReportPlace, reports};
+use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
@@ -80,6 +80,19 @@ pub struct Args {
     /// The Secret, in --namespace, in which replicas keep the certificate authority of that address; made if missing
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
     metrics_api_secret: String,
+
+    /// The certificate of --metrics-api-listen and --report-listen, in PEM with those between it and its authority; read again
+    /// when it is replaced [default: replicas make their own, by the authority in --metrics-api-secret]
+    #[arg(long, value_name = "FILE", requires_all = ["metrics_api_listen", "tls_private_key_file", "tls_ca_file"])]
+    tls_cert_file: Option<PathBuf>,
+
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+
+    /// The certificate authorities by which others shall know it, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    tls_ca_file: Option<PathBuf>,
 
     /// Where agents report the load of their nodes over TLS [default: nowhere; they then renew their Leases every 10 s]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "metrics_api_listen")]
@@ -170,7 +183,7 @@ impl Args {
             place: Place {
                 namespace: self.namespace.clone(),
                 service: self.metrics_api_service.clone(),
-                secret: self.metrics_api_secret.clone(),
+                certificate: self.certificate(),
                 reports: reports.as_ref().map(|_| ReportPlace {
                     service: self.report_service.clone(),
                     bundle: self.report_ca_configmap.clone(),
@@ -180,6 +193,24 @@ impl Args {
             reports,
             guard,
         })
+    }
+
+    fn certificate(&self) -> CertificatePlace {
+        let files = (
+            &self.tls_cert_file,
+            &self.tls_private_key_file,
+            &self.tls_ca_file,
+        );
+        match files {
+            (Some(certificate), Some(key), Some(authorities)) => {
+                CertificatePlace::Files(TlsFiles {
+                    certificate: certificate.clone(),
+                    key: key.clone(),
+                    authorities: authorities.clone(),
+                })
+            }
+            _ => CertificatePlace::Secret(self.metrics_api_secret.clone()),
+        }
     }
 
     fn address(&self) -> Option<SocketAddr> {

@@ -7,6 +7,7 @@ pub mod election;
 pub mod events;
 pub mod eviction;
 pub mod list;
+pub mod mounted;
 pub mod requests;
 pub mod reviews;
 pub mod taint;

@@ -3,15 +3,19 @@
 //! All replicas share them in a Secret, so that any replica's certificate is believed by whoever believes the newest
 //! bundle. A new authority is told of for a day before anything is signed with it.
 
+use std::sync::Arc;
+
 use jiff::{Span, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose,
 };
-use ring::digest::{SHA256, digest};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use super::certificates::Pair;
+use super::hook;
 
 /// An authority lasts so long, and is followed by a new one after two thirds of it.
 const AUTHORITY_HOURS: i64 = 24 * 365;
@@ -75,12 +79,6 @@ fn authority(made: Timestamp) -> CertificateParams {
     params
 }
 
-fn hook(key: &str) -> String {
-    let digest = digest(&SHA256, format!("plimsoll evictions {key}").as_bytes());
-    let hex = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
-    format!("/evictions/{}", hex.collect::<String>())
-}
-
 fn name(common: &str) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common);
@@ -107,16 +105,16 @@ fn later(timestamp: Timestamp, hours: i64) -> Timestamp {
 #[serde(transparent)]
 pub struct Authorities(Vec<Authority>);
 
-/// A certificate with its key.
+/// A certificate that we made.
 pub struct Certified {
-    /// The certificate.
-    pub certificate: CertificateDer<'static>,
-    /// Its key.
-    pub key: PrivateKeyDer<'static>,
+    /// It, with its key.
+    pub pair: Arc<Pair>,
     /// The authority that signed it, in PEM.
     pub signer: String,
     /// From when on it should be replaced.
     pub replace: Timestamp,
+    /// When it is good no more.
+    pub ends: Timestamp,
 }
 
 impl Authorities {
@@ -174,7 +172,8 @@ impl Authorities {
     pub fn hooks(&self, now: Timestamp) -> Vec<String> {
         let valid = self.0.iter().filter(|authority| authority.is_valid(now));
         let all = self.signer(now).into_iter().chain(valid);
-        all.map(|authority| hook(&authority.key)).collect()
+        all.map(|authority| hook::path(authority.key.as_bytes()))
+            .collect()
     }
 
     /// A new certificate for a server of these names, and for a client.
@@ -193,10 +192,13 @@ impl Authorities {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?;
         Ok(Certified {
-            certificate: certificate.der().clone(),
-            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            pair: Arc::new(Pair {
+                chain: vec![certificate.der().clone()],
+                key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            }),
             signer: signer.certificate.clone(),
             replace: later(now, CERTIFICATE_HOURS * 2 / 3),
+            ends: later(now, CERTIFICATE_HOURS),
         })
     }
 }

@@ -10,6 +10,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Request, StatusCode};
 use kube::Client;
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
@@ -23,6 +24,8 @@ use super::status::Refusal;
 
 /// The webhook in the `ValidatingWebhookConfiguration`.
 const WEBHOOK: &str = "evictions.plimsoll.dev";
+/// Where they are asked for begins so.
+const PATHS: &str = "/evictions/";
 /// A review has to be here by then, and is not longer.
 const BODY: Duration = Duration::from_secs(2);
 const LONGEST: usize = 64 << 10;
@@ -89,31 +92,75 @@ impl Api {
     }
 }
 
-/// Tells API servers, by this `ValidatingWebhookConfiguration`, to ask at `path` whoever `bundle` vouches for.
+/// Where reviews are asked for by those who know this key: nobody guesses it.
+pub fn path(key: &[u8]) -> String {
+    let mut digest = Context::new(&SHA256);
+    digest.update(b"plimsoll evictions ");
+    digest.update(key);
+    let digest = digest.finish();
+    let hex = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    format!("{PATHS}{}", hex.collect::<String>())
+}
+
+/// What API servers are told of us in a `ValidatingWebhookConfiguration`.
+pub struct Hook {
+    url: String,
+    version: Value,
+    /// `clientConfig`
+    told: Value,
+}
+
+/// Finds it.
 ///
 /// # Errors
-/// It can't be read or written, or lacks the webhook.
-pub async fn tell(client: &Client, name: &str, bundle: &str, path: &str) -> Result<(), HookError> {
+/// It can't be read, or lacks the webhook.
+pub async fn find(client: &Client, name: &str) -> Result<Hook, HookError> {
     let url =
         format!("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{name}");
-    let request = Request::get(&url).body(Vec::new());
-    let known: Value = ask(client, request).await?;
-    let hooks = known["webhooks"].as_array();
-    let hook = hooks.and_then(|hooks| hooks.iter().find(|hook| hook["name"] == WEBHOOK));
-    let told = &hook.ok_or(HookError::None)?["clientConfig"];
-    let bundle = STANDARD.encode(bundle);
-    if told["caBundle"] == *bundle && told["service"]["path"] == *path {
-        return Ok(());
+    let mut known = ask(client, Request::get(&url).body(Vec::new())).await?;
+    let hooks = known["webhooks"].as_array_mut();
+    let hook = hooks.and_then(|hooks| hooks.iter_mut().find(|hook| hook["name"] == WEBHOOK));
+    let told = hook.ok_or(HookError::None)?["clientConfig"].take();
+    let version = known["metadata"]["resourceVersion"].take();
+    Ok(Hook { url, version, told })
+}
+
+impl Hook {
+    /// Where API servers ask; `None`: nobody told them yet.
+    pub fn path(&self) -> Option<&str> {
+        let path = self.told["service"]["path"].as_str()?;
+        let hex = path.strip_prefix(PATHS)?;
+        (hex.len() == 2 * SHA256_OUTPUT_LEN).then_some(path)
     }
-    let told = json!({"caBundle": bundle, "service": {"path": path}});
-    let change = json!({
-        "metadata": {"resourceVersion": known["metadata"]["resourceVersion"]},
-        "webhooks": [{"name": WEBHOOK, "clientConfig": told}],
-    });
-    let request = Request::patch(&url)
-        .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
-        .body(change.to_string().into_bytes());
-    ask(client, request).await.map(drop)
+
+    /// Tells them to ask whoever `bundle` vouches for, at this path or else where they do already.
+    ///
+    /// # Errors
+    /// It can't be written.
+    pub async fn tell(
+        &self,
+        client: &Client,
+        bundle: &str,
+        path: Option<&String>,
+    ) -> Result<(), HookError> {
+        let bundle = STANDARD.encode(bundle);
+        let is_there = path.is_none_or(|path| self.told["service"]["path"] == **path);
+        if self.told["caBundle"] == *bundle && is_there {
+            return Ok(());
+        }
+        let mut told = json!({"caBundle": bundle});
+        if let Some(path) = path {
+            told["service"] = json!({"path": path});
+        }
+        let change = json!({
+            "metadata": {"resourceVersion": self.version},
+            "webhooks": [{"name": WEBHOOK, "clientConfig": told}],
+        });
+        let request = Request::patch(&self.url)
+            .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
+            .body(change.to_string().into_bytes());
+        ask(client, request).await.map(drop)
+    }
 }
 
 async fn ask(

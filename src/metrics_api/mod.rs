@@ -16,6 +16,7 @@ mod feed;
 mod forward;
 mod front_proxy;
 mod hook;
+mod keeper;
 mod listener;
 pub mod negotiate;
 mod openapi;
@@ -32,10 +33,12 @@ mod watch;
 
 use std::net::SocketAddr;
 
+use jiff::Timestamp;
+
 use crate::guard;
 
-pub use certificates::{Place, ReportPlace};
 pub use feed::Feed;
+pub use keeper::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
 
@@ -58,6 +61,8 @@ pub trait Observer: Send + Sync {
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);
+    /// All was looked at: until when the certificate is good that is served, and whether nothing is wrong.
+    fn kept(&self, ends: Option<Timestamp>, ok: bool);
     /// Whether it is known which API servers to believe, or why not.
     fn believes(&self, outcome: Result<(), &str>);
     /// What this replica lacks to lead at once; `Ok`: nothing.

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::cluster::client::call;
 
 use super::Observer;
-use super::certificates::API_SERVICE;
+use super::keeper::API_SERVICE;
 
 /// A replica that starts has all by then, as a rule.
 const USUAL: Duration = Duration::from_secs(10);
@@ -100,6 +100,7 @@ mod tests {
     impl Observer for Replica {
         fn answered(&self, _: &'static str, _: u16) {}
         fn certified(&self, _: Result<(), &str>) {}
+        fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
         fn believes(&self, _: Result<(), &str>) {}
         fn lacks(&self) -> Result<(), String> {
             let lacks = self.0.lock().map_or(None, |lacks| *lacks);

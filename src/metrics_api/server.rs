@@ -257,8 +257,11 @@ impl Api {
             tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
             Refusal::not_leading()
         })?;
-        if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
-            // It leads no more, or is still to hear of most nodes: that is waited for here as it is there.
+        if matches!(
+            answer.status(),
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::UNAUTHORIZED
+        ) {
+            // It leads no more, is still to hear of most nodes, or of our authority: that is waited for here as it is there.
             return Err(Refusal::not_leading());
         }
         Ok(answer.map(|body| until(body, self.leads_no_more(leader, verb == "watch"))))

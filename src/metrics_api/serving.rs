@@ -19,11 +19,11 @@ use crate::serve::{self, ServeError};
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
-use super::certificates::Keeper;
 use super::data::Data;
 use super::documents::Documents;
 use super::feed::Feed;
 use super::front_proxy;
+use super::keeper::Keeper;
 use super::listener;
 use super::readiness::Readiness;
 use super::reports;

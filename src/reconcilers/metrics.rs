@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -95,6 +96,8 @@ pub struct Metrics {
     oldest: Gauge<f64, AtomicU64>,
     ages: Histogram,
     undefined: Gauge,
+    certificate_ends: Gauge,
+    certificate_errors: Counter,
     rollouts: Family<RolloutLabels, Gauge>,
     /// 1 while this replica leads.
     pub leader: Gauge,
@@ -137,6 +140,8 @@ impl Default for Metrics {
             oldest: Gauge::default(),
             ages: Histogram::new(AGES),
             undefined: Gauge::default(),
+            certificate_ends: Gauge::default(),
+            certificate_errors: Counter::default(),
             rollouts: Family::default(),
             leader: Gauge::default(),
             reports: ReportMetrics::default(),
@@ -146,6 +151,7 @@ impl Default for Metrics {
         metrics.register_work();
         metrics.register_state();
         metrics.register_agents();
+        metrics.register_certificates();
         metrics.reports.register(&mut metrics.registry);
         metrics.guard.register(&mut metrics.registry);
         metrics
@@ -185,6 +191,16 @@ impl Metrics {
         registry.register("definitions_missing", help, self.undefined.clone());
         let help = "1 while this replica leads";
         registry.register("leader", help, self.leader.clone());
+    }
+
+    fn register_certificates(&mut self) {
+        let registry = &mut self.registry;
+        let help = "When the certificate of the metrics API and of reports is good no more, in seconds since 1970; 0: there is none";
+        let ends = self.certificate_ends.clone();
+        registry.register("certificate_expiration_timestamp_seconds", help, ends);
+        let help = "Looks at the certificate, and at who has to know its authority, that found something wrong; they come every minute";
+        let errors = self.certificate_errors.clone();
+        registry.register("certificate_errors", help, errors);
     }
 
     fn register_agents(&mut self) {
@@ -338,6 +354,14 @@ impl metrics_api::Observer for Metrics {
 
     fn certified(&self, outcome: Result<(), &str>) {
         self.has(METRICS_API, outcome);
+    }
+
+    fn kept(&self, ends: Option<Timestamp>, ok: bool) {
+        self.certificate_ends
+            .set(ends.map_or(0, Timestamp::as_second));
+        if !ok {
+            self.certificate_errors.inc();
+        }
     }
 
     fn believes(&self, outcome: Result<(), &str>) {

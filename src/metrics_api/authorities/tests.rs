@@ -6,7 +6,7 @@ use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
     let name = ServerName::try_from("plimsoll-metrics.plimsoll.svc").unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().unwrap()));
     verifier
-        .verify_server_cert(&certified.certificate, &[], &name, &[], now)
+        .verify_server_cert(&certified.pair.chain[0], &[], &name, &[], now)
         .is_ok()
 }
 

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +10,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
+
+use crate::cluster::mounted::{Stamp, stamp};
 
 /// The bound token of our `ServiceAccount`.
 const TOKEN: &str = "token";
@@ -87,9 +88,6 @@ struct Kept<T> {
     last: Option<(Stamp, Vec<u8>, T)>,
 }
 
-/// Device, inode, size, and the time of the last change in seconds and nanoseconds.
-type Stamp = (u64, u64, u64, i64, i64);
-
 impl<T: Clone> Kept<T> {
     const fn new(path: PathBuf) -> Self {
         Self { path, last: None }
@@ -100,14 +98,7 @@ impl<T: Clone> Kept<T> {
         read: fn(&Path, &[u8]) -> Result<T, CredentialsError>,
     ) -> Result<T, CredentialsError> {
         let failed = |source| CredentialsError::Read(self.path.clone(), source);
-        let found = fs::metadata(&self.path).map_err(failed)?;
-        let stamp = (
-            found.dev(),
-            found.ino(),
-            found.size(),
-            found.ctime(),
-            found.ctime_nsec(),
-        );
+        let stamp = stamp(&self.path).map_err(failed)?;
         if let Some((known, _, value)) = &self.last
             && *known == stamp
         {

@@ -1,0 +1,258 @@
+//! A certificate that somebody else keeps in files and replaces there, as cert-manager does in a Secret that pods mount.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::sign::CertifiedKey;
+use rustls::{CertificateError, Error as TlsError};
+use thiserror::Error;
+
+use crate::cluster::mounted::{Stamp, stamp};
+
+use super::super::certificates::{Pair, is_signed, provider, store, unix};
+use super::succession::{Found, Succession};
+use super::{Held, TlsFiles, roots};
+
+/// As much as a Secret holds.
+const MOST: u64 = 1 << 20;
+
+/// Why a certificate is of no use. What was good before is served on.
+#[derive(Debug, Error)]
+pub enum FilesError {
+    /// A file can't be read.
+    #[error("failed to read {}", .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// There is no authority that could be told of.
+    #[error(
+        "failed to read {path}: {1}; the issuer of the certificate has to say there by which authority it is known",
+        path = .0.display()
+    )]
+    Authorities(PathBuf, String),
+    /// It holds something else.
+    #[error("failed to read {path}: it holds no {1} in PEM", path = .0.display())]
+    Pem(PathBuf, &'static str),
+    /// The key is another certificate's.
+    #[error(
+        "failed to use the key in {key}: it is not that of the certificate in {certificate}",
+        key = .0.display(), certificate = .1.display()
+    )]
+    Key(PathBuf, PathBuf),
+    /// It is too late for it.
+    #[error("failed to use the certificate in {path}: it ended at {1} and was not renewed", path = .0.display())]
+    Ended(PathBuf, Timestamp),
+    /// It is too early for it.
+    #[error(
+        "failed to use the certificate in {path}: it begins at {1}; is the clock of this machine right?",
+        path = .0.display()
+    )]
+    Early(PathBuf, Timestamp),
+    /// Nobody who knows the authorities would take it.
+    #[error(
+        "failed to use the certificate in {path}: no authority in {authorities} has signed it",
+        path = .0.display(), authorities = .1.display()
+    )]
+    Stranger(PathBuf, PathBuf),
+    /// Replicas could not know each other by it.
+    #[error(
+        "failed to use the certificate in {path}: it is not for clients, and replicas know each other by it; have it issued for the usages \
+         \"server auth\" and \"client auth\"",
+        path = .0.display()
+    )]
+    ServerAlone(PathBuf),
+    /// It is no good for another reason, such as a name that it does not bear.
+    #[error("failed to use the certificate in {}", .0.display())]
+    Refused(PathBuf, #[source] TlsError),
+}
+
+/// Reads it, and again when a file is another one.
+pub struct Files {
+    files: TlsFiles,
+    names: Vec<String>,
+    seen: Option<[Option<Stamp>; 3]>,
+    is_good: bool,
+    succession: Succession,
+}
+
+impl Files {
+    /// One that bears all these names.
+    pub fn new(files: TlsFiles, names: Vec<String>) -> Self {
+        Self {
+            files,
+            names,
+            seen: None,
+            is_good: false,
+            succession: Succession::default(),
+        }
+    }
+
+    /// Whether [`Self::look`] would find something new.
+    pub fn has_changed(&self, now: Timestamp) -> bool {
+        self.seen != Some(self.stamps()) || self.succession.is_due(now)
+    }
+
+    /// What there is to serve with; `None`: there was nothing good yet.
+    pub fn held(&self) -> Option<Held> {
+        self.succession.held()
+    }
+
+    /// Takes what is there at `now`.
+    ///
+    /// # Errors
+    /// It is no good. Neither is then what is held, where that has ended.
+    pub fn look(&mut self, now: Timestamp) -> Result<(), FilesError> {
+        self.succession.advance(now);
+        let stamps = self.stamps();
+        // What was no good may be by now: time is part of it.
+        if self.seen != Some(stamps) || !self.is_good {
+            self.seen = Some(stamps);
+            self.is_good = false;
+            let found = self.read(now)?;
+            self.is_good = true;
+            let (path, ends) = (self.files.certificate.display().to_string(), found.ends);
+            let from = self.succession.offer(found, now).unwrap_or(now);
+            tracing::info!(path, %from, %ends, "found a certificate to serve with");
+        }
+        match self.held() {
+            Some(held) if held.ends <= now => {
+                Err(FilesError::Ended(self.files.certificate.clone(), held.ends))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn paths(&self) -> [&Path; 3] {
+        let TlsFiles {
+            certificate,
+            key,
+            authorities,
+        } = &self.files;
+        [certificate, key, authorities]
+    }
+
+    fn stamps(&self) -> [Option<Stamp>; 3] {
+        self.paths().map(|path| stamp(path).ok())
+    }
+
+    fn read(&self, now: Timestamp) -> Result<Found, FilesError> {
+        let [certificate, key, authorities] = self.paths();
+        let nothing = |path: &Path, what| FilesError::Pem(path.to_owned(), what);
+        let chain = certificates(&text(certificate)?);
+        let chain = chain.ok_or_else(|| nothing(certificate, "certificate"))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(&text(key)?).map_err(|_| nothing(key, "private key"))?;
+        let no_authority = |why: String| FilesError::Authorities(authorities.to_owned(), why);
+        let roots = read(authorities).map_err(|error| no_authority(error.to_string()))?;
+        let roots = certificates(&roots)
+            .ok_or_else(|| no_authority("it holds no certificate in PEM".to_owned()))?;
+        let pair = Pair { chain, key };
+        let ends = self.check(&pair, &roots, now)?;
+        Ok(Found {
+            pair: Arc::new(pair),
+            roots,
+            ends,
+        })
+    }
+
+    /// Until when clients take this for a server of all our names, and for a replica, if they do so at `now`.
+    fn check(
+        &self,
+        pair: &Pair,
+        roots: &[CertificateDer<'static>],
+        now: Timestamp,
+    ) -> Result<Timestamp, FilesError> {
+        let refused = |error| self.refused(error);
+        let provider = provider();
+        CertifiedKey::from_der(pair.chain.clone(), pair.key.clone_key(), &provider)
+            .map_err(refused)?;
+        let store = store(roots);
+        let unusable = |error: &dyn std::error::Error| {
+            FilesError::Authorities(self.files.authorities.clone(), error.to_string())
+        };
+        let servers =
+            WebPkiServerVerifier::builder_with_provider(Arc::clone(&store), Arc::clone(&provider));
+        let servers = servers.build().map_err(|error| unusable(&error))?;
+        let clients = WebPkiClientVerifier::builder_with_provider(store, provider).build();
+        let clients = clients.map_err(|error| unusable(&error))?;
+        let (certificate, between) = pair.chain.split_at(1);
+        let verify = |name: &str, at| {
+            let name = ServerName::try_from(name.to_owned())
+                .map_err(|error| TlsError::General(error.to_string()))?;
+            servers.verify_server_cert(&certificate[0], between, &name, &[], unix(at))
+        };
+        for name in &self.names {
+            verify(name, now).map_err(refused)?;
+        }
+        if !is_signed(clients.as_ref(), &pair.chain, now) {
+            return Err(FilesError::ServerAlone(self.files.certificate.clone()));
+        }
+        // Who refuses it at the end of time says since when.
+        let ended = verify(&self.names[0], Timestamp::MAX).err();
+        Ok(ended
+            .and_then(|error| end(&error))
+            .unwrap_or(Timestamp::MAX))
+    }
+
+    fn refused(&self, error: TlsError) -> FilesError {
+        let TlsFiles {
+            certificate,
+            key,
+            authorities,
+        } = self.files.clone();
+        if let Some(ended) = end(&error) {
+            return FilesError::Ended(certificate, ended);
+        }
+        match error {
+            TlsError::InconsistentKeys(_) => FilesError::Key(key, certificate),
+            // The second where an authority of the same name was made anew.
+            TlsError::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            ) => FilesError::Stranger(certificate, authorities),
+            TlsError::InvalidCertificate(CertificateError::NotValidYetContext {
+                not_before,
+                ..
+            }) => FilesError::Early(certificate, timestamp(not_before.as_secs())),
+            error => FilesError::Refused(certificate, error),
+        }
+    }
+}
+
+/// When a certificate ended that is refused for that.
+fn end(error: &TlsError) -> Option<Timestamp> {
+    match error {
+        TlsError::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
+            Some(timestamp(not_after.as_secs()))
+        }
+        _ => None,
+    }
+}
+
+fn timestamp(seconds: u64) -> Timestamp {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)
+}
+
+/// All certificates of a PEM; `None`: there are none.
+fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    Some(roots::read(pem)).filter(|found| !found.is_empty())
+}
+
+fn text(path: &Path) -> Result<Vec<u8>, FilesError> {
+    read(path).map_err(|error| FilesError::Read(path.to_owned(), error))
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MOST).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+use time::{Duration, OffsetDateTime};
+
+use super::*;
+use crate::cluster::client::describe;
+
+const BOTH: [ExtendedKeyUsagePurpose; 2] = [
+    ExtendedKeyUsagePurpose::ServerAuth,
+    ExtendedKeyUsagePurpose::ClientAuth,
+];
+const METRICS: &str = "plimsoll-metrics.plimsoll.svc";
+const REPORT: &str = "plimsoll-report.plimsoll.svc";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+/// Somebody who issues certificates.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        Self::of(None)
+    }
+
+    /// One that another has signed.
+    fn of(parent: Option<&Self>) -> Self {
+        let mut params = CertificateParams::default();
+        let name = parent.map_or("a", |_| "b");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_before = OffsetDateTime::UNIX_EPOCH;
+        let key = KeyPair::generate().unwrap();
+        let certificate = match parent {
+            Some(parent) => params.signed_by(&key, &parent.issuer),
+            None => params.self_signed(&key),
+        };
+        Self {
+            pem: certificate.unwrap().pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// A certificate and its key.
+    fn issue(
+        &self,
+        names: &[&str],
+        usages: &[ExtendedKeyUsagePurpose],
+        from: i64,
+        until: i64,
+    ) -> (String, String) {
+        let names = names.iter().map(|name| (*name).to_owned());
+        let mut params = CertificateParams::new(names.collect::<Vec<_>>()).unwrap();
+        params.extended_key_usages = usages.to_vec();
+        let time = |second| OffsetDateTime::UNIX_EPOCH + Duration::seconds(second);
+        (params.not_before, params.not_after) = (time(from), time(until));
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn good(&self, from: i64, until: i64) -> (String, String) {
+        self.issue(&[METRICS, REPORT], &BOTH, from, until)
+    }
+}
+
+/// A folder as a kubelet mounts it: a folder for each version, and a link that is replaced.
+struct Mounted {
+    folder: tempfile::TempDir,
+    files: Files,
+    versions: u32,
+}
+
+impl Mounted {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name| folder.path().join(name);
+        let files = TlsFiles {
+            certificate: path("tls.crt"),
+            key: path("tls.key"),
+            authorities: path("ca.crt"),
+        };
+        let names = vec![METRICS.to_owned(), REPORT.to_owned()];
+        Self {
+            files: Files::new(files, names),
+            folder,
+            versions: 0,
+        }
+    }
+
+    /// `None`: there is no such file.
+    fn publish(&mut self, pair: &(String, String), authorities: Option<&str>) {
+        self.versions += 1;
+        let folder = self.folder.path();
+        let data = folder.join(format!("..{}", self.versions));
+        fs::create_dir(&data).unwrap();
+        let files = [
+            ("tls.crt", Some(pair.0.as_str())),
+            ("tls.key", Some(&pair.1)),
+            ("ca.crt", authorities),
+        ];
+        for (name, text) in files {
+            if let Some(text) = text {
+                fs::write(data.join(name), text).unwrap();
+            }
+            let visible = folder.join(name);
+            if visible.symlink_metadata().is_err() {
+                symlink(Path::new("..data").join(name), visible).unwrap();
+            }
+        }
+        let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+        symlink(&data, &next).unwrap();
+        fs::rename(next, link).unwrap();
+    }
+
+    /// What is wrong at this second; empty: nothing.
+    fn look(&mut self, second: i64) -> String {
+        let outcome = self.files.look(at(second));
+        let folder = self.folder.path().display().to_string();
+        let why = outcome.map_or_else(|error| describe(&error), |()| String::new());
+        why.replace(&folder, "")
+    }
+
+    fn served(&self) -> Vec<CertificateDer<'static>> {
+        self.files.held().unwrap().pair.chain.clone()
+    }
+}
+
+fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
+    certificates(pem.as_bytes()).unwrap()
+}
+
+#[test]
+fn a_certificate_that_replaces_another_is_served_after_a_while_with_both_authorities_told() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let (first, second) = (old.good(0, 1_000_000), new.good(0, 2_000_000));
+    let mut mounted = Mounted::new();
+    mounted.publish(&first, Some(&old.pem));
+    assert!(mounted.files.has_changed(at(10)));
+    assert_eq!(mounted.look(10), "");
+    assert!(!mounted.files.has_changed(at(11)), "nothing has changed");
+    let held = mounted.files.held().unwrap();
+    assert_eq!(
+        (held.ends, held.roots),
+        (at(1_000_000), chain(&old.pem)),
+        "its end is that in the certificate"
+    );
+    mounted.publish(&second, Some(&new.pem));
+    assert!(mounted.files.has_changed(at(20)));
+    assert_eq!(mounted.look(20), "");
+    assert_eq!(mounted.served(), chain(&first.0));
+    let both = [chain(&old.pem), chain(&new.pem)].concat();
+    assert_eq!(mounted.files.held().unwrap().roots, both);
+    assert!(!mounted.files.has_changed(at(319)));
+    assert!(mounted.files.has_changed(at(320)), "its time has come");
+    assert_eq!(mounted.look(320), "");
+    assert_eq!(mounted.served(), chain(&second.0));
+    assert_eq!(mounted.files.held().unwrap().ends, at(2_000_000));
+}
+
+#[test]
+fn what_is_no_good_is_said_with_its_path_and_its_cure_and_the_certificate_from_before_is_served_on()
+{
+    let (ours, other) = (Authority::new(), Authority::new());
+    let good = ours.good(0, 1_000_000);
+    let mut mounted = Mounted::new();
+    assert_eq!(
+        mounted.look(10),
+        "failed to read /tls.crt: No such file or directory (os error 2)"
+    );
+    mounted.publish(&good, Some(&ours.pem));
+    assert_eq!(mounted.look(10), "");
+    let with_key = |key: &str| (good.0.clone(), key.to_owned());
+    let no_authority =
+        "; the issuer of the certificate has to say there by which authority it is known";
+    let cases: [((String, String), Option<&str>, String); 10] = [
+        (
+            with_key(&ours.good(0, 9000).1),
+            Some(&ours.pem),
+            "failed to use the key in /tls.key: it is not that of the certificate in /tls.crt".to_owned(),
+        ),
+        (
+            with_key("no key"),
+            Some(&ours.pem),
+            "failed to read /tls.key: it holds no private key in PEM".to_owned(),
+        ),
+        (
+            ("no certificate".to_owned(), good.1.clone()),
+            Some(&ours.pem),
+            "failed to read /tls.crt: it holds no certificate in PEM".to_owned(),
+        ),
+        (
+            good.clone(),
+            None,
+            format!("failed to read /ca.crt: No such file or directory (os error 2){no_authority}"),
+        ),
+        (
+            good.clone(),
+            Some(""),
+            format!("failed to read /ca.crt: it holds no certificate in PEM{no_authority}"),
+        ),
+        (
+            ours.good(0, 19),
+            Some(&ours.pem),
+            "failed to use the certificate in /tls.crt: it ended at 1970-01-01T00:00:19Z and was not renewed".to_owned(),
+        ),
+        (
+            ours.good(60, 9000),
+            Some(&ours.pem),
+            "failed to use the certificate in /tls.crt: it begins at 1970-01-01T00:01:00Z; is the clock of this machine right?"
+                .to_owned(),
+        ),
+        (
+            other.good(0, 9000),
+            Some(&ours.pem),
+            "failed to use the certificate in /tls.crt: no authority in /ca.crt has signed it".to_owned(),
+        ),
+        (
+            ours.issue(&[METRICS, REPORT], &BOTH[..1], 0, 9000),
+            Some(&ours.pem),
+            "failed to use the certificate in /tls.crt: it is not for clients, and replicas know each other by it; have it issued \
+             for the usages \"server auth\" and \"client auth\""
+                .to_owned(),
+        ),
+        (
+            ours.issue(&[METRICS, "other.plimsoll.svc"], &BOTH, 0, 9000),
+            Some(&ours.pem),
+            format!(
+                "failed to use the certificate in /tls.crt: invalid peer certificate: certificate not valid for name \"{REPORT}\"; \
+                 certificate is only valid for DnsName(\"{METRICS}\") or DnsName(\"other.plimsoll.svc\")"
+            ),
+        ),
+    ];
+    for (pair, authorities, says) in cases {
+        mounted.publish(&pair, authorities);
+        assert_eq!(mounted.look(20), says);
+        assert!(!mounted.files.has_changed(at(20)), "it is looked at seldom");
+        assert_eq!(mounted.look(30), says, "it says so again");
+        mounted.look(100_000);
+        mounted.publish(&good, Some(&ours.pem));
+        assert_eq!(mounted.look(100_001), "", "it is good again");
+        assert_eq!(mounted.served(), chain(&good.0), "{says}");
+    }
+}
+
+#[test]
+fn a_certificate_is_taken_when_its_time_comes_and_complained_of_when_it_is_over() {
+    let ours = Authority::new();
+    let mut mounted = Mounted::new();
+    mounted.publish(&ours.good(100, 200), Some(&ours.pem));
+    assert!(mounted.look(50).contains("it begins at"));
+    assert!(mounted.files.held().is_none());
+    assert_eq!(mounted.look(100), "");
+    assert_eq!(mounted.look(199), "");
+    let ended = "failed to use the certificate in /tls.crt: it ended at 1970-01-01T00:03:20Z and was not renewed";
+    assert_eq!(mounted.look(200), ended);
+    assert!(mounted.files.held().is_some(), "there is nothing better");
+    // Where nothing good is left, the next one does not wait.
+    let next = ours.good(0, 9000);
+    mounted.publish(&next, Some(&ours.pem));
+    mounted.look(210);
+    assert_eq!(mounted.look(210), "");
+    assert_eq!(mounted.served(), chain(&next.0));
+}
+
+#[test]
+fn a_certificate_may_be_of_an_authority_between_that_comes_with_it() {
+    let root = Authority::new();
+    let between = Authority::of(Some(&root));
+    let (certificate, key) = between.good(0, 1_000_000);
+    let mut mounted = Mounted::new();
+    let whole = format!("{certificate}{}", between.pem);
+    mounted.publish(&(whole, key.clone()), Some(&root.pem));
+    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.served().len(), 2);
+    mounted.publish(&(certificate, key), Some(&root.pem));
+    assert!(
+        mounted
+            .look(10)
+            .ends_with("no authority in /ca.crt has signed it")
+    );
+}

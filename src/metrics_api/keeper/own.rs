@@ -1,0 +1,117 @@
+//! A certificate that the replica makes itself, by authorities that all replicas share in a Secret.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+
+use crate::cluster::client::{CallError, call};
+
+use super::super::authorities::{Authorities, Certified, REPLICA};
+use super::{BUNDLE, Held, KeepError, roots};
+
+const FIELD: &str = "authorities.json";
+
+/// Makes it, and makes it anew in time.
+pub struct Own {
+    client: Client,
+    namespace: String,
+    secret: String,
+    names: Vec<String>,
+    mine: Option<Certified>,
+}
+
+impl Own {
+    /// One that bears these names.
+    pub fn new(client: Client, namespace: String, secret: String, names: Vec<String>) -> Self {
+        Self {
+            client,
+            namespace,
+            secret,
+            names,
+            mine: None,
+        }
+    }
+
+    /// What there is at `now`.
+    ///
+    /// # Errors
+    /// The Secret can't be kept, or nothing made of it.
+    pub async fn look(&mut self, leads: bool, now: Timestamp) -> Result<Held, KeepError> {
+        let authorities = self.authorities(leads, now).await?;
+        let is_current = |mine: &Certified| authorities.is_current(mine, now);
+        let mine = match self.mine.take().filter(is_current) {
+            Some(mine) => mine,
+            None => authorities.certify(&self.names, now)?,
+        };
+        let mine = self.mine.insert(mine);
+        Ok(Held {
+            pair: Arc::clone(&mine.pair),
+            roots: roots::read(authorities.bundle(now).as_bytes()),
+            hooks: authorities.hooks(now),
+            ends: mine.ends,
+        })
+    }
+
+    /// The authorities of the Secret. Where there are none yet, the first replica makes them; later ones the leader.
+    async fn authorities(&self, leads: bool, now: Timestamp) -> Result<Authorities, KeepError> {
+        let name = &self.secret;
+        let failed = |error| KeepError::Secret(name.clone(), error);
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let secret = match call(api.get_opt(name)).await.map_err(failed)? {
+            Some(secret) => secret,
+            None => self.make_secret(&api).await.map_err(failed)?,
+        };
+        let data = secret.data.as_ref();
+        let known = data
+            .and_then(|data| data.get(FIELD))
+            .map(|field| Authorities::read(&field.0));
+        let known = known.transpose()?;
+        let (authorities, renewed) = match known {
+            Some(known) if !leads => (known, None),
+            Some(known) => {
+                let renewed = known.renewed(now)?;
+                (known, renewed)
+            }
+            None => (Authorities::default(), Authorities::default().renewed(now)?),
+        };
+        let Some(renewed) = renewed else {
+            return Ok(authorities);
+        };
+        let data = BTreeMap::from([
+            (FIELD.to_owned(), ByteString(renewed.write()?)),
+            (
+                BUNDLE.to_owned(),
+                ByteString(renewed.bundle(now).into_bytes()),
+            ),
+        ]);
+        // By the version that was read: of two that write at a time one fails, and looks again.
+        let secret = Secret {
+            data: Some(data),
+            ..secret
+        };
+        call(api.replace(name, &PostParams::default(), &secret))
+            .await
+            .map_err(failed)?;
+        tracing::info!(secret = name, "made a certificate authority");
+        Ok(renewed)
+    }
+
+    /// Makes the Secret, empty, or reads the one that another replica made meanwhile. By server-side apply: a role can allow
+    /// that for one name, and a create for all names only.
+    async fn make_secret(&self, api: &Api<Secret>) -> Result<Secret, CallError> {
+        let name = &self.secret;
+        let empty = Patch::Apply(json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name},
+        }));
+        let params = PatchParams::apply(REPLICA);
+        call(api.patch(name, &params, &empty)).await
+    }
+}

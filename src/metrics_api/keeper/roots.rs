@@ -1,0 +1,145 @@
+//! The certificate authorities by which replicas are known. Pure.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::{SignedDuration, Timestamp};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// So long is an authority known that is ours no more: another replica may still serve by it.
+const KEPT: SignedDuration = SignedDuration::from_hours(1);
+/// What is told holds no more than so many.
+const MOST: usize = 64;
+
+/// Authorities, each with when it was ours last, or else when we first heard of it.
+#[derive(Debug, Default)]
+pub struct Roots(Vec<(CertificateDer<'static>, Timestamp)>);
+
+impl Roots {
+    /// At `now` these are ours, and those are told.
+    pub fn see(
+        &mut self,
+        ours: &[CertificateDer<'static>],
+        told: &[CertificateDer<'static>],
+        now: Timestamp,
+    ) {
+        for root in told {
+            self.entry(root, now);
+        }
+        for root in ours {
+            *self.entry(root, now) = now;
+        }
+        self.0
+            .retain(|(root, seen)| is_kept(*seen, now) || told.contains(root));
+    }
+
+    fn entry(&mut self, root: &CertificateDer<'static>, now: Timestamp) -> &mut Timestamp {
+        let known = self.0.iter().position(|(other, _)| other == root);
+        let place = known.unwrap_or_else(|| {
+            self.0.push((root.clone(), now));
+            self.0.len() - 1
+        });
+        &mut self.0[place].1
+    }
+
+    /// Those to believe at `now`, in the same order on every replica.
+    pub fn known(&self, now: Timestamp) -> Vec<CertificateDer<'static>> {
+        let kept = self.0.iter().filter(|(_, seen)| is_kept(*seen, now));
+        let mut known: Vec<_> = kept.map(|(root, _)| root.clone()).collect();
+        known.sort_by(|one, other| one.as_ref().cmp(other.as_ref()));
+        known
+    }
+}
+
+fn is_kept(seen: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(seen) < KEPT
+}
+
+/// The certificates in a PEM; what is none is passed over.
+pub fn read(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem)
+        .filter_map(Result::ok)
+        .take(MOST)
+        .collect()
+}
+
+/// As PEM (RFC 7468).
+pub fn pem(roots: &[CertificateDer<'_>]) -> String {
+    let mut pem = String::new();
+    for root in roots {
+        pem += "-----BEGIN CERTIFICATE-----\n";
+        let mut rest = STANDARD.encode(root);
+        while !rest.is_empty() {
+            let next = rest.split_off(rest.len().min(64));
+            pem += &rest;
+            pem.push('\n');
+            rest = next;
+        }
+        pem += "-----END CERTIFICATE-----\n";
+    }
+    pem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(minute: i64) -> Timestamp {
+        Timestamp::UNIX_EPOCH + SignedDuration::from_mins(minute)
+    }
+
+    fn authority() -> CertificateDer<'static> {
+        let pair = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+        pair.cert.der().clone()
+    }
+
+    fn sorted(mut all: Vec<CertificateDer<'static>>) -> Vec<CertificateDer<'static>> {
+        all.sort_by(|one, other| one.as_ref().cmp(other.as_ref()));
+        all
+    }
+
+    #[test]
+    fn an_authority_that_is_ours_no_more_is_believed_for_an_hour_and_then_not_even_where_it_is_told()
+     {
+        let (old, new) = (authority(), authority());
+        let both = sorted(vec![old.clone(), new.clone()]);
+        let mut roots = Roots::default();
+        roots.see(std::slice::from_ref(&old), &[], at(0));
+        for minute in [1, 30, 59] {
+            roots.see(std::slice::from_ref(&new), &both, at(minute));
+            assert_eq!(roots.known(at(minute)), both, "minute {minute}");
+        }
+        roots.see(std::slice::from_ref(&new), &both, at(60));
+        assert_eq!(roots.known(at(60)), std::slice::from_ref(&new));
+        // Another leader may be slow to take it away: that does not make it new.
+        roots.see(std::slice::from_ref(&new), &both, at(61));
+        assert_eq!(roots.known(at(61)), std::slice::from_ref(&new));
+        roots.see(&[], std::slice::from_ref(&new), at(62));
+        roots.see(&[], &both, at(63));
+        assert_eq!(roots.known(at(63)), both, "it was gone meanwhile");
+    }
+
+    #[test]
+    fn a_replica_that_starts_believes_for_an_hour_what_others_are_told() {
+        let (old, new) = (authority(), authority());
+        let mut roots = Roots::default();
+        roots.see(
+            std::slice::from_ref(&new),
+            std::slice::from_ref(&old),
+            at(0),
+        );
+        assert_eq!(roots.known(at(59)).len(), 2);
+        assert_eq!(roots.known(at(60)).len(), 0, "nobody looked for an hour");
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_whatever_stands_around_it() {
+        let both = sorted(vec![authority(), authority()]);
+        let written = pem(&both);
+        assert!(written.lines().all(|line| line.len() <= 64), "{written}");
+        assert_eq!(read(written.as_bytes()), both);
+        let windows = format!("# ours\n{}", written.replace('\n', "\r\n"));
+        assert_eq!(read(windows.as_bytes()), both);
+        assert_eq!(read(b"-----BEGIN CERTIFICATE-----\n!\n"), []);
+    }
+}

@@ -1,0 +1,554 @@
+//! A certificate in files that somebody else replaces, as cert-manager does: clients notice nothing of it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod api_support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use api_support::{
+    ControlPlane, Controller, Process, aggregation, caller, free_port, lease_namespace,
+};
+use k8s_openapi::ByteString;
+use kube::client::Body;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+use serde_json::Value;
+use time::OffsetDateTime;
+
+const SOON: Duration = Duration::from_mins(2);
+const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
+const WEBHOOK: &str = "plimsoll-evictions";
+const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
+/// Where the chart has the agents find the authorities.
+const BUNDLE: &str = "plimsoll-report-ca";
+const ENDS: &str = "plimsoll_controller_certificate_expiration_timestamp_seconds";
+const ERRORS: &str = "plimsoll_controller_certificate_errors_total";
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate, its key, and when it ends, in seconds since 1970.
+struct Pair {
+    certificate: String,
+    key: String,
+    ends: i64,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        Self {
+            pem: params.self_signed(&key).unwrap().pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// One for replicas, as the chart asks for it. It lasts so many seconds: its successor waits for a tenth of what is left.
+    fn issue(&self, seconds: i64) -> Pair {
+        let names = ["plimsoll-metrics", "plimsoll-report"];
+        let names = names.map(|name| format!("{name}.default.svc")).to_vec();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let now = wall();
+        params.not_before = now - time::Duration::hours(1);
+        params.not_after = now + time::Duration::seconds(seconds);
+        let ends = params.not_after.unix_timestamp();
+        let key = KeyPair::generate().unwrap();
+        Pair {
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key: key.serialize_pem(),
+            ends,
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "certificates are of this time")]
+fn wall() -> OffsetDateTime {
+    std::time::SystemTime::now().into()
+}
+
+/// The folder in which a kubelet mounts the Secret for one pod: each version in a folder, and a link that is replaced.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(folder: PathBuf) -> Self {
+        fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn publish(&self, certificate: &str, key: &str, authority: &str) {
+        let version = fs::read_dir(&self.0).unwrap().count();
+        let data = self.0.join(format!("..{version}"));
+        fs::create_dir(&data).unwrap();
+        for (name, text) in [
+            ("tls.crt", certificate),
+            ("tls.key", key),
+            ("ca.crt", authority),
+        ] {
+            fs::write(data.join(name), text).unwrap();
+            let visible = self.0.join(name);
+            if visible.symlink_metadata().is_err() {
+                symlink(Path::new("..data").join(name), visible).unwrap();
+            }
+        }
+        let (next, link) = (self.0.join("..data_tmp"), self.0.join("..data"));
+        symlink(&data, &next).unwrap();
+        fs::rename(next, link).unwrap();
+    }
+}
+
+/// A replica with its files.
+struct Replica {
+    controller: Controller,
+    mounted: Mounted,
+    name: String,
+    port: u16,
+}
+
+impl Replica {
+    /// With the rights that the chart gives it where cert-manager makes certificates.
+    fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, port: u16) -> Self {
+        let mounted = Mounted::new(plane.kubeconfig.with_file_name(format!("{name}-tls")));
+        Self {
+            controller: run(plane, kubeconfig, name, port, Some(&mounted)),
+            mounted,
+            name: name.to_owned(),
+            port,
+        }
+    }
+
+    fn publish(&self, pair: &Pair, authority: &Authority) {
+        self.mounted
+            .publish(&pair.certificate, &pair.key, &authority.pem);
+    }
+
+    fn serves(&self, pair: &Pair) -> bool {
+        #[allow(clippy::cast_possible_truncation, reason = "seconds since 1970")]
+        let ends = self.controller.metric(ENDS) as i64;
+        ends == pair.ends
+    }
+
+    /// The code that a review gets that is none.
+    async fn code_of_review_at(&self, path: &str) -> u16 {
+        let request = hyper::Request::post(path).body(Body::from(b"{}".to_vec()));
+        let answer = caller::client(self.port, None).send(request.unwrap()).await;
+        answer.unwrap().status().as_u16()
+    }
+}
+
+fn run(
+    plane: &ControlPlane,
+    kubeconfig: &Path,
+    name: &str,
+    port: u16,
+    mounted: Option<&Mounted>,
+) -> Controller {
+    let mut args = vec![
+        "--pod-ip=127.0.0.1".to_owned(),
+        format!("--metrics-api-listen=0.0.0.0:{port}"),
+        format!("--report-listen=127.0.0.1:{}", free_port()),
+        format!("--eviction-webhook={WEBHOOK}"),
+    ];
+    for (option, file) in [
+        ("tls-cert-file", "tls.crt"),
+        ("tls-private-key-file", "tls.key"),
+        ("tls-ca-file", "ca.crt"),
+    ] {
+        let path = mounted.map(|mounted| mounted.0.join(file));
+        args.extend(path.map(|path| format!("--{option}={}", path.display())));
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    plane.controller_by(kubeconfig, name, &args)
+}
+
+/// Installs what the chart has in these templates where cert-manager makes certificates.
+fn install(plane: &ControlPlane, templates: &[&str]) {
+    let mut helm = Command::new(plane.tool("helm"));
+    helm.args(["template", "plimsoll", "--namespace=default"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll"))
+        .arg("--set=metricsAPI.certManager.enabled=true");
+    for template in templates {
+        helm.args(["--show-only", template]);
+    }
+    let rendered = helm.output().unwrap();
+    assert!(rendered.status.success(), "{rendered:?}");
+    let objects = String::from_utf8(rendered.stdout).unwrap();
+    let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    plane.try_kubectl(&apply, &objects).unwrap();
+}
+
+/// The bundles of authorities that others are told of.
+fn told(plane: &ControlPlane) -> Vec<String> {
+    let decoded = |value: &Value| {
+        let bytes = serde_json::from_value::<ByteString>(value.clone());
+        bytes.map_or_else(
+            |_| String::new(),
+            |bytes| String::from_utf8(bytes.0).unwrap(),
+        )
+    };
+    let webhook = plane.get("validatingwebhookconfiguration", WEBHOOK);
+    vec![
+        decoded(&plane.get("apiservice", API_SERVICE)["spec"]["caBundle"]),
+        decoded(&webhook["webhooks"][0]["clientConfig"]["caBundle"]),
+        plane.get("configmap", BUNDLE)["data"]["ca.crt"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
+    ]
+}
+
+/// Whether API servers, for both of what they ask, and agents are told of all these authorities.
+fn are_all_told(plane: &ControlPlane, authorities: &[&str]) -> bool {
+    let holds = |bundle: &String, authority: &str| {
+        let base64 = |pem: &str| {
+            pem.lines()
+                .filter(|line| !line.starts_with('-'))
+                .collect::<String>()
+        };
+        base64(bundle).contains(&base64(authority))
+    };
+    let is_right = |bundle: &String| authorities.iter().all(|one| holds(bundle, one));
+    told(plane).iter().all(is_right)
+}
+
+fn path_of_reviews(plane: &ControlPlane) -> String {
+    let webhook = plane.get("validatingwebhookconfiguration", WEBHOOK);
+    let path = &webhook["webhooks"][0]["clientConfig"]["service"]["path"];
+    path.as_str().unwrap_or_default().to_owned()
+}
+
+/// Lists all the time, as a client does that does not try again, and counts.
+#[derive(Default)]
+struct Traffic {
+    ends: AtomicBool,
+    answers: AtomicUsize,
+}
+
+impl Traffic {
+    fn flow(&self, plane: &ControlPlane) -> Vec<String> {
+        let mut failures = Vec::new();
+        while !self.ends.load(Ordering::Relaxed) {
+            match plane.try_kubectl(&["get", "--raw", LIST], "") {
+                Ok(list) if list.contains("node00") => {
+                    self.answers.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(list) => failures.push(list),
+                Err(error) => failures.push(error),
+            }
+        }
+        failures
+    }
+
+    /// Waits for so many more answers.
+    fn goes_on(&self, plane: &ControlPlane, answers: usize) {
+        let wanted = self.answers.load(Ordering::Relaxed) + answers;
+        plane.until("requests are answered", SOON, |_| {
+            self.answers.load(Ordering::Relaxed) >= wanted
+        });
+    }
+}
+
+/// A watch, and the lines that it prints.
+fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
+    let mut child = Command::new(plane.tool("kubectl"))
+        .arg("--kubeconfig")
+        .arg(&plane.kubeconfig)
+        .args(["get", "--raw", &format!("{LIST}?watch=true")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        lines
+            .map_while(Result::ok)
+            .try_for_each(|line| tell.send(line))
+    });
+    (Process(child), told)
+}
+
+fn hears(told: &mpsc::Receiver<String>, part: &str) {
+    loop {
+        let line = told.recv_timeout(SOON);
+        if line.expect("the watch goes on").contains(part) {
+            return;
+        }
+    }
+}
+
+fn is_available(plane: &ControlPlane) -> bool {
+    let service = plane.get("apiservice", API_SERVICE);
+    let conditions = service["status"]["conditions"].as_array().cloned();
+    conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|c| c["type"] == "Available" && c["status"] == "True")
+}
+
+/// A control plane that finds replicas at these ports, and with which kubeconfig they come.
+fn plane(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf)> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    let Some(address) = aggregation::address() else {
+        eprintln!(
+            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
+        );
+        return None;
+    };
+    plane.nodes(&["node00".to_owned()]);
+    plane.apply(&[lease_namespace()]);
+    plane.apply(&aggregation::objects(
+        "default",
+        "plimsoll-metrics",
+        address,
+        &ports,
+    ));
+    let templates = ["templates/rbac-controller.yaml", "templates/evictions.yaml"];
+    install(&plane, &templates);
+    let kubeconfig = plane.as_account("plimsoll-controller", &[]);
+    Some((plane, kubeconfig))
+}
+
+/// Two replicas with the rights that the chart gives them, the one that leads first.
+fn replicas(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf, [Replica; 2])> {
+    let (plane, kubeconfig) = plane(ports)?;
+    let leader = Replica::start(&plane, &kubeconfig, "one", ports[0]);
+    plane.until("it leads", SOON, |_| leader.controller.leads());
+    let standby = Replica::start(&plane, &kubeconfig, "two", ports[1]);
+    plane.until("the other one is there", SOON, |_| {
+        standby.controller.http("/metrics").is_some()
+    });
+    Some((plane, kubeconfig, [leader, standby]))
+}
+
+fn is_ready(replica: &Replica) -> bool {
+    replica
+        .controller
+        .http("/readyz")
+        .is_some_and(|(code, _)| code == 200)
+}
+
+#[tokio::test]
+async fn certificates_and_their_authority_are_replaced_under_traffic_without_a_failed_request() {
+    let Some((plane, kubeconfig, mut replicas)) = replicas([free_port(), free_port()]) else {
+        return;
+    };
+    says_what_is_missing(&plane, &replicas);
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let first = old.issue(180);
+    publish(&replicas, &first, &old);
+    plane.until("the API is available", SOON, is_available);
+    plane.until("both have it", SOON, |_| replicas.iter().all(is_ready));
+    plane.until("the authority is told", SOON, |plane| {
+        are_all_told(plane, &[&old.pem])
+    });
+    let (_watch, told) = watch(&plane);
+    hears(&told, "node00");
+    let traffic = Traffic::default();
+    let (failures, last) = thread::scope(|scope| {
+        let flowing = scope.spawn(|| traffic.flow(&plane));
+        traffic.goes_on(&plane, 5);
+        let second = replaces_it(&plane, &replicas, [&old, &new], &first);
+        traffic.goes_on(&plane, 5);
+        holds_what_was_good(&plane, &replicas, &second, &new);
+        publish(&replicas, &second, &new);
+        traffic.goes_on(&plane, 10);
+        traffic.ends.store(true, Ordering::Relaxed);
+        (flowing.join().unwrap(), second)
+    });
+    assert_eq!(failures, Vec::<String>::new());
+    plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
+    hears(&told, "rotated");
+    let path = path_of_reviews(&plane);
+    for replica in &replicas {
+        assert_eq!(
+            replica.code_of_review_at(&path).await,
+            400,
+            "{}",
+            replica.name
+        );
+        let guess = format!("/evictions/{}", "0".repeat(64));
+        assert_eq!(
+            replica.code_of_review_at(&guess).await,
+            404,
+            "{}",
+            replica.name
+        );
+    }
+    starts_again(&plane, &kubeconfig, &mut replicas, &last);
+    let secrets = plane.kubectl(&["get", "secrets", "-o", "name"]);
+    assert_eq!(secrets, "", "no Secret is made, nor could one be read");
+}
+
+fn publish(replicas: &[Replica], pair: &Pair, authority: &Authority) {
+    for replica in replicas {
+        replica.publish(pair, authority);
+    }
+}
+
+fn serve(plane: &ControlPlane, replicas: &[Replica], pair: &Pair) {
+    plane.until("all serve the certificate", SOON, |_| {
+        replicas.iter().all(|replica| replica.serves(pair))
+    });
+}
+
+fn says_what_is_missing(plane: &ControlPlane, replicas: &[Replica]) {
+    for replica in replicas {
+        plane.until("it says what it lacks", SOON, |_| {
+            let (code, text) = replica.controller.http("/readyz").unwrap();
+            code == 503 && text.contains("tls.crt: No such file or directory")
+        });
+    }
+}
+
+/// By one of another authority, while everybody knows both.
+fn replaces_it(
+    plane: &ControlPlane,
+    replicas: &[Replica],
+    [old, new]: [&Authority; 2],
+    first: &Pair,
+) -> Pair {
+    let path = path_of_reviews(plane);
+    assert!(path.starts_with("/evictions/"), "{path:?}");
+    let second = new.issue(7200);
+    // The standby first: whoever does not lead has it known, too.
+    replicas[1].publish(&second, new);
+    plane.until("both authorities are told", SOON, |plane| {
+        are_all_told(plane, &[&old.pem, &new.pem])
+    });
+    assert!(replicas[0].serves(first));
+    replicas[0].publish(&second, new);
+    serve(plane, replicas, &second);
+    plane.until("reviews are asked for elsewhere", SOON, |plane| {
+        path_of_reviews(plane) != path
+    });
+    assert!(are_all_told(plane, &[&old.pem, &new.pem]), "for an hour");
+    second
+}
+
+fn holds_what_was_good(
+    plane: &ControlPlane,
+    replicas: &[Replica],
+    good: &Pair,
+    authority: &Authority,
+) {
+    let before = |replica: &Replica| replica.controller.metric(ERRORS);
+    let before: Vec<f64> = replicas.iter().map(before).collect();
+    let other = authority.issue(7200);
+    for replica in replicas {
+        let mounted = &replica.mounted;
+        mounted.publish(&good.certificate, &other.key, &authority.pem);
+    }
+    for (replica, before) in replicas.iter().zip(before) {
+        plane.until("it says what is wrong", SOON, |plane| {
+            let log = plane.log_of(&replica.name);
+            log.contains("is not that of the certificate in")
+                && replica.controller.metric(ERRORS) > before
+        });
+        assert!(replica.serves(good));
+    }
+}
+
+/// The leader, under a certificate that it finds at its start; the other one leads on.
+fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica; 2], last: &Pair) {
+    let [leader, standby] = replicas;
+    drop(leader.controller.process.0.kill());
+    drop(leader.controller.process.0.wait());
+    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    leader.controller = run(
+        plane,
+        kubeconfig,
+        "again",
+        leader.port,
+        Some(&leader.mounted),
+    );
+    plane.until("it serves again", SOON, |_| {
+        leader.controller.http("/metrics").is_some() && leader.serves(last) && is_ready(leader)
+    });
+    plane.until("NodeMetrics are there", SOON, |plane| {
+        plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
+    });
+}
+
+#[test]
+fn an_installation_goes_over_to_files_one_replica_after_the_other() {
+    let ports = [free_port(), free_port()];
+    let Some((plane, _)) = plane(ports) else {
+        return;
+    };
+    // With the rights that it has where it makes its certificates itself.
+    let mut before = run(&plane, &plane.kubeconfig, "before", ports[0], None);
+    plane.until("the API is available", SOON, is_available);
+    let own = plane.get("secret", "plimsoll-metrics-ca")["data"]["ca.crt"].clone();
+    let own: ByteString = serde_json::from_value(own).unwrap();
+    let own = String::from_utf8(own.0).unwrap();
+    plane.until("its authority is told", SOON, |plane| {
+        are_all_told(plane, &[&own])
+    });
+    let authority = Authority::new("new");
+    let after = Replica::start(&plane, &plane.kubeconfig, "after", ports[1]);
+    after.publish(&authority.issue(7200), &authority);
+    plane.until("both authorities are told", SOON, |plane| {
+        are_all_told(plane, &[&own, &authority.pem])
+    });
+    assert!(before.http("/livez").is_some() && !after.controller.leads());
+    drop(before.process.0.kill());
+    drop(before.process.0.wait());
+    plane.until("the other one leads", SOON, |_| after.controller.leads());
+    assert!(are_all_told(&plane, &[&own, &authority.pem]));
+    plane.kubectl(&[
+        "delete",
+        "endpointslice",
+        &format!("plimsoll-metrics-{}", ports[0]),
+    ]);
+    plane.until("NodeMetrics are there", SOON, |plane| {
+        plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
+    });
+}
+
+#[test]
+fn a_certificate_needs_its_key_and_its_authorities() {
+    let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    for args in [
+        &["--tls-cert-file=a", "--metrics-api-listen=127.0.0.1:0"][..],
+        &[
+            "--tls-private-key-file=a",
+            "--metrics-api-listen=127.0.0.1:0",
+        ],
+        &[
+            "--tls-cert-file=a",
+            "--tls-private-key-file=b",
+            "--tls-ca-file=c",
+        ],
+    ] {
+        let output = program().arg("controller").args(args).output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{complaint}");
+        assert!(
+            complaint.contains("required arguments were not provided"),
+            "{complaint}"
+        );
+    }
+}
