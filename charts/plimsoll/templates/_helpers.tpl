@@ -49,6 +49,11 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
+{{/* "true" where cert-manager makes the certificate of the replicas. */}}
+{{- define "plimsoll.certManager" -}}
+{{- if and .Values.metricsAPI.enabled .Values.metricsAPI.certManager.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* "true" where a cluster is asked, as `helm template` does not. */}}
 {{- define "plimsoll.asksCluster" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}

@@ -18,8 +18,15 @@ type cluster struct{ *plane.Plane }
 func TestTheChartOnAnAPIServer(t *testing.T) {
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
+	others := certManager(t)
+	for _, file := range others {
+		c.Kubectl("apply", "--server-side", "-f", file)
+		c.Kubectl("wait", "--for=condition=Established", "-f", file, "--timeout=30s")
+	}
 	c.takesEveryCombination(t)
-	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
+	for _, file := range append(others, plane.Absolute(t, "crds")) {
+		c.Kubectl("delete", "-f", file)
+	}
 	c.refusesWhatCanNotWorkThere(t)
 	c.installsAndSaysThatPoliciesComeLater(t)
 	c.hasHooksThatKubernetesTakes(t)
@@ -104,6 +111,10 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "monitoring.podMonitor.enabled=true")
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: have it served, or go without it: --set monitoring.podMonitor.enabled=false") {
+		t.Errorf("the answer is %v", err)
+	}
+	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "metricsAPI.certManager.enabled=true")
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")

@@ -131,7 +131,7 @@ func schemas(t *testing.T) string {
 		write(kind["group"].(string), kind["version"].(string), kind["kind"].(string),
 			map[string]any{"allOf": []any{map[string]any{"$ref": "#/definitions/" + name}}, "definitions": set})
 	}
-	for _, definition := range ours(t) {
+	for _, definition := range append(ours(t), certManagers(t)...) {
 		names, _, _ := unstructured.NestedString(definition.Object, "spec", "names", "kind")
 		group, _, _ := unstructured.NestedString(definition.Object, "spec", "group")
 		versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
@@ -153,6 +153,35 @@ func ours(t *testing.T) (found []unstructured.Unstructured) {
 		t.Fatalf("no definitions (%v)", err)
 	}
 	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, objects(t, string(text))...)
+	}
+	return found
+}
+
+// certManager is where the definitions of cert-manager's kinds are that the chart makes, as its Go module brings them.
+func certManager(t *testing.T) []string {
+	t.Helper()
+	const module = "github.com/cert-manager/cert-manager"
+	if out, err := exec.Command("go", "mod", "download", "-C", "cert-manager", module).CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	folder, err := exec.Command("go", "list", "-C", "cert-manager", "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(plural string) string {
+		return filepath.Join(strings.TrimSpace(string(folder)), "deploy", "crds", "cert-manager.io_"+plural+".yaml")
+	}
+	return []string{file("certificates"), file("issuers")}
+}
+
+func certManagers(t *testing.T) (found []unstructured.Unstructured) {
+	t.Helper()
+	for _, file := range certManager(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,138 @@
+//go:build e2e
+
+package chart
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// one is the only object of a kind and name.
+func one(t *testing.T, rendered, kind, name string) map[string]any {
+	t.Helper()
+	all := objects(t, rendered)
+	is := func(object unstructured.Unstructured) bool { return object.GetKind() == kind && object.GetName() == name }
+	found := slices.IndexFunc(all, is)
+	if found < 0 {
+		t.Fatalf("there is no %s %s", kind, name)
+	}
+	return all[found].Object
+}
+
+// field is a field of an object; what isn't there fails the test.
+func field[T any](t *testing.T, object map[string]any, fields ...string) T {
+	t.Helper()
+	value, _, err := unstructured.NestedFieldNoCopy(object, fields...)
+	typed, right := value.(T)
+	if err != nil || !right {
+		t.Fatalf("%s is %v (%v)", strings.Join(fields, "."), value, err)
+	}
+	return typed
+}
+
+// option is what a container is told by a flag; empty: nothing.
+func option(container map[string]any, name string) string {
+	for _, argument := range container["args"].([]any) {
+		if value, found := strings.CutPrefix(argument.(string), "--"+name+"="); found {
+			return value
+		}
+	}
+	return ""
+}
+
+func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
+	rendered, err := render(t, "--values", combinations(t)["cert-manager"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate := one(t, rendered, "Certificate", "plimsoll-metrics")
+	pod := field[map[string]any](t, one(t, rendered, "Deployment", "plimsoll-controller"), "spec", "template", "spec")
+	container := field[[]any](t, pod, "containers")[0].(map[string]any)
+	volume := field[[]any](t, pod, "volumes")[0].(map[string]any)
+	if made, read := field[string](t, certificate, "spec", "secretName"), field[string](t, volume, "secret", "secretName"); made != read {
+		t.Errorf("the Secret %s is made, and %s read", made, read)
+	}
+	mount := field[[]any](t, container, "volumeMounts")[0].(map[string]any)
+	if mount["name"] != volume["name"] {
+		t.Errorf("%v is mounted", mount["name"])
+	}
+	for flag, file := range map[string]string{"tls-cert-file": "tls.crt", "tls-private-key-file": "tls.key", "tls-ca-file": "ca.crt"} {
+		if told := option(container, flag); told != path.Join(mount["mountPath"].(string), file) {
+			t.Errorf("--%s is %q", flag, told)
+		}
+	}
+	if secret := option(container, "metrics-api-secret"); secret != "" {
+		t.Errorf("the controller is told of the Secret %s", secret)
+	}
+	names := []any{}
+	for _, service := range []string{"metrics-api-service", "report-service"} {
+		names = append(names, option(container, service)+".plimsoll.svc")
+	}
+	if borne := field[[]any](t, certificate, "spec", "dnsNames"); !slices.Equal(borne, names) {
+		t.Errorf("it bears the names %v, and is known by %v", borne, names)
+	}
+	if usages := field[[]any](t, certificate, "spec", "usages"); !slices.Contains(usages, any("server auth")) || !slices.Contains(usages, any("client auth")) {
+		t.Errorf("its usages are %v", usages)
+	}
+	issuer := one(t, rendered, "Issuer", field[string](t, certificate, "spec", "issuerRef", "name"))
+	authority := one(t, rendered, "Certificate", "plimsoll-metrics-authority")
+	if signs, made := field[string](t, issuer, "spec", "ca", "secretName"), field[string](t, authority, "spec", "secretName"); signs != made {
+		t.Errorf("the issuer signs with the Secret %s, the authority's is %s", signs, made)
+	}
+	one(t, rendered, "Issuer", field[string](t, authority, "spec", "issuerRef", "name"))
+}
+
+func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
+	rights := func(values string) (found int) {
+		rendered, err := render(t, "--values", combinations(t)[values])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(t, rendered) {
+			rules, _, _ := unstructured.NestedSlice(object.Object, "rules")
+			for _, rule := range rules {
+				if resources, _ := rule.(map[string]any)["resources"].([]any); slices.Contains(resources, any("secrets")) {
+					found++
+				}
+			}
+			if object.GetKind() == "Secret" {
+				found++
+			}
+		}
+		return found
+	}
+	if found := rights("default"); found != 2 {
+		t.Errorf("%d rules and Secrets by default", found)
+	}
+	for _, values := range []string{"cert-manager", "everything"} {
+		if found := rights(values); found != 0 {
+			t.Errorf("%s: %d rules about Secrets, and Secrets", values, found)
+		}
+	}
+}
+
+func TestAnIssuerOfOnesOwnSignsAloneAndWithoutTheAPIThereIsNothingToSign(t *testing.T) {
+	kinds := func(args ...string) (found []string) {
+		rendered, err := render(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(t, rendered) {
+			if strings.HasPrefix(object.GetAPIVersion(), "cert-manager.io/") {
+				found = append(found, object.GetKind()+" "+object.GetName())
+			}
+		}
+		return found
+	}
+	if found := kinds("--values", combinations(t)["everything"]); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
+		t.Errorf("with an issuer there are %v", found)
+	}
+	if found := kinds("--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true"); found != nil {
+		t.Errorf("without the API there are %v", found)
+	}
+}
