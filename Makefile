@@ -16,7 +16,7 @@ FOR := 10m
 EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-.PHONY: help demo test bench generate build image tools fmt clippy deny unit guest binary
+.PHONY: help demo test bench generate build image image-check tools fmt clippy deny unit guest binary
 .PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -59,8 +59,11 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)
 
-image: build ## Packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
-	@scripts/image $(BINARY) target/image
+image: tools ## Builds it anew, the same anywhere, and packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
+	@scripts/image target/image
+
+image-check: tools ## Builds the image twice, in other folders, and compares (needs root; two whole builds)
+	@scripts/image-check
 
 tools: ## Installs what a fresh Debian machine lacks
 	@scripts/tools

@@ -1,19 +1,16 @@
-# The CycloneDX bill of materials of a binary: what `cargo metadata` says of the crates that are linked into it, with the
-# checksums of Cargo.lock. Arguments: lock (its text), sha256 (of the binary), time, rust (the compiler's version).
+# The CycloneDX bill of materials of a binary: what `cargo metadata` says of the crates that are linked into it, with the checksums of
+# Cargo.lock. Arguments: tree (what is linked: lines of `cargo tree`, since the metadata also have what only tests ask for), lock (its
+# text), sha256 (of the binary), time, rust (the compiler's version).
 def reference: "pkg:cargo/\(.name)@\(.version)";
 
 ([$lock | scan("name = \"([^\"]+)\"\nversion = \"([^\"]+)\"\nsource = \"[^\"]+\"\nchecksum = \"([0-9a-f]+)\"")
   | {key: "pkg:cargo/\(.[0])@\(.[1])", value: .[2]}] | from_entries) as $checksums
+| ([$tree | scan("(?:^|\n)(\\S+) v(\\S+)") | {key: "pkg:cargo/\(.[0])@\(.[1])", value: true}] | from_entries) as $is_linked
+| ([.packages[] | select($is_linked[reference]) | {key: .id, value: .}] | from_entries) as $package
+| ([.resolve.nodes[] | select($package[.id])
+    | {key: .id, value: [.deps[] | select(any(.dep_kinds[]; .kind == null)) | .pkg | select($package[.])]}] | from_entries) as $needs
 | .resolve.root as $root
-# Macros run while the compiler does, and leave nothing of themselves.
-| ([.packages[] | select(any(.targets[]; any(.kind[]; . == "proc-macro"))) | .id]) as $macros
-| ([.resolve.nodes[] | {key: .id, value: ([.deps[] | select(any(.dep_kinds[]; .kind == null)) | .pkg] - $macros)}]
-  | from_entries) as $needs
-| def reached: . as $known | ($known + [$known[] | $needs[.][]] | unique) as $more
-    | if $more == $known then $known else ($more | reached) end;
-  ([$root] | reached) as $linked
-| ([.packages[] | {key: .id, value: .}] | from_entries) as $package
-| ($package[$root]) as $own
+| $package[$root] as $own
 | {
     bomFormat: "CycloneDX",
     specVersion: "1.6",
@@ -27,7 +24,7 @@ def reference: "pkg:cargo/\(.name)@\(.version)";
       }
     },
     components: ([
-      ($linked - [$root])[] | $package[.] | reference as $reference
+      $package[] | select(.id != $root) | reference as $reference
       | {
           type: "library", "bom-ref": $reference, name, version, purl: $reference,
           licenses: (if .license then [{expression: (.license | gsub(" */ *"; " OR "))}] else [] end),
@@ -37,7 +34,7 @@ def reference: "pkg:cargo/\(.name)@\(.version)";
       type: "library", "bom-ref": "pkg:generic/rust@\($rust)", name: "rust", version: $rust, purl: "pkg:generic/rust@\($rust)",
       description: "the standard library, with musl", licenses: [{expression: "MIT OR Apache-2.0"}]
     }] | sort_by(."bom-ref")),
-    dependencies: [
-      $linked[] | {ref: ($package[.] | reference), dependsOn: ([$needs[.][] | $package[.] | reference] | sort)}
-    ] | sort_by(.ref)
+    dependencies: ([
+      $package[] | {ref: reference, dependsOn: ([$needs[.id][] | $package[.] | reference] | sort)}
+    ] | sort_by(.ref))
   }

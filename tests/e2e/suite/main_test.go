@@ -110,21 +110,34 @@ func image() (repository, tag string, err error) {
 		}
 		return name[:colon], name[colon+1:], nil
 	}
-	repository, err = load("plimsoll", binary())
+	if archive := os.Getenv("PLIMSOLL_E2E_ARCHIVE"); archive != "" {
+		repository, err = loadArchive(archive)
+	} else {
+		repository, err = load("plimsoll", binary())
+	}
 	return repository, "latest", err
 }
 
-// load has the nodes of our own cluster know the image of a binary, each by a name of its own that begins so.
-func load(prefix, binary string) (repository string, err error) {
-	content, err := os.ReadFile(binary)
+// named is a name for what is in a file, which begins so, and whether all nodes of our own cluster have an image of it.
+func named(prefix, file string) (name string, loaded bool, err error) {
+	content, err := os.ReadFile(file)
 	if err != nil {
-		return "", fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one", err)
+		return "", false, fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one, PLIMSOLL_E2E_ARCHIVE what `make image` made", err)
 	}
-	name := fmt.Sprintf("%s-%x", prefix, sha256.Sum256(content))[:len(prefix)+16]
-	loaded := true
+	name = fmt.Sprintf("%s-%x", prefix, sha256.Sum256(content))[:len(prefix)+16]
+	loaded = true
 	for _, node := range nodes {
 		images, err := tryOnNode(node, "ctr --namespace k8s.io images list --quiet")
 		loaded = loaded && err == nil && strings.Contains(images, name)
+	}
+	return name, loaded, nil
+}
+
+// load has the nodes know the image of a binary, each by a name of its own that begins so.
+func load(prefix, binary string) (repository string, err error) {
+	name, loaded, err := named(prefix, binary)
+	if err != nil {
+		return "", err
 	}
 	if !loaded {
 		archive, err := packed(name, binary)
@@ -137,6 +150,30 @@ func load(prefix, binary string) (repository string, err error) {
 		}
 	}
 	return "plimsoll.dev/e2e/" + name, nil
+}
+
+// loadArchive has them know the image of an OCI archive, as `make image` makes it.
+func loadArchive(file string) (repository string, err error) {
+	name, loaded, err := named("plimsoll", file)
+	if err != nil {
+		return "", err
+	}
+	repository = "plimsoll.dev/e2e/" + name
+	if loaded {
+		return repository, nil
+	}
+	if _, err := run("", clusterTool, "load", file); err != nil {
+		return "", err
+	}
+	for _, node := range nodes {
+		// containerd names what it imports after the day, and the name in the archive.
+		rename := `set -eu; found=$(ctr --namespace k8s.io images list --quiet | grep -m1 '^import-.*plimsoll:'); ` +
+			`ctr --namespace k8s.io images tag --force "$found" ` + repository + `:latest; ctr --namespace k8s.io images remove "$found"`
+		if out, err := tryOnNode(node, rename); err != nil {
+			return "", fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return repository, nil
 }
 
 // packed is the archive of an image whose one file is /bin/plimsoll, whatever the binary's name is.
