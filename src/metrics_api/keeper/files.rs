@@ -74,7 +74,7 @@ pub enum FilesError {
 
 /// Reads it, and again when a file is another one.
 pub struct Files {
-    files: TlsFiles,
+    paths: TlsFiles,
     names: Vec<String>,
     seen: Option<[Option<Stamp>; 3]>,
     is_good: bool,
@@ -83,9 +83,9 @@ pub struct Files {
 
 impl Files {
     /// One that bears all these names.
-    pub fn new(files: TlsFiles, names: Vec<String>) -> Self {
+    pub fn new(paths: TlsFiles, names: Vec<String>) -> Self {
         Self {
-            files,
+            paths,
             names,
             seen: None,
             is_good: false,
@@ -116,33 +116,33 @@ impl Files {
             self.is_good = false;
             let found = self.read(now)?;
             self.is_good = true;
-            let (path, ends) = (self.files.certificate.display().to_string(), found.ends);
+            let (path, ends) = (self.paths.certificate.display().to_string(), found.ends);
             let from = self.succession.offer(found, now).unwrap_or(now);
             tracing::info!(path, %from, %ends, "found a certificate to serve with");
         }
         match self.held() {
             Some(held) if held.ends <= now => {
-                Err(FilesError::Ended(self.files.certificate.clone(), held.ends))
+                Err(FilesError::Ended(self.paths.certificate.clone(), held.ends))
             }
             _ => Ok(()),
         }
     }
 
-    fn paths(&self) -> [&Path; 3] {
+    fn each(&self) -> [&Path; 3] {
         let TlsFiles {
             certificate,
             key,
             authorities,
-        } = &self.files;
+        } = &self.paths;
         [certificate, key, authorities]
     }
 
     fn stamps(&self) -> [Option<Stamp>; 3] {
-        self.paths().map(|path| stamp(path).ok())
+        self.each().map(|path| stamp(path).ok())
     }
 
     fn read(&self, now: Timestamp) -> Result<Found, FilesError> {
-        let [certificate, key, authorities] = self.paths();
+        let [certificate, key, authorities] = self.each();
         let nothing = |path: &Path, what| FilesError::Pem(path.to_owned(), what);
         let chain = certificates(&text(certificate)?);
         let chain = chain.ok_or_else(|| nothing(certificate, "certificate"))?;
@@ -174,7 +174,7 @@ impl Files {
             .map_err(refused)?;
         let store = store(roots);
         let unusable = |error: &dyn std::error::Error| {
-            FilesError::Authorities(self.files.authorities.clone(), error.to_string())
+            FilesError::Authorities(self.paths.authorities.clone(), error.to_string())
         };
         let servers =
             WebPkiServerVerifier::builder_with_provider(Arc::clone(&store), Arc::clone(&provider));
@@ -191,7 +191,7 @@ impl Files {
             verify(name, now).map_err(refused)?;
         }
         if !is_signed(clients.as_ref(), &pair.chain, now) {
-            return Err(FilesError::ServerAlone(self.files.certificate.clone()));
+            return Err(FilesError::ServerAlone(self.paths.certificate.clone()));
         }
         // Who refuses it at the end of time says since when.
         let ended = verify(&self.names[0], Timestamp::MAX).err();
@@ -205,7 +205,7 @@ impl Files {
             certificate,
             key,
             authorities,
-        } = self.files.clone();
+        } = self.paths.clone();
         if let Some(ended) = end(&error) {
             return FilesError::Ended(certificate, ended);
         }

@@ -166,10 +166,88 @@ fn a_certificate_that_replaces_another_is_served_after_a_while_with_both_authori
     assert_eq!(mounted.files.held().unwrap().ends, at(2_000_000));
 }
 
+/// What stands in the files, with no `ca.crt` for `None`, and what is said of it at second 20.
+type Case = ((String, String), Option<String>, String);
+
+/// Files that hold something else than they should.
+fn wrong_files(ours: &Authority, good: &(String, String)) -> Vec<Case> {
+    let authority = || Some(ours.pem.clone());
+    let (certificate, key) = good.clone();
+    let no_authority = |why| {
+        format!(
+            "failed to read /ca.crt: {why}; the issuer of the certificate has to say there by which authority it is known"
+        )
+    };
+    vec![
+        (
+            (certificate.clone(), ours.good(0, 9000).1),
+            authority(),
+            "failed to use the key in /tls.key: it is not that of the certificate in /tls.crt"
+                .to_owned(),
+        ),
+        (
+            (certificate, "no key".to_owned()),
+            authority(),
+            "failed to read /tls.key: it holds no private key in PEM".to_owned(),
+        ),
+        (
+            ("no certificate".to_owned(), key),
+            authority(),
+            "failed to read /tls.crt: it holds no certificate in PEM".to_owned(),
+        ),
+        (
+            good.clone(),
+            None,
+            no_authority("No such file or directory (os error 2)"),
+        ),
+        (
+            good.clone(),
+            Some(String::new()),
+            no_authority("it holds no certificate in PEM"),
+        ),
+    ]
+}
+
+/// Certificates that nobody would take, or not for a replica.
+fn wrong_certificates(ours: &Authority) -> Vec<Case> {
+    let both = [METRICS, REPORT];
+    let cases = [
+        (
+            ours.good(0, 19),
+            "it ended at 1970-01-01T00:00:19Z and was not renewed".to_owned(),
+        ),
+        (
+            ours.good(60, 9000),
+            "it begins at 1970-01-01T00:01:00Z; is the clock of this machine right?".to_owned(),
+        ),
+        (
+            Authority::new().good(0, 9000),
+            "no authority in /ca.crt has signed it".to_owned(),
+        ),
+        (
+            ours.issue(&both, &BOTH[..1], 0, 9000),
+            "it is not for clients, and replicas know each other by it; have it issued for the usages \"server auth\" and \
+             \"client auth\""
+                .to_owned(),
+        ),
+        (
+            ours.issue(&[METRICS, "other.plimsoll.svc"], &BOTH, 0, 9000),
+            format!(
+                "invalid peer certificate: certificate not valid for name \"{REPORT}\"; certificate is only valid for \
+                 DnsName(\"{METRICS}\") or DnsName(\"other.plimsoll.svc\")"
+            ),
+        ),
+    ];
+    let of = |says| format!("failed to use the certificate in /tls.crt: {says}");
+    let cases = cases.into_iter();
+    cases
+        .map(|(pair, says)| (pair, Some(ours.pem.clone()), of(says)))
+        .collect()
+}
+
 #[test]
-fn what_is_no_good_is_said_with_its_path_and_its_cure_and_the_certificate_from_before_is_served_on()
-{
-    let (ours, other) = (Authority::new(), Authority::new());
+fn what_is_no_good_is_said_with_its_cure_and_the_certificate_from_before_is_served_on() {
+    let ours = Authority::new();
     let good = ours.good(0, 1_000_000);
     let mut mounted = Mounted::new();
     assert_eq!(
@@ -178,69 +256,9 @@ fn what_is_no_good_is_said_with_its_path_and_its_cure_and_the_certificate_from_b
     );
     mounted.publish(&good, Some(&ours.pem));
     assert_eq!(mounted.look(10), "");
-    let with_key = |key: &str| (good.0.clone(), key.to_owned());
-    let no_authority =
-        "; the issuer of the certificate has to say there by which authority it is known";
-    let cases: [((String, String), Option<&str>, String); 10] = [
-        (
-            with_key(&ours.good(0, 9000).1),
-            Some(&ours.pem),
-            "failed to use the key in /tls.key: it is not that of the certificate in /tls.crt".to_owned(),
-        ),
-        (
-            with_key("no key"),
-            Some(&ours.pem),
-            "failed to read /tls.key: it holds no private key in PEM".to_owned(),
-        ),
-        (
-            ("no certificate".to_owned(), good.1.clone()),
-            Some(&ours.pem),
-            "failed to read /tls.crt: it holds no certificate in PEM".to_owned(),
-        ),
-        (
-            good.clone(),
-            None,
-            format!("failed to read /ca.crt: No such file or directory (os error 2){no_authority}"),
-        ),
-        (
-            good.clone(),
-            Some(""),
-            format!("failed to read /ca.crt: it holds no certificate in PEM{no_authority}"),
-        ),
-        (
-            ours.good(0, 19),
-            Some(&ours.pem),
-            "failed to use the certificate in /tls.crt: it ended at 1970-01-01T00:00:19Z and was not renewed".to_owned(),
-        ),
-        (
-            ours.good(60, 9000),
-            Some(&ours.pem),
-            "failed to use the certificate in /tls.crt: it begins at 1970-01-01T00:01:00Z; is the clock of this machine right?"
-                .to_owned(),
-        ),
-        (
-            other.good(0, 9000),
-            Some(&ours.pem),
-            "failed to use the certificate in /tls.crt: no authority in /ca.crt has signed it".to_owned(),
-        ),
-        (
-            ours.issue(&[METRICS, REPORT], &BOTH[..1], 0, 9000),
-            Some(&ours.pem),
-            "failed to use the certificate in /tls.crt: it is not for clients, and replicas know each other by it; have it issued \
-             for the usages \"server auth\" and \"client auth\""
-                .to_owned(),
-        ),
-        (
-            ours.issue(&[METRICS, "other.plimsoll.svc"], &BOTH, 0, 9000),
-            Some(&ours.pem),
-            format!(
-                "failed to use the certificate in /tls.crt: invalid peer certificate: certificate not valid for name \"{REPORT}\"; \
-                 certificate is only valid for DnsName(\"{METRICS}\") or DnsName(\"other.plimsoll.svc\")"
-            ),
-        ),
-    ];
-    for (pair, authorities, says) in cases {
-        mounted.publish(&pair, authorities);
+    for (pair, authorities, says) in [wrong_files(&ours, &good), wrong_certificates(&ours)].concat()
+    {
+        mounted.publish(&pair, authorities.as_deref());
         assert_eq!(mounted.look(20), says);
         assert!(!mounted.files.has_changed(at(20)), "it is looked at seldom");
         assert_eq!(mounted.look(30), says, "it says so again");
