@@ -114,7 +114,7 @@ func (s *scene) closesBusyNodes() {
 	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
 		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"busy","annotations":{"plimsoll.dev/rollout":"immediate"}},
 		"spec":{"selector":{"matchLabels":{"pool":"machines"}},"rules":[
-			{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":1}}]}}`)
+			{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":10}}]}}`)
 }
 
 // A machine is a node with an agent of its own, whose wall clock is ahead by so much.
@@ -126,7 +126,8 @@ type machine struct {
 
 func (s *scene) machine(name string, ahead time.Duration) *machine {
 	s.T.Helper()
-	size := corev1.ResourceList{"cpu": resource.MustParse(fmt.Sprint(cpus)), "memory": resource.MustParse("16Gi")}
+	// No mark may be lower than one percent.
+	size := corev1.ResourceList{"cpu": resource.MustParse("1"), "memory": resource.MustParse("16Gi")}
 	s.agents.must(s.Kube.CoreV1().Nodes().Create(background, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "machines"}},
 		Status: corev1.NodeStatus{Capacity: size, Conditions: []corev1.NodeCondition{
