@@ -169,7 +169,9 @@ async fn agents_evict_pods_of_their_own_node_and_no_more_than_the_budgets_allow(
     let mine = ["a", "b", "c"].map(|name| on(name, "node00"));
     let others = ["d", "e", "f"].map(|name| on(name, "node01"));
     let budgets = [("fleet", 3), ("node", 2), ("owner", 1)];
-    let controller = start(&plane, &kubeconfig, "controller", port, &budgets);
+    let controller = says_whether_it_is_asked(&plane, || {
+        start(&plane, &kubeconfig, "controller", port, &budgets)
+    });
     let (first, second) = (agent(&plane, "node00").await, agent(&plane, "node01").await);
     until_guarded(&plane, &first, &mine[0]).await;
     refuses_what_agents_must_not(&plane, &first, &mine[0], &others[0]).await;
@@ -223,6 +225,20 @@ async fn agents_evict_pods_of_their_own_node_and_no_more_than_the_budgets_allow(
     );
     assert!(!is_ending(&plane, &mine[2]));
     assert_eq!(settle(&admin, &others[2]).await, Answer::Accepted);
+}
+
+/// Starts it where somebody has removed the webhook, and installs that again.
+fn says_whether_it_is_asked(plane: &ControlPlane, start: impl Fn() -> Controller) -> Controller {
+    let webhook = ["validatingwebhookconfiguration", "plimsoll-evictions"];
+    plane.kubectl(&[&["delete"], &webhook[..]].concat());
+    let controller = start();
+    let guarded = || controller.metric("plimsoll_controller_eviction_guarded ");
+    plane.until("it says that evictions are not guarded", SOON, |_| {
+        controller.leads() && guarded() < 0.5
+    });
+    plane.install_chart();
+    plane.until("it says that they are", SOON, |_| guarded() > 0.5);
+    controller
 }
 
 fn refused(answer: Answer, why: &str) {

@@ -1,11 +1,14 @@
 //! What Prometheus is told of evictions.
 
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::budget::Scope;
 use super::ledger::{Ledger, Settled, Stage};
 use crate::engine::time::BootTime;
 use crate::serve::with_one_series;
@@ -28,11 +31,19 @@ pub struct GuardMetrics {
     stages: Family<StateLabels, Gauge>,
     fleet: Gauge,
     unrecorded: Counter,
+    guards: Gauge<f64, AtomicU64>,
 }
 
 impl GuardMetrics {
-    /// Makes them known.
+    /// Makes them known, and counts from 0: a counter that appears with its first count has not grown, to Prometheus.
     pub fn register(&self, registry: &mut Registry) {
+        for result in Scope::ALL.map(Scope::name).into_iter().chain(["allowed"]) {
+            drop(self.answers.get_or_create(&ResultLabels { result }));
+        }
+        for result in ["confirmed", "returned"] {
+            drop(self.settled.get_or_create(&ResultLabels { result }));
+        }
+        self.guards(None);
         let help = "Answers to whether an agent may evict a pod: allowed, again (as before), dry_run, ending (the pod already is), or why not: the budget that is spent, or what is wrong with it";
         registry.register("eviction_answers", help, self.answers.clone());
         let help = "Evictions that were allowed, by what came of them: confirmed, or returned to the budgets";
@@ -44,13 +55,20 @@ impl GuardMetrics {
         registry.register("eviction_fleet_used", help, self.fleet.clone());
         let help = "Times the record of evictions could not be written or read: nothing is allowed meanwhile";
         registry.register("eviction_record_errors", help, self.unrecorded.clone());
+        let help = "1 while API servers are told to ask about evictions by agents, 0 while they can't be told: agents then evict \
+                    unguarded, or not at all; NaN on a standby, and without a guard";
+        registry.register("eviction_guarded", help, self.guards.clone());
     }
 
     /// One series of each family: for the documentation.
     pub fn example(&self) {
-        with_one_series(&self.answers);
-        with_one_series(&self.settled);
         with_one_series(&self.stages);
+    }
+
+    /// Whether API servers know whom to ask; `None`: it is not ours to tell them.
+    pub fn guards(&self, guards: Option<bool>) {
+        let value = guards.map_or(f64::NAN, |guards| f64::from(u8::from(guards)));
+        self.guards.set(value);
     }
 
     pub(super) fn answered(&self, result: &'static str) {

@@ -293,6 +293,9 @@ impl Keeper {
         hooks.extend(asked.and_then(Hook::path).map(str::to_owned));
         self.serve_with(&held.pair, roots.clone(), hooks)?;
         let is_unknown = |root| !told.contains(root);
+        if !leads {
+            self.observer.guards(None);
+        }
         if !leads && (told.is_empty() || !held.roots.iter().any(is_unknown)) {
             return Ok(());
         }
@@ -308,6 +311,8 @@ impl Keeper {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
+        let asked = leads && self.place.webhook.is_some();
+        self.observer.guards(asked.then_some(reviews.is_ok()));
         agents.and(servers).and(reviews)
     }
 

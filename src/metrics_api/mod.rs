@@ -65,6 +65,8 @@ pub trait Observer: Send + Sync {
     fn kept(&self, ends: Option<Timestamp>, ok: bool);
     /// Whether it is known which API servers to believe, or why not.
     fn believes(&self, outcome: Result<(), &str>);
+    /// Whether API servers are told to ask about evictions; `None`: this replica has not to tell them.
+    fn guards(&self, guards: Option<bool>);
     /// What this replica lacks to lead at once; `Ok`: nothing.
     fn lacks(&self) -> Result<(), String>;
 }

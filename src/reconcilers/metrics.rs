@@ -149,6 +149,7 @@ impl Default for Metrics {
             health: Mutex::default(),
         };
         metrics.register_work();
+        metrics.begin();
         metrics.register_state();
         metrics.register_agents();
         metrics.register_certificates();
@@ -159,6 +160,15 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Counts writes from 0: a counter that appears with its first count has not grown, to Prometheus.
+    fn begin(&self) {
+        for object in ["NodeWatermark", "status", "Node", "Event"] {
+            for result in ["ok", "error"] {
+                drop(self.writes.get_or_create(&WriteLabels { object, result }));
+            }
+        }
+    }
+
     fn register_work(&mut self) {
         let registry = &mut self.registry;
         let help = "Requests to the API server, by verb and code of the answer";
@@ -238,7 +248,6 @@ impl Metrics {
         let metrics = Self::default();
         with_one_series(&metrics.requests);
         with_one_series(&metrics.answers);
-        with_one_series(&metrics.writes);
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.rollouts);
         metrics.reports.example();
@@ -366,6 +375,10 @@ impl metrics_api::Observer for Metrics {
 
     fn believes(&self, outcome: Result<(), &str>) {
         self.has(FRONT_PROXY, outcome);
+    }
+
+    fn guards(&self, guards: Option<bool>) {
+        self.guard.guards(guards);
     }
 
     fn lacks(&self) -> Result<(), String> {

@@ -1,6 +1,7 @@
 //! What the agent tells Prometheus, and its probes.
 
 mod load;
+mod throttled;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::load::Load;
+use self::throttled::Throttled;
+pub use self::throttled::ThrottledPod;
 use crate::cluster::requests::Observer;
 use crate::crd::NodeMetric;
 use crate::engine::RuleReport;
@@ -101,6 +104,8 @@ pub struct Figures {
     pub rules: Vec<RuleReport>,
     /// Pods that are throttled.
     pub throttled: usize,
+    /// They, each with how much: of one with several containers once for each.
+    pub throttled_pods: Vec<ThrottledPod>,
     /// Pods that are looked after.
     pub pods: usize,
     /// Rules and pod policies that are not kept.
@@ -131,6 +136,7 @@ pub struct Metrics {
     would: Family<RuleLabel, Gauge>,
     disabled: Family<EffectLabels, Gauge>,
     throttled: Gauge,
+    throttled_pods: Throttled,
     pods: Gauge,
     refused: Gauge,
     /// 1 while everything is stopped.
@@ -163,6 +169,16 @@ struct Told {
     node_metric: Option<(Arc<NodeMetric>, String)>,
 }
 
+/// The words of [`action`].
+const ACTIONS: [&str; 6] = [
+    "throttle",
+    "unthrottle",
+    "reclaim",
+    "evict",
+    "disableScheduling",
+    "enableScheduling",
+];
+
 /// Where the last report of the node is served.
 const NODE_METRIC: &str = "/v1/node-metric";
 
@@ -181,6 +197,7 @@ impl Metrics {
             would: Family::default(),
             disabled: Family::default(),
             throttled: Gauge::default(),
+            throttled_pods: Throttled::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
             stopped: Gauge::default(),
@@ -208,10 +225,28 @@ impl Metrics {
         metrics.load.register(registry, &mut metrics.bare);
         if pods {
             metrics.load.register_pods(registry);
+            metrics.throttled_pods.register(registry);
         }
         metrics.heartbeats.register(&mut metrics.registry);
         metrics.reports.register(&mut metrics.registry);
+        metrics.begin();
         metrics
+    }
+
+    /// Counts from 0 what rules do: a counter that appears with its first count has not grown, to Prometheus.
+    fn begin(&self) {
+        for outcome in ["accepted", "refused"] {
+            drop(self.evictions.get_or_create(&OutcomeLabels { outcome }));
+        }
+        for action in ACTIONS {
+            for strategy in [Strategy::Enforce, Strategy::Preview] {
+                let strategy = strategy.name();
+                drop(
+                    self.actions
+                        .get_or_create(&ActionLabels { action, strategy }),
+                );
+            }
+        }
     }
 
     fn register_rules(&mut self) {
@@ -330,9 +365,8 @@ impl Metrics {
         with_one_series(&metrics.marks);
         with_one_series(&metrics.would);
         with_one_series(&metrics.disabled);
-        with_one_series(&metrics.actions);
         with_one_series(&metrics.spared);
-        with_one_series(&metrics.evictions);
+        metrics.throttled_pods.example();
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.requests);
         with_one_series(&metrics.events);
@@ -356,6 +390,7 @@ impl Metrics {
         let Figures {
             rules,
             throttled,
+            throttled_pods,
             pods,
             refused,
             would,
@@ -369,6 +404,7 @@ impl Metrics {
         self.pods.set(number(*pods));
         self.refused.set(number(*refused));
         self.refresh_rules(rules, &told.names);
+        self.throttled_pods.refresh(throttled_pods);
         self.would.clear();
         for (rule, count) in would {
             let rule = rule.to_string();

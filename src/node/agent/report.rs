@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Machine;
-use super::metrics::{Metrics, OutcomeLabels};
+use super::metrics::{Metrics, OutcomeLabels, ThrottledPod};
 use super::rules::Rules;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
@@ -130,6 +130,7 @@ impl Reporter {
             self.note(machine, &reports, &outcomes, &standing);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();
+                figures.throttled_pods = throttled_pods(machine);
                 figures.pods = machine.pods().len();
                 figures.refused = rules.refused().len();
                 figures.would.clear();
@@ -303,6 +304,21 @@ impl Reporter {
 /// Tells the log what happened.
 pub fn log(event: &Event) {
     tracing::info!("{event}");
+}
+
+/// Every cgroup file that is throttled, by its pod.
+fn throttled_pods(machine: &Machine) -> Vec<ThrottledPod> {
+    let pods = machine.records().filter_map(|record| {
+        let name = machine.name(&record.uid)?;
+        let (namespace, pod) = name.split_once('/')?;
+        Some(ThrottledPod {
+            percent: record.ratio,
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            rule: record.rule.to_string(),
+        })
+    });
+    pods.collect()
 }
 
 fn count(metrics: &Metrics, outcome: &Outcome) {

@@ -105,7 +105,6 @@ impl Load {
     /// Makes the figures known; the windows bear their names without a prefix.
     pub fn register(&self, registry: &mut Registry, bare: &mut Registry) {
         let cores = || Unit::Other("cores".to_owned());
-        let percent = || Unit::Other("percent".to_owned());
         let help = "CPU in use since the last report, by the node, its pods, and the rest (system)";
         registry.register_with_unit("node_cpu_usage", help, cores(), self.cpu.clone());
         let help = "Memory in use: by the node (MemTotal less MemAvailable), its pods (page cache included), and the rest";
@@ -149,8 +148,7 @@ impl Load {
             self.pod_memory.clone(),
         );
         let help = "Time in which some thread of the pod waited for the resource, over 10 s, of the same pods (cgroup v2)";
-        let percent = Unit::Other("percent".to_owned());
-        registry.register_with_unit("pod_stalled", help, percent, self.pod_stalled.clone());
+        registry.register_with_unit("pod_stalled", help, percent(), self.pod_stalled.clone());
     }
 
     /// One series of each, for their labels.
@@ -314,6 +312,11 @@ impl Load {
             }
         }
     }
+}
+
+/// A unit that Prometheus has no name for.
+pub fn percent() -> Unit {
+    Unit::Other("percent".to_owned())
 }
 
 fn number(amount: Option<&Quantity>) -> Option<f64> {

@@ -26,6 +26,12 @@ fn a_rule_is_told_with_its_state_value_and_mark() {
     metrics.figures(|figures| {
         figures.rules = vec![report(Some(4321.0), None)];
         figures.throttled = 3;
+        figures.throttled_pods = vec![ThrottledPod {
+            percent: 30,
+            namespace: "shop".to_owned(),
+            pod: "batch".to_owned(),
+            rule: "q/cpu".to_owned(),
+        }];
         figures.dropped = 7;
         figures.writes.done = 2;
         figures.scheduling = Scheduling::Disabled {
@@ -40,6 +46,7 @@ fn a_rule_is_told_with_its_state_value_and_mark() {
         r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
         r#"plimsoll_agent_rule_mark{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
         "plimsoll_agent_throttled_pods 3",
+        r#"plimsoll_agent_throttled_pod_cpu_percent{namespace="shop",pod="batch",rule="q/cpu"} 30"#,
         r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
         "plimsoll_agent_sample_age_seconds NaN",
         r#"plimsoll_agent_events_total{result="dropped"} 7"#,
@@ -126,8 +133,17 @@ fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
 }
 
 #[test]
-fn what_rules_do_and_would_do_is_counted() {
+fn what_rules_do_and_would_do_is_counted_from_the_start() {
     let metrics = Metrics::new(clock::boot_time(), true);
+    let text = Source::metrics(&metrics);
+    for line in [
+        r#"plimsoll_agent_actions_total{action="evict",strategy="None"} 0"#,
+        r#"plimsoll_agent_actions_total{action="reclaim",strategy="Preview"} 0"#,
+        r#"plimsoll_agent_evictions_total{outcome="accepted"} 0"#,
+        r#"plimsoll_agent_evictions_total{outcome="refused"} 0"#,
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
     let transition = |would, change| Transition {
         at: BootTime::default(),
         rule: RuleId::from("q/cpu"),
