@@ -17,7 +17,7 @@ EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench generate build image image-check tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,7 +54,7 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@go run -C tests/chart . -check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
-	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m ./chart
+	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m ./chart ./dashboard
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)
@@ -118,6 +118,12 @@ compare: tools build ## Prints what NodeMetrics and metrics-server cost and how 
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/compare/metrics-server -mod=readonly -trimpath -ldflags "-s -w" \
 		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
+
+dashboard: tools build ## Has a Prometheus scrape an installation, asks it all that dashboard and alerts ask, and draws docs/dashboard.svg (needs root; builds a Prometheus first)
+	@NODES=$(NODE) $(MAKE) -s cluster-build
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/prometheus -mod=readonly -trimpath -ldflags "-s -w" -tags remove_all_sd,enable_kubernetes_sd \
+		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
+	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
 e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 60m -v .

@@ -15,14 +15,16 @@ import (
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
 // repository is the root of the project, seen from this folder.
 const repository = "../../.."
 
-// clients of the cluster under test.
+// clients of the cluster under test, and what they are made of.
 var (
+	access  *rest.Config
 	kube    kubernetes.Interface
 	objects dynamic.Interface
 )
@@ -125,6 +127,7 @@ func connect(kubeconfig string) error {
 		return err
 	}
 	config.QPS, config.Burst, config.Timeout = 200, 400, 15*time.Second
+	access = config
 	if kube, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}

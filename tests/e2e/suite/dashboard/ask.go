@@ -1,0 +1,85 @@
+package dashboard
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
+	"github.com/prometheus/common/model"
+)
+
+// points is how many a line has.
+const points = 120
+
+// Ask asks all that the dashboard's panels ask, of what was between two times. Rates are those of rateInterval.
+func (d Dashboard) Ask(api prometheus.API, from, to time.Time, rateInterval time.Duration) (Answers, error) {
+	answers := Answers{map[Key]model.Matrix{}, map[Key]model.Vector{}, model.TimeFromUnixNano(from.UnixNano()), model.TimeFromUnixNano(to.UnixNano())}
+	span := prometheus.Range{Start: from, End: to, Step: max(time.Second, to.Sub(from)/points)}
+	for _, panel := range d.Panels {
+		for _, target := range panel.Targets {
+			if err := answers.ask(api, panel, target, span, rateInterval); err != nil {
+				return answers, fmt.Errorf("panel %s: %w", panel.Title, err)
+			}
+		}
+	}
+	return answers, nil
+}
+
+func (a Answers) ask(api prometheus.API, panel Panel, target Target, span prometheus.Range, rateInterval time.Duration) error {
+	query, err := target.Query(rateInterval)
+	if err != nil {
+		return err
+	}
+	background, key := context.Background(), Key{panel.ID, target.RefID}
+	var said model.Value
+	if target.Instant {
+		said, _, err = api.Query(background, query, span.End)
+	} else {
+		said, _, err = api.QueryRange(background, query, span)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", query, err)
+	}
+	switch said := said.(type) {
+	case model.Vector:
+		a.Values[key] = said
+	case model.Matrix:
+		a.Courses[key] = said
+	default:
+		return fmt.Errorf("%s: the answer is a %s", query, said.Type())
+	}
+	return nil
+}
+
+// Missing are the queries to which no number was answered, each with its panel.
+func (d Dashboard) Missing(answers Answers) (missing []string) {
+	for _, panel := range d.Panels {
+		for _, target := range panel.Targets {
+			if key := (Key{panel.ID, target.RefID}); !slices.ContainsFunc(answers.numbers(key), isNumber) {
+				missing = append(missing, panel.Title+": "+target.Expr)
+			}
+		}
+	}
+	return missing
+}
+
+// numbers are all that was answered to a query.
+func (a Answers) numbers(key Key) (all []float64) {
+	for _, sample := range a.Values[key] {
+		all = append(all, float64(sample.Value))
+	}
+	for _, stream := range a.Courses[key] {
+		for _, point := range stream.Values {
+			all = append(all, float64(point.Value))
+		}
+	}
+	return all
+}
+
+var selector = regexp.MustCompile(`\b(?:plimsoll|cpu_usage|mem_usage)_\w+(?:{[^}]*})?`)
+
+// Selectors are the series of ours that a query reads, each with its labels.
+func Selectors(query string) []string { return selector.FindAllString(query, -1) }
