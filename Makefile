@@ -36,7 +36,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, half an hour: make e2e; thousands of nodes: make scale; foreign clients of the API: make clients"
+	@echo "not run here: all scenes on a cluster of two nodes, three quarters of an hour: make e2e; thousands of nodes: make scale; foreign clients of the API: make clients"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
@@ -109,9 +109,9 @@ fleet: tools build ## The part of it with AGENTS=5000 agents that report EVERY=1
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) PLIMSOLL_SCALE_INTERVAL=$(EVERY) $(SCALE) -run Fleet
 
-clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root; ten minutes)
+clients: tools build ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root but for one scene; a quarter of an hour)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
-	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 25m ./clients
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 35m ./clients
 
 compare: tools build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)

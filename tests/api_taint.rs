@@ -218,12 +218,8 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     assert_ne!(off["lastTransitionTime"], on["lastTransitionTime"]);
 
     let conditions = async || {
-        let status = nodes.get(NODE).await.unwrap().status;
-        status
-            .unwrap_or_default()
-            .conditions
-            .unwrap_or_default()
-            .len()
+        let status = nodes.get(NODE).await.unwrap().status.unwrap_or_default();
+        status.conditions.unwrap_or_default().len()
     };
     let (all, before) = (conditions().await, taints(&nodes).await);
     let seen = taint::keep(&client, seen, Bearing::NoTrace).await.unwrap();
