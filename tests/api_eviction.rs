@@ -264,6 +264,7 @@ async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_awa
             rules: vec![RuleId::from("q/r")],
         },
         message: "m".to_owned(),
+        no_trace: false,
     });
     let denied = "node node00 is forbidden";
     scene.proxy.judge(move |method, path| {
