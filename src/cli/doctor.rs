@@ -1,5 +1,6 @@
 //! `plimsoll doctor`.
 
+mod finding;
 mod findings;
 mod holding;
 mod permissions;
@@ -14,7 +15,8 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use serde_json::json;
 
-use self::findings::{Finding, findings, summary};
+use self::finding::Finding;
+use self::findings::{findings, summary};
 use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;

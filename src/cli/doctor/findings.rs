@@ -1,58 +1,25 @@
 //! What is wrong with an installation, and what to do about it: pure, from what was read.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use serde::Serialize;
 use serde_json::Value;
 
+use super::finding::{Finding, finding, items, list};
 use super::holding::{guard, held};
 use super::read::{Answer, Refused, Seen};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{definitions, missing_fields, node_watermark};
 use crate::node::machine::wording::count;
 
-/// So many of many are named.
-const NAMED: usize = 5;
 /// The oldest Kubernetes that is supported, 1.33.
 const OLDEST: (u64, u64) = (1, 33);
 /// A node's clock that is ahead of ours by more is wrong, or ours is.
 const AHEAD: SignedDuration = SignedDuration::from_secs(5);
 /// A Lease that ran out so long ago is a silent agent's.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// One thing that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    /// The object, or the part of the installation.
-    pub about: String,
-    /// What is wrong with it.
-    pub what: String,
-    /// What to do.
-    #[serde(rename = "do")]
-    pub cure: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}\n  do: {}", self.about, self.what, self.cure)
-    }
-}
-
-pub(super) fn finding(
-    about: impl Into<String>,
-    what: impl Into<String>,
-    cure: impl Into<String>,
-) -> Finding {
-    Finding {
-        about: about.into(),
-        what: what.into(),
-        cure: cure.into(),
-    }
-}
 
 const DEFINE: &str = "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
 const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
@@ -87,11 +54,6 @@ pub(super) fn summary(seen: &Seen) -> String {
     let running: usize = seen.agents.iter().map(|pods| running(pods).len()).sum();
     let policies = items(&seen.node_qos).len();
     format!("Kubernetes {version}, {nodes} nodes, {running} agents running, {policies} NodeQOS")
-}
-
-pub(super) fn items(list: &Answer) -> Vec<&Value> {
-    let items = list.as_ref().ok().and_then(|list| list["items"].as_array());
-    items.into_iter().flatten().collect()
 }
 
 /// The cells of a table's columns, row by row; empty where it can't be read.
@@ -132,16 +94,6 @@ fn full_name(object: &Value) -> String {
     match word("namespace") {
         "" => word("name").to_owned(),
         namespace => format!("{namespace}/{}", word("name")),
-    }
-}
-
-/// `a, b and 3 more`
-pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.into_iter().collect();
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::findings::{Finding, finding, items, list};
+use super::finding::{Finding, finding, items, list};
 use super::read::{Answer, Refused, Seen, accounts};
 
 const ANEW: &str = "install the chart anew, with helm upgrade";
