@@ -277,7 +277,6 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
         .arg(&plane.kubeconfig)
         .args(["get", "--raw", &format!("{LIST}?watch=true")])
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -290,13 +289,29 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
     (Process(child), told)
 }
 
-fn hears(told: &mpsc::Receiver<String>, part: &str) {
-    loop {
-        let line = told.recv_timeout(SOON);
-        if line.expect("the watch goes on").contains(part) {
-            return;
+/// Waits for a line with this part. A machine that stands still may have leadership change since there were `changes`: then
+/// a watch ends, as ever.
+fn hears(plane: &ControlPlane, told: &mpsc::Receiver<String>, part: &str, changes: usize) {
+    let mut heard = String::new();
+    while !heard.contains(part) {
+        match told.recv_timeout(SOON) {
+            Ok(line) => heard = line,
+            Err(error) => {
+                let logs = logs(plane);
+                assert!(changes_in(&logs) > changes, "{error} after {heard}\n{logs}");
+                return;
+            }
         }
     }
+}
+
+fn logs(plane: &ControlPlane) -> String {
+    plane.log_of("one") + &plane.log_of("two")
+}
+
+/// How often leadership changed.
+fn changes_in(logs: &str) -> usize {
+    logs.matches("leadership changed").count()
 }
 
 fn is_available(plane: &ControlPlane) -> bool {
@@ -364,8 +379,9 @@ async fn certificates_and_their_authority_are_replaced_under_traffic_without_a_f
     plane.until("the authority is told", SOON, |plane| {
         are_all_told(plane, &[&old.pem])
     });
-    let (_watch, told) = watch(&plane);
-    hears(&told, "node00");
+    let changes = changes_in(&logs(&plane));
+    let (watching, told) = watch(&plane);
+    hears(&plane, &told, "node00", changes);
     let traffic = Traffic::default();
     let (failures, last) = thread::scope(|scope| {
         let flowing = scope.spawn(|| traffic.flow(&plane));
@@ -380,7 +396,8 @@ async fn certificates_and_their_authority_are_replaced_under_traffic_without_a_f
     });
     assert_eq!(failures, Vec::<String>::new());
     plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
-    hears(&told, "rotated");
+    hears(&plane, &told, "rotated", changes);
+    drop(watching);
     let path = path_of_reviews(&plane);
     for replica in &replicas {
         assert_eq!(
