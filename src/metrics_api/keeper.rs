@@ -270,6 +270,9 @@ impl Keeper {
     }
 
     async fn look(&mut self, leads: bool, now: Timestamp) -> Result<(), KeepError> {
+        if !leads {
+            self.observer.guards(None);
+        }
         let (held, wrong) = self.source.look(leads, now).await;
         let ends = held.as_ref().map(|held| held.ends);
         let outcome = match held {
@@ -293,9 +296,6 @@ impl Keeper {
         hooks.extend(asked.and_then(Hook::path).map(str::to_owned));
         self.serve_with(&held.pair, roots.clone(), hooks)?;
         let is_unknown = |root| !told.contains(root);
-        if !leads {
-            self.observer.guards(None);
-        }
         if !leads && (told.is_empty() || !held.roots.iter().any(is_unknown)) {
             return Ok(());
         }
@@ -311,8 +311,9 @@ impl Keeper {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        let asked = leads && self.place.webhook.is_some();
-        self.observer.guards(asked.then_some(reviews.is_ok()));
+        if leads && self.place.webhook.is_some() {
+            self.observer.guards(Some(reviews.is_ok()));
+        }
         agents.and(servers).and(reviews)
     }
 
