@@ -10,7 +10,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use crate::api_support::{ControlPlane, LEASES, Process};
+use crate::api_support::{ControlPlane, LEASES, Process, free_port};
 use crate::run_support::{BINARY, Machine, argument, eventually};
 
 pub const NODE: &str = "worker";
@@ -205,11 +205,6 @@ pub fn ready(status: &Value) -> String {
 
 fn cgroup(uid: &str) -> String {
     format!("kubepods/besteffort/pod{uid}")
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// A `BestEffort` pod of this node.

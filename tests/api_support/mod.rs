@@ -9,9 +9,11 @@ pub mod reporter;
 
 use std::fs;
 use std::io::Write as _;
-use std::net::TcpListener;
+use std::mem;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -42,10 +44,28 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// A port that nobody listens on, and that nobody else is given while this process lives: none of those that the kernel
+/// gives to connections, which would have it back before it is listened on.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    let count = PORTS.end - PORTS.start;
+    let start = u16::try_from(process::id() % u32::from(count)).unwrap();
+    let mut ports = (0..count).map(|index| PORTS.start + (start + index) % count);
+    let is_ours = |port: &u16| {
+        let any = Ipv4Addr::UNSPECIFIED;
+        let Ok(claim) = UdpSocket::bind((any, *port)) else {
+            return false;
+        };
+        let is_free = TcpListener::bind((any, *port)).is_ok();
+        if is_free {
+            mem::forget(claim);
+        }
+        is_free
+    };
+    ports.find(is_ours).expect("a free port")
 }
+
+/// Those that tests listen on; so much lower than the first that the kernel gives to connections.
+const PORTS: Range<u16> = 12_000..30_000;
 
 /// Where agents have their Leases.
 pub const LEASES: &str = "plimsoll-node-lease";
@@ -102,7 +122,7 @@ impl ControlPlane {
                 apiserver: None,
                 own: (bin, 0, 0),
             };
-            plane.install();
+            plane.install_definitions();
             return Some(plane);
         }
         if let Some(missing) = missing {
@@ -130,11 +150,12 @@ impl ControlPlane {
         plane.until("the API server is ready", Duration::from_mins(5), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
         });
-        plane.install();
+        plane.install_definitions();
         Some(plane)
     }
 
-    fn install(&self) {
+    /// Installs our definitions.
+    pub fn install_definitions(&self) {
         self.kubectl(&[
             "apply",
             "--server-side",
@@ -155,9 +176,15 @@ impl ControlPlane {
     /// Installs the chart in the namespace default as Helm would, and says by which kubeconfig its controller is known: it has
     /// the rights that the chart gives it, and no others.
     pub fn install_chart(&self) -> PathBuf {
+        self.install(&[])
+    }
+
+    /// The same, with more arguments of `helm template`: values, or which templates alone.
+    pub fn install(&self, args: &[&str]) -> PathBuf {
         let rendered = Command::new(self.tool("helm"))
             .args(["template", "plimsoll", "--namespace=default"])
             .arg(root().join("charts/plimsoll"))
+            .args(args)
             .output()
             .unwrap();
         assert!(rendered.status.success(), "{rendered:?}");
@@ -349,11 +376,6 @@ impl ControlPlane {
     /// What a process has logged.
     pub fn log_of(&self, name: &str) -> String {
         fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
-    }
-
-    /// Installs our definitions.
-    pub fn install_definitions(&self) {
-        self.install();
     }
 
     /// Starts a controller that has this kubeconfig.

@@ -22,6 +22,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -153,14 +154,31 @@ func Absolute(t *testing.T, path string) string {
 	return full
 }
 
-// FreePort is a port that nobody listens on.
+// Those that tests listen on: none that the kernel gives to connections, which would have it back before it is listened on.
+const firstPort, ports = 12000, 18000
+
+// What says to others that a port is taken, for as long as this process lives.
+var claims sync.Map
+
+// FreePort is a port that nobody listens on, and that nobody else is given.
 func FreePort(t *testing.T) int {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for index := range ports {
+		port := firstPort + (os.Getpid()+index)%ports
+		claim, err := net.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", port))
+		if err != nil {
+			continue
+		}
+		listener, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+		if err != nil {
+			claim.Close()
+			continue
+		}
+		listener.Close()
+		claims.Store(port, claim)
+		return port
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // Local is the URL of a port of this machine.
