@@ -14,28 +14,11 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use api_support::{ControlPlane, Controller, Process, aggregation, free_port, names};
+use api_support::aggregation::plane;
+use api_support::{ControlPlane, Controller, Process, free_port, names};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
-
-/// A control plane whose aggregation layer reaches controllers at these ports.
-fn plane(ports: &[u16]) -> Option<ControlPlane> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!(
-            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
-        );
-        return None;
-    };
-    plane.apply(&aggregation::objects(
-        "default",
-        "plimsoll-metrics",
-        address,
-        ports,
-    ));
-    Some(plane)
-}
 
 fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
     let listen = format!("0.0.0.0:{port}");

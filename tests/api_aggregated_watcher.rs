@@ -142,18 +142,8 @@ fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
 
 /// A control plane with two replicas that serve the load of all nodes.
 fn scene() -> Option<(ControlPlane, [Replica; 2])> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!("NOT TESTED: this machine has no address but loopback ones");
-        return None;
-    };
     let ports = [free_port(), free_port()];
-    plane.apply(&aggregation::objects(
-        "default",
-        "plimsoll-metrics",
-        address,
-        &ports,
-    ));
+    let plane = aggregation::plane(&ports)?;
     plane.nodes(&NODES.map(str::to_owned));
     plane.apply(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})]);
     beat(&plane, 10);

@@ -183,22 +183,6 @@ fn run(
     plane.controller_by(kubeconfig, name, &args)
 }
 
-/// Installs what the chart has in these templates where cert-manager makes certificates.
-fn install(plane: &ControlPlane, templates: &[&str]) {
-    let mut helm = Command::new(plane.tool("helm"));
-    helm.args(["template", "plimsoll", "--namespace=default"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll"))
-        .arg("--set=metricsAPI.certManager.enabled=true");
-    for template in templates {
-        helm.args(["--show-only", template]);
-    }
-    let rendered = helm.output().unwrap();
-    assert!(rendered.status.success(), "{rendered:?}");
-    let objects = String::from_utf8(rendered.stdout).unwrap();
-    let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-    plane.try_kubectl(&apply, &objects).unwrap();
-}
-
 /// The bundles of authorities that others are told of.
 fn told(plane: &ControlPlane) -> Vec<String> {
     let decoded = |value: &Value| {
@@ -325,24 +309,15 @@ fn is_available(plane: &ControlPlane) -> bool {
 
 /// A control plane that finds replicas at these ports, and with which kubeconfig they come.
 fn plane(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf)> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!(
-            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
-        );
-        return None;
-    };
+    let plane = aggregation::plane(&ports)?;
     plane.nodes(&["node00".to_owned()]);
     plane.apply(&[lease_namespace()]);
-    plane.apply(&aggregation::objects(
-        "default",
-        "plimsoll-metrics",
-        address,
-        &ports,
-    ));
-    let templates = ["templates/rbac-controller.yaml", "templates/evictions.yaml"];
-    install(&plane, &templates);
-    let kubeconfig = plane.as_account("plimsoll-controller", &[]);
+    // With the rights of a controller that makes no certificates.
+    let kubeconfig = plane.install(&[
+        "--set=metricsAPI.certManager.enabled=true",
+        "--show-only=templates/rbac-controller.yaml",
+        "--show-only=templates/evictions.yaml",
+    ]);
     Some((plane, kubeconfig))
 }
 

@@ -32,15 +32,7 @@ const SOON: Duration = Duration::from_mins(1);
 
 /// A control plane with nodes, whose aggregation layer reaches controllers at these ports.
 fn plane(ports: &[u16]) -> Option<ControlPlane> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!(
-            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
-        );
-        return None;
-    };
-    let objects = aggregation::objects("default", "plimsoll-metrics", address, ports);
-    plane.apply(&objects);
+    let plane = aggregation::plane(ports)?;
     plane.nodes(&["node00", "node01", "node02"].map(str::to_owned));
     account(&plane);
     Some(plane)

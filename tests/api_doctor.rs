@@ -7,12 +7,14 @@
 )]
 
 mod api_support;
+mod chart_support;
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use api_support::ControlPlane;
+use chart_support::{NAMESPACE, objects, rendered};
 use serde_json::{Value, json};
 
 /// The API server follows within so long, however busy the machine is.
@@ -42,28 +44,6 @@ fn has(found: &[(String, String)], about: &str, what: &str) -> bool {
         .any(|it| it.0.starts_with(about) && it.1.contains(what))
 }
 
-/// What the chart renders.
-fn chart(plane: &ControlPlane) -> Vec<Value> {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll");
-    let mut helm = Command::new(plane.tool("helm"));
-    let output = helm
-        .args(["template", "plimsoll"])
-        .arg(chart)
-        .args(["--namespace", "plimsoll", "--skip-crds"])
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8(output.stdout).unwrap();
-    let documents = text.split("\n---").filter(|it| it.contains("kind:"));
-    documents
-        .map(|it| serde_saphyr::from_str(it).unwrap())
-        .collect()
-}
-
 #[test]
 fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enough() {
     let Some(plane) = ControlPlane::start() else {
@@ -73,8 +53,10 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     plane.nodes(&["a".to_owned()]);
     let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
     plane.apply(&[namespace("plimsoll", "baseline")]);
-    let (first, rest): (Vec<Value>, Vec<Value>) = chart(&plane)
+    let chart = rendered(&plane.tool("helm"), NAMESPACE);
+    let (first, rest): (Vec<Value>, Vec<Value>) = objects(&chart)
         .into_iter()
+        .map(|(object, _)| object)
         .filter(|it| it["kind"] != "CustomResourceDefinition")
         .partition(|it| it["kind"] == "Namespace");
     plane.apply(&first);

@@ -26,15 +26,7 @@ const AGENT: &str = "plimsoll-agent";
 
 /// A control plane with nodes and the chart's objects, which asks the controllers at these ports.
 fn plane(ports: &[u16]) -> Option<(ControlPlane, std::path::PathBuf)> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!(
-            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
-        );
-        return None;
-    };
-    let objects = aggregation::objects("default", "plimsoll-metrics", address, ports);
-    plane.apply(&objects);
+    let plane = aggregation::plane(ports)?;
     let kubeconfig = plane.install_chart();
     plane.nodes(&names(3));
     Some((plane, kubeconfig))

@@ -11,6 +11,7 @@ mod agent_support;
 mod api_support;
 mod run_support;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -88,6 +89,15 @@ fn is_acting(node: &Node, batch: &str) -> bool {
     node.is_throttled(batch) && is_closed(node)
 }
 
+/// An agent that has throttled the pod and closed the node.
+fn acting_agent(node: &Node, batch: &str) -> Agent {
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled and the node closed", || {
+        is_acting(node, batch)
+    });
+    agent
+}
+
 fn is_released(node: &Node, batch: &str) -> bool {
     node.quota(batch) == -1 && !is_closed(node)
 }
@@ -141,10 +151,7 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
     let Some((mut node, batch)) = node() else {
         return;
     };
-    let agent = node.agent(&[]);
-    agent.until("the pod is throttled and the node closed", || {
-        is_acting(&node, &batch)
-    });
+    let agent = acting_agent(&node, &batch);
     assert!(!is_stopped(&agent));
     // By itself the way back would take minutes.
     node.keep(&rules_of(60));
@@ -202,10 +209,7 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
 #[test]
 fn an_agent_that_starts_while_everything_is_stopped_gives_back_what_the_last_one_left() {
     let Some((node, batch)) = node() else { return };
-    let agent = node.agent(&[]);
-    agent.until("the pod is throttled and the node closed", || {
-        is_acting(&node, &batch)
-    });
+    let agent = acting_agent(&node, &batch);
     agent.kill();
     stop(&node, "true");
     assert!(is_acting(&node, &batch), "a dead agent gives nothing back");
@@ -242,10 +246,7 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
     let Some((mut node, batch)) = node() else {
         return;
     };
-    let agent = node.agent(&[]);
-    agent.until("the pod is throttled and the node closed", || {
-        is_acting(&node, &batch)
-    });
+    let agent = acting_agent(&node, &batch);
     stop(&node, "false");
     stop(&node, "");
     agent.until("it is given back", || is_released(&node, &batch));
@@ -280,13 +281,7 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}],
     });
     node.plane.apply(&[role, binding]);
-    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
-    let ann = node.machine.path("ann");
-    std::fs::write(
-        &ann,
-        config.replace(r#""token":"admin""#, r#""token":"ann""#),
-    )
-    .unwrap();
+    let ann = kubeconfig_of_ann(&node);
     let ann = ["--kubeconfig", ann.to_str().unwrap()];
     let agent = node.agent(&ann);
     agent.waits_for("the emergency stop can't be read");
@@ -320,12 +315,20 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
     agent.until("it is given back", || is_released(&node, &batch));
 }
 
+/// Of somebody who has only the rights that she is given.
+fn kubeconfig_of_ann(node: &Node) -> PathBuf {
+    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
+    let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
+    node.plane.file("ann", &ann)
+}
+
 fn plimsoll(node: &Node, args: &[&str]) -> Output {
+    plimsoll_by(&node.plane.kubeconfig, args)
+}
+
+fn plimsoll_by(kubeconfig: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command
-        .args(args)
-        .arg("--kubeconfig")
-        .arg(&node.plane.kubeconfig);
+    command.args(args).arg("--kubeconfig").arg(kubeconfig);
     command.output().unwrap()
 }
 
@@ -337,10 +340,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn the_commands_order_it_and_wait_until_every_node_has_followed() {
     let Some((node, batch)) = node() else { return };
-    let agent = node.agent(&[]);
-    agent.until("the pod is throttled and the node closed", || {
-        is_acting(&node, &batch)
-    });
+    let agent = acting_agent(&node, &batch);
     // A node that never had an agent is not waited for.
     let bare = json!({
         "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "bare"},
@@ -408,20 +408,8 @@ fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_c
         .as_str()
         .unwrap();
     assert!(value.starts_with("(by admin, 2"), "{value}");
-    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
-    let ann = node.machine.path("ann");
-    std::fs::write(
-        &ann,
-        config.replace(r#""token":"admin""#, r#""token":"ann""#),
-    )
-    .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    let output = command
-        .arg("resume")
-        .arg("--kubeconfig")
-        .arg(&ann)
-        .output()
-        .unwrap();
+    let ann = kubeconfig_of_ann(&node);
+    let output = plimsoll_by(&ann, &["resume"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(

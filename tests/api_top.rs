@@ -196,15 +196,7 @@ const SOON: Duration = Duration::from_mins(2);
 /// Nodes of which one reports and one is silent, and a controller that serves `NodeMetrics`: at the first port, and takes
 /// reports at the second.
 fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
-    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let Some(address) = aggregation::address() else {
-        eprintln!(
-            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
-        );
-        return None;
-    };
-    let service = aggregation::objects("default", "plimsoll-metrics", address, &ports[..1]);
-    plane.apply(&service);
+    let plane = aggregation::plane(&ports[..1])?;
     plane.nodes(&["bare", "node00", "quiet"].map(str::to_owned));
     account(&plane);
     let minute_ago = lease(

@@ -10,6 +10,8 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
+use super::ControlPlane;
+
 /// What proves that a request comes from the API server.
 pub struct FrontProxy {
     pub authority: String,
@@ -104,6 +106,19 @@ pub fn flags(dir: &Path) -> Vec<String> {
         // There is no kube-proxy: endpoints are dialled.
         "--enable-aggregator-routing=true".to_owned(),
     ]
+}
+
+/// A control plane whose aggregation layer reaches controllers at these ports. `None`, said: not on this machine.
+pub fn plane(ports: &[u16]) -> Option<ControlPlane> {
+    let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
+    let Some(address) = address() else {
+        eprintln!(
+            "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
+        );
+        return None;
+    };
+    plane.apply(&objects("default", "plimsoll-metrics", address, ports));
+    Some(plane)
 }
 
 /// An address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
