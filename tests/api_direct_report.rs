@@ -20,7 +20,7 @@ use std::time::Duration;
 use api_support::reporter::{
     Forger, Reporter, account, connect, counted, in_parts, post, report, token, trust, whole,
 };
-use api_support::{ControlPlane, Controller, aggregation, free_port, reporter};
+use api_support::{ControlPlane, Controller, aggregation, caller, free_port, reporter};
 use hyper::Request;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -185,6 +185,61 @@ fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
     let said = to_standby.report(&token, &report).body;
     assert_eq!(said["leading"], true);
     assert!(said["epoch"].as_u64().unwrap() > first, "{said}");
+}
+
+#[test]
+fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
+    let ports = [[free_port(), free_port()], [free_port(), free_port()]];
+    let Some(plane) = plane(&[ports[0][0], ports[1][0]]) else {
+        return;
+    };
+    let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
+    until_leads(&plane, &leader);
+    let _standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
+    until_served(&plane);
+    let trust = trust(&plane);
+    let (to_leader, to_standby) = (
+        Reporter::new(&trust, ports[0][1]),
+        Reporter::new(&trust, ports[1][1]),
+    );
+    let tokens = ["node00", "node01"].map(|node| token(&plane, node));
+    // One that the leader heard before, and one of which it never did.
+    taken(&plane, &to_leader, &tokens[0], &report("node00", 1, 2000));
+    plane.until("the report is shown", SOON, |plane| {
+        shows(plane, "node00", "2000m")
+    });
+    for (node, token, sequence) in [("node00", &tokens[0], 2), ("node01", &tokens[1], 1)] {
+        let said = taken(&plane, &to_standby, token, &report(node, sequence, 3000));
+        assert_eq!(said["leading"], false);
+    }
+    for node in ["node00", "node01"] {
+        plane.until(
+            "the leader shows what the standby was told",
+            SOON,
+            |plane| shows(plane, node, "3000m"),
+        );
+    }
+    assert!(leader.leads() && counts(&leader)["relayed"] >= 2);
+    assert!(plane.log_of("standby").contains("passing them on"));
+    // Nobody else passes on what no agent told: neither strangers nor API servers.
+    let forged = json!([{"ageMillis": 0, "report": report("node02", 1, 9000)}]);
+    let api_server = plane.front_proxy().issue("front-proxy-client");
+    for certificate in [None, Some(api_server)] {
+        let answer = relayed(ports[0][0], certificate, &forged);
+        assert_eq!(answer, 404);
+    }
+    assert_eq!(row(&plane, "node02")[7], "NoReport");
+}
+
+/// How a controller answers somebody who has this certificate, and says to be a replica that passes reports on.
+fn relayed(port: u16, certificate: Option<(String, String)>, reports: &Value) -> u16 {
+    let request = Request::post("/v1/relay").header("x-plimsoll-forwarded", "1");
+    let request = request.body(kube::client::Body::from(reports.to_string().into_bytes()));
+    let asked = async {
+        let client = caller::client(port, certificate);
+        client.send(request.unwrap()).await.unwrap().status()
+    };
+    reporter::runtime().block_on(asked).as_u16()
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn told(body: &str) -> Told {
         node: report.node.as_str().into(),
         at: clock::now(),
         interval: report.interval(),
-        status: report.status,
+        status: report.status.into(),
     }
 }
 

@@ -19,6 +19,8 @@ use crate::engine::quantity;
 
 /// Where reports go.
 pub const PATH: &str = "/v1/report";
+/// Where a replica passes on to the leader what agents told it and not the leader.
+pub const RELAY_PATH: &str = "/v1/relay";
 /// The audience of the tokens that come with them.
 pub const AUDIENCE: &str = "plimsoll.dev/report";
 /// An agent's body has at most so many bytes...
@@ -71,6 +73,39 @@ impl Acknowledgement {
     pub fn next_interval(&self) -> Duration {
         Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, LONGEST_INTERVAL)
     }
+}
+
+/// A report that a replica passes on: what an agent told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Relayed<R> {
+    /// How long ago it came, in milliseconds.
+    pub age_millis: u64,
+    /// As it came.
+    pub report: R,
+}
+
+/// What the leader answers to that: a node of which it would hear more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Missed {
+    /// Its name.
+    pub node: String,
+    /// The last that it has; `None`: none.
+    pub last: Option<Last>,
+}
+
+/// A report, without what it tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Last {
+    /// As in [`Report`].
+    #[serde(rename = "bootID")]
+    pub boot_id: String,
+    /// As in [`Report`].
+    pub agent_started_millis: u64,
+    /// As in [`Report`].
+    pub sequence: u64,
 }
 
 /// Why a report is none.

@@ -27,6 +27,13 @@ impl BootTime {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// The point so long before; that of the boot at the earliest.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(nanos))
+    }
 }
 
 impl Add<Duration> for BootTime {

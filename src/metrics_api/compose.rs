@@ -141,7 +141,7 @@ pub struct Known {
     /// When that was seen, by this replica's clock.
     pub beaten: Option<Timestamp>,
     /// What its agent reported, unless that is so old that the heartbeat says more.
-    pub report: Option<Box<NodeMetricStatus>>,
+    pub report: Option<Arc<NodeMetricStatus>>,
     /// When that came, by this replica's clock.
     pub reported: Option<Timestamp>,
     /// How its agent is.
@@ -154,21 +154,17 @@ pub struct Known {
 ///
 /// # Errors
 /// It can't be written as JSON.
-pub fn content(name: &str, node: &Frame, known: &mut Known) -> serde_json::Result<Content> {
-    let conditions = vec![healthy(node, known)];
-    let mut told;
-    let (status, heard) = if let Some(report) = &mut known.report {
-        (&mut **report, known.reported)
-    } else {
-        told = by_heartbeat(node, known);
-        (&mut told, known.beaten)
+pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Content> {
+    let (mut status, heard) = match &known.report {
+        Some(report) => (NodeMetricStatus::clone(report), known.reported),
+        None => (by_heartbeat(node, known), known.beaten),
     };
-    status.conditions = conditions;
+    status.conditions = vec![healthy(node, known)];
     Ok(Content {
         labels: Arc::clone(&node.labels),
         metadata: Arc::clone(&node.metadata),
-        status: serde_json::to_string(status)?.into(),
-        cells: table::row(name, node.created.as_ref(), heard, status),
+        status: serde_json::to_string(&status)?.into(),
+        cells: table::row(name, node.created.as_ref(), heard, &status),
     })
 }
 

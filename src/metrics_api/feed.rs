@@ -193,10 +193,10 @@ impl Feed {
             interval,
             status,
         } = told;
-        let came = clock::wall();
+        let came = clock::wall() - clock::now().since(at);
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
-            entry.known.report = Some(Box::new(status));
+            entry.known.report = Some(status);
             entry.known.reported = Some(came);
             true
         });
@@ -236,7 +236,7 @@ impl Feed {
             return;
         }
         self.changed = true;
-        match content(name, node, &mut entry.known) {
+        match content(name, node, &entry.known) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
             Err(error) => not_written(name, &error),
         }

@@ -23,6 +23,7 @@ mod openapi;
 pub mod options;
 mod patience;
 mod readiness;
+mod relay;
 pub mod reports;
 mod server;
 mod serving;
@@ -57,7 +58,7 @@ pub struct Options {
 
 /// Who is told how it goes, and knows how the rest of the replica goes.
 pub trait Observer: Send + Sync {
-    /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, `eviction` or `other`.
+    /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, `eviction`, `relay` or `other`.
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);

@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
+use crate::crd::report::RELAY_PATH;
 use crate::guard::Guard;
 
 use super::Observer;
@@ -35,6 +36,8 @@ use super::forward;
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
+use super::relay;
+use super::reports::Reports;
 use super::status::Refusal;
 use super::store::Unavailable;
 use super::watch;
@@ -79,6 +82,8 @@ pub struct Api {
     pub observer: Arc<dyn Observer>,
     /// Whether agents may evict pods; `None`: nobody asks.
     pub guard: Option<Guard>,
+    /// What agents report; `None`: they don't.
+    pub reports: Option<Reports>,
 }
 
 /// What a path means.
@@ -136,10 +141,16 @@ impl Api {
             *what = "eviction";
             return self.review(guard, request).await;
         }
+        let is_passed_on =
+            forward::is_forwarded(request.headers()) && self.is_replica(certificates);
+        if let (RELAY_PATH, true, Some(reports)) = (path, is_passed_on, &self.reports) {
+            *what = "relay";
+            return relay::take(reports, request).await;
+        }
         let target = target(path).ok_or_else(Refusal::no_path)?;
         let asked = Asked::of(&target, &request, &accept)?;
         *what = asked.verb();
-        if forward::is_forwarded(request.headers()) && self.is_replica(certificates) {
+        if is_passed_on {
             // The replica that passed it on asked who and whether.
             return self.serve(&asked);
         }

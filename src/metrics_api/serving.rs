@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -26,6 +27,7 @@ use super::front_proxy;
 use super::keeper::Keeper;
 use super::listener;
 use super::readiness::Readiness;
+use super::relay::Relay;
 use super::reports;
 use super::server::{Api, MOST_WAITING};
 use super::store::Limits;
@@ -89,27 +91,21 @@ pub async fn start(
         Some(options) => {
             let (requests, standing) = (Arc::clone(&requests), standing.clone());
             let started = reports::start(&server, requests, options, standing, kept.clone());
-            let (reports, taking) = started.await?;
-            (Some(reports), taking)
+            or_never(Some(started.await?))
         }
-        None => (None, pending().boxed()),
+        None => or_never(None),
     };
-    let feed = Feed::new(Arc::clone(&data), reports);
+    let feed = Feed::new(Arc::clone(&data), reports.clone());
     let (stop, stopped) = watch::channel(false);
     let (tell, ended) = oneshot::channel();
     let serving = async move {
-        // Both belong to the thread that they are made on.
+        // Both belong to this thread.
         let listener = TcpListener::from_std(listener)?;
         let client = server.client(requests)?;
         let (trust, trusted) = watch::channel(None);
         let readiness = Arc::new(Readiness::new(Arc::clone(&observer)));
-        let (guard, guarding) = match options.guard {
-            Some(options) => {
-                let (guard, guarding) = guard::start(client.clone(), options, standing.clone());
-                (Some(guard), guarding)
-            }
-            None => (None, pending().boxed()),
-        };
+        let guard = |options| guard::start(client.clone(), options, standing.clone());
+        let (guard, guarding) = or_never(options.guard.map(guard));
         let api = Api {
             data,
             documents: Documents::default(),
@@ -123,15 +119,23 @@ pub async fn start(
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             guard,
+            reports: reports.clone(),
         };
-        let (place, keeper) = (options.place, Arc::clone(&observer));
-        let keeper = Keeper::new(client.clone(), place, standing, tls, keeper);
+        let relay = Relay {
+            standing: standing.clone(),
+            tls: kept.clone(),
+            server_name: options.place.server_name(),
+            reports,
+        };
+        let told = Arc::clone(&observer);
+        let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
         tokio::select! {
             () = listener::listen(listener, Arc::new(api), kept, stopped) => {}
             () = readiness.follow(client.clone()) => {}
             () = front_proxy::follow(client, trust, observer) => {}
             () = keeper.keep() => {}
             () = taking => {}
+            () = relay.run() => {}
             () = guarding => {}
         }
         Ok(())
@@ -139,6 +143,16 @@ pub async fn start(
     let thread = thread::Builder::new().name("metrics-api".to_owned());
     thread.spawn(move || drop(tell.send(block_on(serving))))?;
     Ok((feed, Serving { stop, ended }))
+}
+
+/// What was started, and what has to be awaited for it to go on: for ever, where there is nothing.
+fn or_never<T>(
+    started: Option<(T, BoxFuture<'static, ()>)>,
+) -> (Option<T>, BoxFuture<'static, ()>) {
+    match started {
+        Some((part, goes_on)) => (Some(part), goes_on),
+        None => (None, pending().boxed()),
+    }
 }
 
 fn block_on(serving: impl Future<Output = Result<(), StartError>>) -> Result<(), StartError> {

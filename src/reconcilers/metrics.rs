@@ -59,7 +59,7 @@ pub struct RequestLabels {
 /// Labels of an answer of the metrics API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct AnswerLabels {
-    /// `get`, `list`, `watch`, `discovery`, `health`, `eviction` or `other`.
+    /// `get`, `list`, `watch`, `discovery`, `health`, `eviction`, `relay` or `other`.
     pub verb: &'static str,
     /// The HTTP code.
     pub code: u16,

@@ -215,7 +215,7 @@ fn report(pods: i64, interval: Duration) -> Told {
         node: "n1".into(),
         at: clock::now(),
         interval,
-        status: serde_json::from_value(status).unwrap(),
+        status: Arc::new(serde_json::from_value(status).unwrap()),
     }
 }
 
@@ -285,7 +285,7 @@ fn figures_are_as_old_as_their_arrival_whatever_the_clock_of_the_node_says() {
         replica.feed.heartbeat("n1", beat(2));
         assert!((begun..=clock::wall()).contains(&replica.reported()));
         let mut report = report(3, Duration::from_hours(1));
-        report.status.timestamp = Some(Time(said));
+        Arc::make_mut(&mut report.status).timestamp = Some(Time(said));
         replica.feed.report(report);
         assert!((begun..=clock::wall()).contains(&replica.reported()));
         // Whoever comes when all Leases are known comes now.

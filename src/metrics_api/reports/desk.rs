@@ -7,6 +7,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use serde_json::value::RawValue;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
@@ -20,7 +21,8 @@ use super::token::BadToken;
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::crd::Report;
-use crate::crd::report::{Acknowledgement, PATH, REFUSED_BYTES};
+use crate::crd::report::{Acknowledgement, Missed, PATH, REFUSED_BYTES, Relayed};
+use crate::engine::time::BootTime;
 
 /// A body has to be here by then.
 const BODY: Duration = Duration::from_secs(5);
@@ -78,7 +80,7 @@ impl Desk {
 
     /// All nodes are known.
     pub fn open(&self) {
-        self.latest().open();
+        self.latest().open(clock::now());
     }
 
     /// A node is there, or is gone.
@@ -168,7 +170,11 @@ impl Desk {
     /// Keeps a report for whoever takes them.
     pub fn put(&self, report: Report) -> Outcome {
         let least = self.pace().least;
-        let outcome = self.latest().put(report, least, clock::now());
+        self.keep(report, least, clock::now())
+    }
+
+    fn keep(&self, report: Report, least: Duration, came: BootTime) -> Outcome {
+        let outcome = self.latest().put(report, least, came);
         if let Outcome::Stored(age) = outcome {
             self.arrived.notify_one();
             if let Some(age) = age {
@@ -176,6 +182,56 @@ impl Desk {
             }
         }
         outcome
+    }
+
+    /// Takes what another replica passes on, and says of which nodes more is missed. One that can't be read is harmless.
+    ///
+    /// # Errors
+    /// The whole can't be read.
+    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+        let all: Vec<Relayed<&RawValue>> = serde_json::from_slice(body)?;
+        let now = clock::now();
+        for relayed in all {
+            let age = Duration::from_millis(relayed.age_millis);
+            let result = match Report::parse(relayed.report.get().as_bytes()) {
+                Ok(report) => match self.keep(report, Duration::ZERO, now.before(age)) {
+                    Outcome::Stored(_) => "relayed",
+                    _ => continue,
+                },
+                Err(_) => "invalid",
+            };
+            self.metrics.count(result);
+        }
+        Ok(self.latest().missed(now))
+    }
+
+    /// What is known here of nodes of which another replica misses reports, as it takes them, and how many those are; as
+    /// many as go into so many bytes.
+    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
+        let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
+        for missed in missed {
+            // Agents that report meanwhile wait for one at a time.
+            let text = self
+                .latest()
+                .relayed(missed, now)
+                .map(|relayed| serde_json::to_vec(&relayed));
+            let Some(Ok(text)) = text else { continue };
+            if body.len() + text.len() + 2 > most {
+                break;
+            }
+            if count > 0 {
+                body.push(b',');
+            }
+            body.extend(text);
+            count += 1;
+        }
+        body.push(b']');
+        (body, count)
+    }
+
+    /// Whether any node reports here.
+    pub fn hears(&self) -> bool {
+        self.latest().reporting(clock::now()) > 0
     }
 
     async fn identify(&self, headers: &HeaderMap) -> Result<Arc<str>, Refused> {

@@ -6,8 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::crd::report::{INTERVAL, Last, Missed, Relayed};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
+
+/// A report is missed that did not come so long after its time.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Which of two reports of a boot is the newer: when the agent started, and how many it had sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,8 +29,7 @@ struct Known {
     boot_before: Option<String>,
     at: BootTime,
     interval: Duration,
-    /// Until it is taken: in a place of its own, for it is large.
-    status: Option<Box<NodeMetricStatus>>,
+    status: Arc<NodeMetricStatus>,
 }
 
 /// A report that was not taken before.
@@ -39,7 +42,7 @@ pub struct Told {
     /// When the next one will, at the latest.
     pub interval: Duration,
     /// What it says.
-    pub status: NodeMetricStatus,
+    pub status: Arc<NodeMetricStatus>,
 }
 
 /// What became of a report.
@@ -62,18 +65,19 @@ pub enum Outcome {
 pub struct Latest {
     nodes: BTreeMap<Arc<str>, Option<Known>>,
     changed: BTreeSet<Arc<str>>,
-    open: bool,
+    /// Since when all nodes are known.
+    open: Option<BootTime>,
 }
 
 impl Latest {
     /// All nodes are known.
-    pub const fn open(&mut self) {
-        self.open = true;
+    pub fn open(&mut self, now: BootTime) {
+        self.open.get_or_insert(now);
     }
 
     /// Whether all nodes are known.
     pub const fn is_open(&self) -> bool {
-        self.open
+        self.open.is_some()
     }
 
     /// A node is there, or is gone.
@@ -86,9 +90,9 @@ impl Latest {
         }
     }
 
-    /// Takes a report, unless the node's last one is younger than `least`.
-    pub fn put(&mut self, report: Report, least: Duration, now: BootTime) -> Outcome {
-        if !self.open {
+    /// Takes a report that came then, unless the node's last one is younger than `least`.
+    pub fn put(&mut self, report: Report, least: Duration, came: BootTime) -> Outcome {
+        if !self.is_open() {
             return Outcome::NotOpen;
         }
         let Some((name, _)) = self.nodes.get_key_value(report.node.as_str()) else {
@@ -107,7 +111,7 @@ impl Latest {
             if before.has(&report.boot_id, place) {
                 return Outcome::Replayed;
             }
-            let passed = now.since(before.at);
+            let passed = came.since(before.at);
             if passed < least {
                 return Outcome::TooSoon;
             }
@@ -121,10 +125,10 @@ impl Latest {
         *known = Some(Known {
             place,
             boot_before,
-            at: now,
+            at: came,
             interval: report.interval(),
             boot: report.boot_id,
-            status: Some(Box::new(report.status)),
+            status: Arc::new(report.status),
         });
         self.changed.insert(name);
         Outcome::Stored(age)
@@ -134,13 +138,12 @@ impl Latest {
     pub fn take(&mut self) -> Vec<Told> {
         let changed = std::mem::take(&mut self.changed);
         let told = changed.into_iter().filter_map(|node| {
-            let known = self.nodes.get_mut(&node)?.as_mut()?;
-            let status = known.status.take()?;
+            let known = self.nodes.get(&node)?.as_ref()?;
             Some(Told {
-                node,
                 at: known.at,
                 interval: known.interval,
-                status: *status,
+                status: Arc::clone(&known.status),
+                node,
             })
         });
         told.collect()
@@ -155,6 +158,51 @@ impl Latest {
         known.map(|known| known.at).min()
     }
 
+    /// The nodes whose next report is late.
+    pub fn missed(&self, now: BootTime) -> Vec<Missed> {
+        let Some(open) = self.open else {
+            return Vec::new();
+        };
+        let is_late = |known: Option<&Known>| {
+            let due = known.map_or(open + INTERVAL, |known| known.at + known.interval);
+            due + PATIENCE <= now
+        };
+        let late = self
+            .nodes
+            .iter()
+            .filter(|(_, known)| is_late(known.as_ref()));
+        let missed = late.map(|(node, known)| Missed {
+            node: node.to_string(),
+            last: known.as_ref().map(Known::last),
+        });
+        missed.collect()
+    }
+
+    /// The last report of a node of which another replica misses one, if that would be news there.
+    pub fn relayed(
+        &self,
+        missed: &Missed,
+        now: BootTime,
+    ) -> Option<Relayed<Report<&NodeMetricStatus>>> {
+        let known = self.nodes.get(missed.node.as_str())?.as_ref()?;
+        let is_news = !missed
+            .last
+            .as_ref()
+            .is_some_and(|last| known.is_within(last));
+        let age = now.since(known.at).as_millis();
+        (is_news && is_fresh(known.at, known.interval, now)).then(|| Relayed {
+            age_millis: u64::try_from(age).unwrap_or(u64::MAX),
+            report: Report {
+                node: missed.node.clone(),
+                boot_id: known.boot.clone(),
+                agent_started_millis: known.place.agent_started_millis,
+                sequence: known.place.sequence,
+                interval_seconds: u32::try_from(known.interval.as_secs()).unwrap_or(u32::MAX),
+                status: &*known.status,
+            },
+        })
+    }
+
     /// How many nodes report: their last one is younger than three of its intervals.
     pub fn reporting(&self, now: BootTime) -> usize {
         let known = self.nodes.values().flatten();
@@ -165,6 +213,23 @@ impl Latest {
 }
 
 impl Known {
+    fn last(&self) -> Last {
+        Last {
+            boot_id: self.boot.clone(),
+            agent_started_millis: self.place.agent_started_millis,
+            sequence: self.place.sequence,
+        }
+    }
+
+    /// Whether whoever has this one has all that is known here.
+    fn is_within(&self, last: &Last) -> bool {
+        let place = Place {
+            agent_started_millis: last.agent_started_millis,
+            sequence: last.sequence,
+        };
+        last.boot_id == self.boot && self.place <= place
+    }
+
     /// Whether this report, or a later one, is known.
     fn has(&self, boot: &str, place: Place) -> bool {
         if self.boot == boot {

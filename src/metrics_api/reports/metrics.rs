@@ -70,7 +70,8 @@ impl Default for ReportMetrics {
 impl ReportMetrics {
     /// Makes them known.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Reports by what became of them: stored, replayed (it or a later one was known), or why they were refused";
+        let help = "Reports by what became of them: stored, replayed (it or a later one was known), relayed (another replica \
+                    passed it on, since its agent does not reach this one), or why they were refused";
         registry.register("reports", help, self.reports.clone());
         let help = "Time from the headers of a report to its answer";
         registry.register_with_unit("report_answer", help, Unit::Seconds, self.answers.clone());
@@ -113,8 +114,13 @@ impl ReportMetrics {
 
     /// A report was answered.
     pub(super) fn answered(&self, result: &'static str, after: Duration) {
-        self.reports.get_or_create(&ResultLabels { result }).inc();
+        self.count(result);
         self.answers.observe(after.as_secs_f64());
+    }
+
+    /// A report came.
+    pub(super) fn count(&self, result: &'static str) {
+        self.reports.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// A report was followed by another.

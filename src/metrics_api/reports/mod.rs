@@ -27,6 +27,7 @@ use tokio::sync::{oneshot, watch};
 use crate::cluster::client::Server;
 use crate::cluster::election::Standing;
 use crate::cluster::requests::Observer;
+use crate::crd::report::Missed;
 use crate::serve;
 
 use super::certificates::Tls;
@@ -71,6 +72,24 @@ impl Reports {
     /// What came since the last call: the newest report of each node.
     pub fn take(&self) -> Vec<Told> {
         self.0.take()
+    }
+
+    /// Whether any node reports here.
+    pub fn hears(&self) -> bool {
+        self.0.hears()
+    }
+
+    /// Takes what another replica passes on, and says of which nodes more is missed.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+        self.0.take_relayed(body)
+    }
+
+    /// What can be passed on to a replica that misses these, in so many bytes, and how many reports that is.
+    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
+        self.0.relay(missed, most)
     }
 
     /// What Prometheus is told.

@@ -28,7 +28,7 @@ fn latest(nodes: &[&str]) -> Latest {
     for node in nodes {
         latest.node(node, true);
     }
-    latest.open();
+    latest.open(at(0));
     latest
 }
 
@@ -127,6 +127,67 @@ fn a_node_reports_until_three_intervals_have_passed() {
     latest.put(report("a", "x", 1, 1, 0), LEAST, at(0));
     assert_eq!(latest.reporting(at(29)), 1);
     assert_eq!(latest.reporting(at(30)), 0);
+}
+
+fn missed(latest: &Latest, seconds: u64) -> Vec<Missed> {
+    latest.missed(at(seconds))
+}
+
+/// The last that is known is of boot `x`, and has this number.
+fn misses(node: &str, last: Option<u64>) -> Missed {
+    Missed {
+        node: node.to_owned(),
+        last: last.map(|sequence| Last {
+            boot_id: "x".to_owned(),
+            agent_started_millis: 7,
+            sequence,
+        }),
+    }
+}
+
+#[test]
+fn a_report_that_is_late_is_missed() {
+    let mut latest = latest(&["a", "b"]);
+    assert_eq!(missed(&latest, 10), []);
+    latest.put(report("b", "x", 7, 1, 1), LEAST, at(9));
+    assert_eq!(missed(&latest, 11), [misses("a", None)]);
+    latest.put(report("a", "x", 7, 1, 1), LEAST, at(12));
+    assert_eq!(missed(&latest, 19), []);
+    assert_eq!(missed(&latest, 20), [misses("b", Some(1))]);
+    assert_eq!(missed(&Latest::default(), 20), []);
+}
+
+#[test]
+fn what_was_heard_since_is_passed_on_and_is_no_older_there() {
+    let mut standby = latest(&["a", "b"]);
+    standby.put(report("a", "x", 7, 3, 5), LEAST, at(100));
+    let is_passed_on = |missed: Missed, seconds| standby.relayed(&missed, at(seconds)).is_some();
+    assert!(is_passed_on(misses("a", None), 104));
+    assert!(is_passed_on(misses("a", Some(2)), 104));
+    assert!(!is_passed_on(misses("a", Some(3)), 104), "it has this one");
+    assert!(
+        !is_passed_on(misses("a", Some(2)), 130),
+        "it tells nothing any more"
+    );
+    assert!(!is_passed_on(misses("b", None), 104), "it never came");
+    assert!(!is_passed_on(misses("c", None), 104));
+    let mut rebooted = misses("a", Some(9));
+    rebooted.last.as_mut().unwrap().boot_id = "w".to_owned();
+    assert!(is_passed_on(rebooted, 104));
+
+    let relayed = standby.relayed(&misses("a", Some(2)), at(104)).unwrap();
+    let text = serde_json::to_string(&relayed.report).unwrap();
+    let came = at(104).before(Duration::from_millis(relayed.age_millis));
+    let mut leader = latest(&["a"]);
+    leader.put(report("a", "x", 7, 2, 4), LEAST, at(93));
+    let read = Report::parse(text.as_bytes()).unwrap();
+    assert_eq!(
+        leader.put(read, LEAST, came),
+        Outcome::Stored(Some(Duration::from_secs(7)))
+    );
+    assert_eq!(told(&mut leader), [("a".to_owned(), 5)]);
+    assert_eq!(missed(&leader, 110), []);
+    assert_eq!(missed(&leader, 111), [misses("a", Some(3))]);
 }
 
 proptest! {

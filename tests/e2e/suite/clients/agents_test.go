@@ -26,8 +26,22 @@ const (
 	leases  = "plimsoll-node-lease"
 	summary = "plimsoll.dev/summary"
 	cpus    = 8
-	// Agents beat so often: faster than real ones, so that it is soon known who has new data.
-	pace = 500 * time.Millisecond
+)
+
+// A pace is how often agents beat.
+type pace struct {
+	every time.Duration
+	// They promise the next direct report within so long...
+	interval time.Duration
+	// ...and renew their Leases with each heartbeat once the leader has acknowledged none for so long.
+	unheard time.Duration
+}
+
+var (
+	// Faster than real ones, so that it is soon known who has new data.
+	quick = pace{every: 500 * time.Millisecond, interval: 2 * time.Second, unheard: 5 * time.Second}
+	// As real ones do.
+	usual = pace{every: 10 * time.Second, interval: 10 * time.Second, unheard: 25 * time.Second}
 )
 
 var (
@@ -40,6 +54,7 @@ var (
 // from its number, so that a client that is shown one can tell whether it is right.
 type agents struct {
 	*plane.Plane
+	pace
 	nodes []string
 	lock  sync.Mutex
 	beat  int64
@@ -52,8 +67,8 @@ type agents struct {
 func cpu(node int, beat int64) int64 { return 10 + (7*beat+11*int64(node))%80 }
 
 // begin makes nodes and their agents, which beat until the test ends.
-func begin(p *plane.Plane, count int) *agents {
-	a := &agents{Plane: p}
+func begin(p *plane.Plane, count int, at pace) *agents {
+	a := &agents{Plane: p, pace: at}
 	a.must(p.Kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leases}}, metav1.CreateOptions{}))
 	for index := range count {
 		a.nodes = append(a.nodes, fmt.Sprintf("node%02d", index))
@@ -78,7 +93,7 @@ func begin(p *plane.Plane, count int) *agents {
 			select {
 			case <-running.Done():
 				return
-			case <-time.After(pace):
+			case <-time.After(a.every):
 				a.renew(running)
 			}
 		}

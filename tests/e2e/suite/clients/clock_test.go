@@ -21,7 +21,7 @@ import (
 )
 
 // TestClientsStayRightWhereAControllersClockIsAnHourOff: ahead of all others, or behind. Each replica leads in its turn, and hears of all
-// agents: that one by their Leases, since by its clock no token is valid now.
+// agents: that one by way of the other, or by their Leases, since by its clock no token is valid now.
 func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
 	for _, off := range []struct {
 		way, refused string

@@ -5,6 +5,7 @@ package clients
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"plimsoll.dev/suite/plane"
 )
@@ -30,29 +31,79 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	s.knowSoon("mended: all clients", all)
 }
 
-// TestClientsStayRightWhenTheLeaderIsCutFromTheAgents: the agents then renew their Leases, of which the leader hears by the API server.
+// TestClientsStayRightWhenTheLeaderIsCutFromTheAgents: the other replica, which they still reach, passes on what they report.
 func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks again at once"))
 	s.allKnow(soon, all)
 	leader, _ := s.leader()
-	s.reportsArrive(leader)
+	s.reportsArrive(leader, "stored")
 	leader.reports.cut()
-	s.knowSoon(fmt.Sprintf("cut from agents that wait %s for the leader, and whose reports hold for %s: all clients", unheard, 3*interval), all)
+	s.knowInTime("cut: all clients", all)
 	if !leader.leads() {
 		t.Errorf("%s does not lead any more", leader.name)
 	}
 	leader.reports.mend()
-	s.reportsArrive(leader)
+	s.reportsArrive(leader, "stored")
 	s.knowSoon("mended: all clients", all)
+}
+
+// TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem: also at their usual pace, where they renew no Lease for 25 s.
+func TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem(t *testing.T) {
+	s := openWith(t, setting{directly: true, pace: usual})
+	all := append(s.all(), s.asker("a client that asks again at once"))
+	leader, standby := s.leader()
+	s.reportsArrive(leader, "stored")
+	leader.reports.cut()
+	s.beats(4, "cut", all)
+	s.reportsArrive(leader, "relayed")
+	leader.reports.mend()
+	s.reportsArrive(leader, "stored")
+	// Who leads next has not heard them all itself, either.
+	standby.reports.cut()
+	leader.Kill()
+	s.Eventually(soon, standby.name+" leads", func() error {
+		if !standby.leads() {
+			return fmt.Errorf("not yet")
+		}
+		return nil
+	})
+	s.again(leader)
+	s.beats(3, "the next leader is cut, too", all)
+	if !standby.leads() {
+		t.Errorf("%s does not lead", standby.name)
+	}
+}
+
+// beats waits for so many heartbeats, and fails the test if a client was shown one later than a failover may take.
+func (s *scene) beats(count int, what string, which []*ledger) {
+	s.T.Helper()
+	for range count {
+		next := s.agents.last() + 1
+		s.Eventually(soon, "the agents beat", func() error {
+			if s.agents.last() < next {
+				return fmt.Errorf("not yet the %dth time", next)
+			}
+			return nil
+		})
+		begun := time.Now()
+		for _, l := range which {
+			s.Eventually(soon, "the heartbeat is shown", func() error { return l.behind(next) })
+		}
+		took := time.Since(begun)
+		s.T.Logf("%s: heartbeat %d was shown after %s", what, next, took.Round(100*time.Millisecond))
+		if took > failover {
+			s.T.Errorf("that is more than %s", failover)
+		}
+	}
 }
 
 // TestClientsStayRightWhenTheLeaderIsCutFromAll: from the API server and from the agents. The other has all reports already.
 func TestClientsStayRightWhenTheLeaderIsCutFromAll(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	for _, r := range s.replicas {
-		s.reportsArrive(r)
+		s.reportsArrive(r, "stored")
 	}
 	all, leader, standby := s.leaderIsCut(func(leader *replica) {
 		leader.server.cut()
@@ -80,11 +131,12 @@ func (s *scene) leaderIsCut(cut func(leader *replica)) (all []*ledger, leader, s
 	return all, leader, standby
 }
 
-// reportsArrive waits until a replica has taken more reports than now.
-func (s *scene) reportsArrive(r *replica) {
+// reportsArrive waits until a replica has taken more reports than now: those that agents sent it (stored), or the other replica
+// (relayed).
+func (s *scene) reportsArrive(r *replica, how string) {
 	s.T.Helper()
 	taken := func() (float64, error) {
-		return plane.Metric(r.metrics, `plimsoll_controller_reports_total{result="stored"}`)
+		return plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", how))
 	}
 	before, err := taken()
 	if err != nil {

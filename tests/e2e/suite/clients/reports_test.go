@@ -13,13 +13,6 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-const (
-	// Agents expect to report again so soon. Real ones do so every 10 s.
-	interval = 2 * time.Second
-	// So long after the leader's last acknowledgement they renew their Leases with each heartbeat, as real ones do after 25 s.
-	unheard = 5 * time.Second
-)
-
 // A line is what one agent reports to one replica by.
 type line struct {
 	*report.Connection
@@ -72,7 +65,7 @@ func (a *agents) reports(running context.Context, node int, beat int64) bool {
 			}()
 		}
 	}
-	return time.Since(time.Unix(0, a.heard[node].Load())) < unheard
+	return time.Since(time.Unix(0, a.heard[node].Load())) < a.unheard
 }
 
 // reported is a report of what the Lease would say of the same heartbeat.
@@ -87,7 +80,7 @@ func (a *agents) reported(node int, beat int64) []byte {
 	}
 	body, _ := json.Marshal(map[string]any{
 		"node": a.nodes[node], "bootID": boot(node), "agentStartedMillis": 1000, "sequence": beat + 1,
-		"intervalSeconds": int(interval.Seconds()), "status": status,
+		"intervalSeconds": int(a.interval.Seconds()), "status": status,
 	})
 	return body
 }

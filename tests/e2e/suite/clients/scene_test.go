@@ -56,6 +56,8 @@ type setting struct {
 	directly bool
 	// ahead is by how much the first replica's wall clock is.
 	ahead time.Duration
+	// pace is that of the agents; none: they are quick.
+	pace pace
 	// flags are more of those that both replicas have.
 	flags []string
 }
@@ -66,9 +68,12 @@ func open(t *testing.T) *scene { return openWith(t, setting{}) }
 // openWith does so otherwise.
 func openWith(t *testing.T, with setting) *scene {
 	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
+	if with.pace == (pace{}) {
+		with.pace = quick
+	}
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
 	s.controller = s.container()
-	s.agents = begin(s.Plane, 6)
+	s.agents = begin(s.Plane, 6, with.pace)
 	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
 	s.begin("first", with)
 	with.ahead = 0
