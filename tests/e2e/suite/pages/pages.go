@@ -5,6 +5,7 @@ package pages
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,19 +76,12 @@ func (p *Page) Helm(helm, values string) {
 // Try runs all that stands under a heading, up to what fails, with words such as NODE replaced, and gives what it printed.
 func (p *Page) Try(heading string, words ...string) (string, error) {
 	p.t.Helper()
-	script, known := p.scripts[heading]
-	if !known {
-		p.t.Fatalf("the page has no commands under the heading %q", heading)
-	}
-	p.unrun = slices.DeleteFunc(p.unrun, func(each string) bool { return each == heading })
-	script = strings.NewReplacer(words...).Replace(script)
-	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
-	command.Dir, command.Env = p.folder, append(os.Environ(), p.env...)
-	out, err := command.CombinedOutput()
+	script := strings.NewReplacer(words...).Replace(p.script(heading))
+	out, said, err := p.bash(script)
 	if err != nil {
-		err = fmt.Errorf("%s\n%w:\n%s", script, err, out)
+		err = fmt.Errorf("%s\n%w:\n%s%s", script, err, out, said)
 	}
-	return string(out), err
+	return out + said, err
 }
 
 // Run is Try, and has to succeed.
@@ -98,6 +92,45 @@ func (p *Page) Run(t *testing.T, heading string, words ...string) string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// Look runs each command under a heading by itself, for those that look at something: grep may find nothing. It gives what they printed.
+func (p *Page) Look(t *testing.T, heading string, words ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, line := range strings.Split(strings.TrimSpace(p.script(heading)), "\n") {
+		out, said, err := p.bash(strings.NewReplacer(words...).Replace(line))
+		all.WriteString(out)
+		nothing := strings.Contains(line, "| grep ") && out == "" && said == ""
+		if err != nil && !nothing {
+			t.Errorf("%s: %s\n%v:\n%s%s", heading, line, err, out, said)
+		}
+	}
+	return all.String()
+}
+
+// Headings are those that have commands.
+func (p *Page) Headings() []string { return slices.Sorted(maps.Keys(p.scripts)) }
+
+// script is what stands under a heading, which counts as run.
+func (p *Page) script(heading string) string {
+	p.t.Helper()
+	script, known := p.scripts[heading]
+	if !known {
+		p.t.Fatalf("the page has no commands under the heading %q", heading)
+	}
+	p.unrun = slices.DeleteFunc(p.unrun, func(each string) bool { return each == heading })
+	return script
+}
+
+// bash runs a script, and gives what it printed, and what of that was meant for people.
+func (p *Page) bash(script string) (out, said string, err error) {
+	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
+	command.Dir, command.Env = p.folder, append(os.Environ(), p.env...)
+	var printed, complained strings.Builder
+	command.Stdout, command.Stderr = &printed, &complained
+	err = command.Run()
+	return printed.String(), complained.String(), err
 }
 
 // AllRun fails the test for every heading whose commands were not run.
