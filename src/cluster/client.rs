@@ -4,15 +4,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::client::ClientBuilder;
+use hyper::Uri;
+use hyper_util::client::legacy::Builder;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use thiserror::Error;
+use tower::{BoxError, ServiceBuilder};
 
 use super::requests::{Observer, Requests};
 
 /// No connection takes longer to set up.
 const CONNECT: Duration = Duration::from_secs(5);
+/// A connection by which nothing comes for so long is asked whether it is still there...
+const IDLE: Duration = Duration::from_secs(6);
+/// ...and is not, where so many questions, so far apart, are not answered: 12 s after a firewall or a peer cut it in silence.
+const QUESTIONS: u32 = 2;
+const APART: Duration = Duration::from_secs(3);
 /// No call takes longer, watches aside.
 pub const CALL: Duration = Duration::from_secs(10);
 
@@ -35,6 +45,12 @@ pub enum ClientError {
     /// The client can't be set up.
     #[error("failed to set up a client for the API server")]
     Client(#[source] kube::Error),
+    /// A way to it that is not ours.
+    #[error(
+        "failed to reach the API server by way of the proxy {0}: Plimsoll connects to it directly; unset proxy-url in the \
+         kubeconfig, or HTTPS_PROXY"
+    )]
+    Proxy(Uri),
 }
 
 /// A client by this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
@@ -49,21 +65,42 @@ pub struct Server(Config);
 impl Server {
     /// By this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
     pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
-        let mut config = match kubeconfig {
+        let config = match kubeconfig {
             Some(path) => from_file(path).await?,
             None => Config::infer().await.map_err(ClientError::Infer)?,
         };
-        config.connect_timeout = Some(CONNECT);
-        // By default a PUT would be repeated for up to 6 minutes: a Lease or a status of long ago.
-        config.default_retry = false;
         Ok(Self(config))
     }
 
     /// A client with connections of its own, which belong to the runtime that it is made on; every request is told of.
+    /// Kube's own would not notice for minutes that the connection of a watch was cut in silence.
     pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
-        let builder = ClientBuilder::try_from(self.0.clone()).map_err(ClientError::Client)?;
-        Ok(builder.with_layer(&Requests(observer)).build())
+        let config = &self.0;
+        if let Some(proxy) = &config.proxy_url {
+            return Err(ClientError::Proxy(proxy.clone()));
+        }
+        let connector = config.rustls_https_connector_with_connector(connector());
+        let connector = connector.map_err(ClientError::Client)?;
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .option_layer(config.auth_layer().map_err(ClientError::Client)?)
+            .layer(config.extra_headers_layer().map_err(ClientError::Client)?)
+            .map_err(BoxError::from)
+            .service(Builder::new(TokioExecutor::new()).build(connector));
+        let client = ClientBuilder::new(service, &*config.default_namespace);
+        Ok(client.with_layer(&Requests(observer)).build())
     }
+}
+
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    // TLS is another's.
+    connector.enforce_http(false);
+    connector.set_connect_timeout(Some(CONNECT));
+    connector.set_keepalive(Some(IDLE));
+    connector.set_keepalive_interval(Some(APART));
+    connector.set_keepalive_retries(Some(QUESTIONS));
+    connector
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {
@@ -131,5 +168,57 @@ pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, C
     match tokio::time::timeout(CALL, call).await {
         Ok(answer) => answer.map_err(CallError::Kube),
         Err(_) => Err(CallError::TimedOut),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Whether the kernel watches over a connection to this port that is open (column `st`, 01), and nothing is sent by it:
+    /// its timer (`tr`) is 2 then.
+    fn is_watched_over(port: u16) -> bool {
+        let to = format!("0100007F:{port:04X}");
+        let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let mut lines = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines.any(|line| line[2] == to && line[3] == "01" && line[5].starts_with("02:"))
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_cut_in_silence_is_noticed() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let config = Config::new(format!("http://127.0.0.1:{port}").parse().unwrap());
+        let client = Server(config).client(Arc::new(())).unwrap();
+        let watch = hyper::Request::get("/").body(Vec::new()).unwrap();
+        let asking = tokio::spawn(async move { client.request_text(watch).await });
+        let watched_over = async {
+            while !is_watched_over(port) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_secs(20), watched_over).await;
+        asking.abort();
+        found.expect("the connection has no keepalive");
+    }
+
+    #[test]
+    fn a_proxy_is_refused_with_the_cure() {
+        let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        config.proxy_url = Some("http://proxy:3128".parse().unwrap());
+        let refused = Server(config)
+            .client(Arc::new(()))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            refused.contains("http://proxy:3128") && refused.contains("unset"),
+            "{refused}"
+        );
     }
 }

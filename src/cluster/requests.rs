@@ -14,13 +14,11 @@ use hyper::{Method, Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::json;
 use thiserror::Error;
-use tower_layer::Layer;
-use tower_service::Service;
+use tower::{BoxError, Layer, Service};
 
 /// The beginning of an answer takes no longer, also that of a watch: what else waits has shorter deadlines.
 const HEAD: Duration = Duration::from_secs(15);
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
 /// Who is told of requests.

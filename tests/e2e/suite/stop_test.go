@@ -106,3 +106,38 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 		o.waitUndone(60 * time.Second)
 	}
 }
+
+// TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame: nothing comes by them any more, and nobody says so, while new ones work.
+func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes { // always in this order
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	node := nodes[0]
+	if out, err := tryOnNode(node, "command -v nsenter ss iptables"); err != nil {
+		t.Skipf("%s has not all that this needs: %s", node, out)
+	}
+	s := newScene(t, node)
+	t.Cleanup(func() { s.stopped("") })
+	o, _ := pressed(t, s)
+	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
+	ports := strings.Fields(onNode(t, node, inside+`ss -Htn state established dst :443 | sed 's/.*:\([0-9]*\) .*:443 *$/\1/'`))
+	if len(ports) == 0 {
+		t.Fatal("the agent has no connection to the API server")
+	}
+	t.Cleanup(func() { tryOnNode(node, inside+"iptables --flush INPUT") })
+	for _, port := range ports {
+		onNode(t, node, inside+"iptables --append INPUT --protocol tcp --dport "+port+" --jump DROP")
+	}
+	begun := time.Now()
+	s.stopped("seen from the suite")
+	for _, v := range o.before {
+		s.waitRestored(25*time.Second-time.Since(begun), v.folder, v.before)
+	}
+	s.waitNoTaint(25*time.Second - time.Since(begun))
+	t.Logf("%d connections were cut: all was given back after %s", len(ports), time.Since(begun).Round(time.Second))
+	s.set(cold)
+	s.stopped("")
+	o.waitUndone(60 * time.Second)
+}
