@@ -16,7 +16,7 @@ FOR := 10m
 EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-.PHONY: help demo test bench generate build image image-check tools fmt clippy deny unit guest binary
+.PHONY: help demo test bench generate build previous image image-check tools fmt clippy deny unit guest binary
 .PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -58,6 +58,9 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)
+
+previous: tools ## Builds the release from which scenes upgrade: target/previous (once)
+	@scripts/previous
 
 image: tools ## Builds it anew, the same anywhere, and packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
 	@scripts/image target/image
@@ -125,10 +128,10 @@ dashboard: tools build ## Has a Prometheus scrape an installation, asks it all t
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools build cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
+e2e: tools build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 60m -v .
 
-e2e-long: tools build cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate
+e2e-long: tools build previous cluster-build ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 90m -v . -args -long
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)

@@ -21,9 +21,9 @@ import (
 	"plimsoll.dev/suite/pages"
 )
 
-// previousChart is the revision whose chart is upgraded from: before its roles, policies and hooks became what they are.
-// PLIMSOLL_E2E_PREVIOUS_CHART names another one, PLIMSOLL_E2E_PREVIOUS_BINARY the binary that ran with it.
-const previousChart = "e39438e6b4d00c2e6dc24fa2b17f60efe7a0fe3d"
+// previousRelease is the revision that is upgraded from: before its roles, policies and hooks became what they are. `make previous` builds
+// its binary.
+const previousRelease = "e39438e6b4d00c2e6dc24fa2b17f60efe7a0fe3d"
 
 // A release is the installation under test in the hands of whoever follows docs/install.md.
 type release struct {
@@ -230,8 +230,8 @@ func installedAnew(t *testing.T, r *release) {
 }
 
 func upgradedAndRolledBack(t *testing.T, r *release) {
-	chart := olderChart(t)
-	before, err := load("previous", cmp.Or(os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY"), binary()))
+	chart, older := olderRelease(t)
+	before, err := load("previous", older)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,17 +276,18 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 	}
 }
 
-// olderChart is the folder of the chart as it was; where it is not to be had, of the chart as it is, which is said loudly.
-func olderChart(t *testing.T) string {
+// olderRelease is the folder of the chart as it was, and its binary; where they are not to be had, as they are, which is said loudly.
+func olderRelease(t *testing.T) (chart, older string) {
 	t.Helper()
-	revision := cmp.Or(os.Getenv("PLIMSOLL_E2E_PREVIOUS_CHART"), previousChart)
+	older = cmp.Or(os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY"), absolute("target/previous/plimsoll"))
 	folder := t.TempDir()
-	script := "git -C " + absolute(".") + " archive " + revision + " charts/plimsoll | tar -x -C " + folder
+	script := "test -x " + older + " && git -C " + absolute(".") + " archive " + previousRelease + " charts/plimsoll | tar -x -C " + folder
 	if out, err := exec.Command("bash", "-o", "pipefail", "-c", script).CombinedOutput(); err != nil {
-		t.Logf("NOT TESTED: the chart of revision %s is not to be had here, so that nothing is upgraded from it but an image: %v: %s", revision, err, out)
-		return absolute("charts/plimsoll")
+		t.Logf("NOT TESTED: chart and binary of revision %s are not to be had here (make previous), so that nothing is upgraded from them but an image: %v: %s",
+			previousRelease, err, out)
+		return absolute("charts/plimsoll"), binary()
 	}
-	return filepath.Join(folder, "charts/plimsoll")
+	return filepath.Join(folder, "charts/plimsoll"), older
 }
 
 // agentsRun waits until all agents, and nothing else, run an image.

@@ -16,7 +16,9 @@ import (
 func one(t *testing.T, rendered, kind, name string) map[string]any {
 	t.Helper()
 	all := objects(t, rendered)
-	is := func(object unstructured.Unstructured) bool { return object.GetKind() == kind && object.GetName() == name }
+	is := func(object unstructured.Unstructured) bool {
+		return object.GetKind() == kind && object.GetName() == name
+	}
 	found := slices.IndexFunc(all, is)
 	if found < 0 {
 		t.Fatalf("there is no %s %s", kind, name)
