@@ -18,11 +18,8 @@ type cluster struct{ *plane.Plane }
 func TestTheChartOnAnAPIServer(t *testing.T) {
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
-	others := certManager(t)
-	for _, file := range others {
-		c.Kubectl("apply", "--server-side", "-f", file)
-		c.Kubectl("wait", "--for=condition=Established", "-f", file, "--timeout=30s")
-	}
+	others := plane.CertManagerDefinitions(t)
+	c.Define(others)
 	c.takesEveryCombination(t)
 	for _, file := range append(others, plane.Absolute(t, "crds")) {
 		c.Kubectl("delete", "-f", file)

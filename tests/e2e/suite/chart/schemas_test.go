@@ -162,26 +162,10 @@ func ours(t *testing.T) (found []unstructured.Unstructured) {
 	return found
 }
 
-// certManager is where the definitions of cert-manager's kinds are that the chart makes, as its Go module brings them.
-func certManager(t *testing.T) []string {
-	t.Helper()
-	const module = "github.com/cert-manager/cert-manager"
-	if out, err := exec.Command("go", "mod", "download", "-C", "cert-manager", module).CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
-	}
-	folder, err := exec.Command("go", "list", "-C", "cert-manager", "-m", "-f", "{{.Dir}}", module).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := func(plural string) string {
-		return filepath.Join(strings.TrimSpace(string(folder)), "deploy", "crds", "cert-manager.io_"+plural+".yaml")
-	}
-	return []string{file("certificates"), file("issuers")}
-}
-
+// certManagers are the definitions of cert-manager.
 func certManagers(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
-	for _, file := range certManager(t) {
+	for _, file := range plane.CertManagerDefinitions(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -54,6 +54,8 @@ type replica struct {
 type setting struct {
 	// directly: agents report, rather than renewing their Leases alone.
 	directly bool
+	// issued: cert-manager makes the certificate of the replicas, rather than these themselves.
+	issued bool
 	// ahead is by how much the first replica's wall clock is.
 	ahead time.Duration
 	// pace is that of the agents; none: they are quick.
@@ -74,7 +76,11 @@ func openWith(t *testing.T, with setting) *scene {
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
 	s.controller = s.container()
 	s.agents = begin(s.Plane, 6, with.pace)
-	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
+	if with.issued {
+		s.install()
+	} else {
+		s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
+	}
 	s.begin("first", with)
 	with.ahead = 0
 	s.begin("second", with)
@@ -141,6 +147,11 @@ func (s *scene) begin(name string, with setting) {
 		r.report = plane.FreePort(s.T)
 		r.reports = newWire(s.T, fmt.Sprintf("127.0.0.1:%d", r.report))
 		flags = append(flags, "--report-listen", fmt.Sprintf("0.0.0.0:%d", r.report))
+	}
+	if with.issued {
+		m := s.mounts(secret, lag*time.Duration(len(s.replicas)))
+		flags = append(flags, "--eviction-webhook", "plimsoll-evictions", "--tls-cert-file", m.file("tls.crt"),
+			"--tls-private-key-file", m.file("tls.key"), "--tls-ca-file", m.file("ca.crt"))
 	}
 	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), with.ahead, flags...)
 	s.replicas = append(s.replicas, r)

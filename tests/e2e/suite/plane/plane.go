@@ -31,8 +31,6 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-const repository = "../../../.."
-
 // A Plane is an API server that has the project's definitions.
 type Plane struct {
 	T          *testing.T
@@ -147,11 +145,18 @@ func (p *Plane) build(folder string) string {
 
 // Absolute is the path of a file of the repository.
 func Absolute(t *testing.T, path string) string {
-	full, err := filepath.Abs(filepath.Join(repository, path))
+	t.Helper()
+	here, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return full
+	for folder := here; folder != filepath.Dir(folder); folder = filepath.Dir(folder) {
+		if _, err := os.Stat(filepath.Join(folder, "Cargo.toml")); err == nil {
+			return filepath.Join(folder, path)
+		}
+	}
+	t.Fatalf("%s is not in the repository", here)
+	return ""
 }
 
 // Those that tests listen on: none that the kernel gives to connections, which would have it back before it is listened on.
@@ -229,7 +234,7 @@ func Tool(t *testing.T, name string) string {
 	}
 	path := filepath.Join(bin, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`), PLIMSOLL_E2E_BIN names another folder", err)
+		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`, cert-manager: `make cert-manager`), PLIMSOLL_E2E_BIN names another folder", err)
 	}
 	return path
 }
@@ -264,6 +269,21 @@ func (p *Plane) Apply(manifests ...string) {
 	p.T.Helper()
 	if _, err := p.TryKubectl(strings.Join(manifests, "\n---\n"), "apply", "-f", "-"); err != nil {
 		p.T.Fatal(err)
+	}
+}
+
+// Define has the API server serve what these files define.
+func (p *Plane) Define(files []string) {
+	p.T.Helper()
+	for _, file := range files {
+		p.Kubectl("apply", "--server-side", "-f", file)
+	}
+	for _, file := range files {
+		// kubectl does not wait for what has no status yet.
+		p.Eventually(time.Minute, file+" is served", func() error {
+			_, err := p.TryKubectl("", "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
+			return err
+		})
 	}
 }
 

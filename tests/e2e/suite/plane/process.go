@@ -38,14 +38,17 @@ func (b *buffer) Write(text []byte) (int, error) {
 	return b.text.Write(text)
 }
 
-func (p *Plane) start(path string, args ...string) *Process {
-	process := &Process{t: p.T, path: path, args: args}
+func (p *Plane) start(path string, args ...string) *Process { return launch(p.T, path, args...) }
+
+// launch starts a program, and ends it with the test.
+func launch(t *testing.T, path string, args ...string) *Process {
+	process := &Process{t: t, path: path, args: args}
 	process.Start()
-	p.T.Cleanup(func() {
+	t.Cleanup(func() {
 		process.Kill()
-		if p.T.Failed() {
+		if t.Failed() {
 			lines := strings.Split(strings.TrimSpace(process.Log()), "\n")
-			p.T.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-15):], "\n"))
+			t.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-15):], "\n"))
 		}
 	})
 	return process

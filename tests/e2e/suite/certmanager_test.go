@@ -1,0 +1,211 @@
+//go:build e2e
+
+package suite
+
+import (
+	"crypto/sha256"
+	"encoding/pem"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"plimsoll.dev/suite/pages"
+	"plimsoll.dev/suite/plane"
+)
+
+const (
+	issuedSecret    = "plimsoll-metrics-tls"
+	authoritySecret = "plimsoll-metrics-authority"
+)
+
+// TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest has an installation go over to cert-manager as docs/kubernetes.md
+// says. Its controllers run beside the cluster; the kubelets mount what they make, and bring what they make anew.
+func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testing.T) {
+	onlyLong(t)
+	needShell(t)
+	t.Parallel()
+	for _, node := range nodes { // others may restart neither controllers nor agents
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	s := newScene(t, nodes[0])
+	s.running(work{name: "victim", args: []string{"burn", "10"}})
+	withCertManager(t)
+	isServed(t, 5*time.Minute)
+	mayEvict(t, s, "victim")
+	if out, err := helm("", "test", "plimsoll", "--namespace", namespace); err != nil {
+		t.Fatalf("helm test: %v\n%s", err, out)
+	}
+
+	before, lives, changes := issued(t), livesOf(t), changesOfLeader(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--prefix", "--tail=40"))
+		}
+	})
+	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
+	for _, name := range []string{authoritySecret, "plimsoll-metrics"} {
+		renew(t, name)
+	}
+	if now := issued(t); string(now["ca.crt"]) == string(before["ca.crt"]) || string(now["tls.key"]) == string(before["tls.key"]) {
+		t.Error("the authority or the key is still the same")
+	}
+	// A kubelet brings it within some two minutes, and it waits five.
+	t.Logf("both replicas serve what was made anew after %s", isServed(t, 12*time.Minute).Round(time.Second))
+	mayEvict(t, s, "victim")
+	// All connect anew by it: the API server for each list, agents when theirs end.
+	time.Sleep(30 * time.Second)
+	requests, failed, silence := answered()
+	events, broken := watched()
+	t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, silence.Seconds(), events)
+	if failed > 0 {
+		t.Errorf("%d of %d requests failed", failed, requests)
+	}
+	// A machine that stands still may have another replica lead: then a watch begins anew, as ever.
+	if isAsEver := changesOfLeader(t) > changes; (broken != nil || events == 0) && !isAsEver {
+		t.Errorf("the watch saw %d events, and then: %v", events, broken)
+	}
+	if failed := reports(); failed != "" {
+		t.Errorf("reports of agents failed: %s", failed)
+	}
+	if now := livesOf(t); now != lives {
+		t.Errorf("replicas were started again: %s, and before %s", now, lives)
+	}
+}
+
+// withCertManager does what the page says, where cert-manager runs; after the test all is as it was before.
+func withCertManager(t *testing.T) {
+	t.Helper()
+	definitions := plane.CertManagerDefinitions(t)
+	t.Cleanup(func() {
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+		for _, file := range definitions {
+			kubectl(t, "delete", "-f", file, "--ignore-not-found")
+		}
+		kubectl(t, "delete", "secret", "-n", namespace, issuedSecret, authoritySecret, "--ignore-not-found")
+	})
+	for _, file := range definitions {
+		kubectl(t, "apply", "--server-side", "-f", file)
+	}
+	for _, file := range definitions {
+		// kubectl does not wait for what has no status yet.
+		eventually(t, time.Minute, file+" is served", func() error {
+			_, err := tryKubectl("", "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
+			return err
+		})
+	}
+	kubeconfig := absolute("target/e2e/kubeconfig")
+	plane.CertManager(t, kubeconfig)
+	repository, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
+	r.have(t, repository, tag, generous)
+	page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+kubeconfig)
+	page.Helm(absolute("target/e2e/bin/helm"), r.values)
+	if out := page.Run(t, "Certificates"); strings.Count(out, "True") != 2 {
+		t.Errorf("not both certificates are ready: %s", out)
+	}
+	eventually(t, 2*time.Minute, "the replicas of before are gone", func() error {
+		holder := kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
+		pods := kubectl(t, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "-o", "jsonpath={.items[*].metadata.name}")
+		leader, _, _ := strings.Cut(holder, "_")
+		if len(strings.Fields(pods)) != 2 || leader == "" || !strings.Contains(pods, leader) {
+			return fmt.Errorf("%q leads, and there are %s", holder, pods)
+		}
+		return nil
+	})
+}
+
+// issued is what cert-manager has made last.
+func issued(t *testing.T) map[string][]byte {
+	t.Helper()
+	found, err := kube.CoreV1().Secrets(namespace).Get(background, issuedSecret, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found.Data
+}
+
+// isServed waits until both replicas serve by that.
+func isServed(t *testing.T, limit time.Duration) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	eventually(t, limit, "both replicas serve what cert-manager made last", func() error {
+		block, _ := pem.Decode(issued(t)["tls.crt"])
+		wanted := fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
+		pods := componentPods(t, "controller")
+		for _, pod := range pods {
+			script := fmt.Sprintf("openssl s_client -connect %s:8443 </dev/null 2>/dev/null | openssl x509 -noout -fingerprint -sha256", pod.Status.PodIP)
+			served, err := tryOnNode("v1", script)
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(strings.ReplaceAll(served, ":", ""), wanted) {
+				return fmt.Errorf("%s serves %s", pod.Name, served)
+			}
+		}
+		if len(pods) != 2 {
+			return fmt.Errorf("there are %v", podNames(pods))
+		}
+		return nil
+	})
+	return time.Since(begun)
+}
+
+// renew has cert-manager make a Certificate's Secret anew.
+func renew(t *testing.T, name string) {
+	t.Helper()
+	var made func() error
+	eventually(t, time.Minute, name+" is to be renewed", func() (err error) {
+		made, err = plane.Renew(objects.Resource(plane.Certificates).Namespace(namespace), name)
+		return err
+	})
+	eventually(t, 2*time.Minute, name+" is renewed", made)
+}
+
+// mayEvict asks, without doing it, whether the agent of the scene's node may evict a pod: an API server asks a replica.
+func mayEvict(t *testing.T, s *scene, name string) {
+	t.Helper()
+	as := rest.CopyConfig(access)
+	as.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":plimsoll-agent",
+		Extra:    map[string][]string{"authentication.kubernetes.io/node-name": {s.node}},
+	}
+	agent, err := kubernetes.NewForConfig(as)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wish := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.name}, DeleteOptions: &metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(s.pod(name).UID)), DryRun: []string{metav1.DryRunAll},
+	}}
+	eventually(t, time.Minute, "an agent may evict", func() error { return agent.CoreV1().Pods(s.name).EvictV1(background, wish) })
+}
+
+// changesOfLeader is how often the replicas have begun, or ceased, to lead.
+func changesOfLeader(t *testing.T) int {
+	t.Helper()
+	logs := kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--tail=-1")
+	return strings.Count(logs, "leadership changed")
+}
+
+// livesOf tells of each replica how often it was started.
+func livesOf(t *testing.T) string {
+	t.Helper()
+	var lives []string
+	for _, pod := range componentPods(t, "controller") {
+		lives = append(lives, fmt.Sprintf("%s %d", pod.UID, pod.Status.ContainerStatuses[0].RestartCount))
+	}
+	return strings.Join(lives, ", ")
+}

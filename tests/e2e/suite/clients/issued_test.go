@@ -1,0 +1,196 @@
+//go:build e2e
+
+package clients
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"plimsoll.dev/suite/plane"
+)
+
+const (
+	certificate = "plimsoll-metrics"
+	secret      = "plimsoll-metrics-tls"
+	// The chart's is good for 90 days, and the one that follows it waits five minutes; after one that is so good it waits a tenth of the rest.
+	good = 10 * time.Minute
+	// Kubelets bring what changed so late. The wait is for that.
+	lag = 10 * time.Second
+)
+
+// TestClientsNoticeNothingOfWhatCertManagerRenews: its controllers make what the chart asks for, and make all of it anew, as `cmctl renew`
+// has them do. Nobody is refused: no client, no agent, no API server that asks about an eviction; and nothing is started again.
+func TestClientsNoticeNothingOfWhatCertManagerRenews(t *testing.T) {
+	s := openWith(t, setting{directly: true, issued: true})
+	for _, r := range s.replicas {
+		s.serves(r, s.issued())
+	}
+	all := append(s.all(), s.impatient())
+	believed, allowed := s.believers(), s.evictor()
+	s.allKnow(soon, all)
+	before := s.issued()
+
+	s.renew("plimsoll-metrics-authority")
+	s.renew(certificate)
+	next := s.issued()
+	if bytes.Equal(next["ca.crt"], before["ca.crt"]) || bytes.Equal(next["tls.key"], before["tls.key"]) {
+		t.Error("the authority or the key is still the same")
+	}
+	for _, r := range s.replicas {
+		t.Logf("%s serves it after %s", r.name, s.serves(r, next).Round(time.Second))
+	}
+	s.knowSoon("by another certificate of another authority: all clients", all)
+	s.more(believed, "agents believe the replicas")
+	s.more(allowed, "API servers ask about evictions")
+}
+
+// install installs the chart where no pod is ever run, with cert-manager's controllers, and waits for what these make.
+func (s *scene) install() {
+	s.T.Helper()
+	s.Define(plane.CertManagerDefinitions(s.T))
+	command := exec.Command(s.Tool("helm"), "template", "plimsoll", plane.Absolute(s.T, "charts/plimsoll"), "--namespace=default",
+		"--set=metricsAPI.certManager.enabled=true")
+	objects, err := command.Output()
+	if err == nil {
+		_, err = s.TryKubectl(string(objects), "apply", "--server-side", "--force-conflicts", "-f", "-")
+	}
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	s.Kubectl("patch", "certificates.cert-manager.io", certificate, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"duration":%q}}`, good))
+	plane.CertManager(s.T, s.Kubeconfig)
+	s.Kubectl("wait", "--for=condition=Ready", "certificates.cert-manager.io", "--all", "--timeout=120s")
+}
+
+// issued is what cert-manager has made last.
+func (s *scene) issued() map[string][]byte {
+	s.T.Helper()
+	found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	return found.Data
+}
+
+// serves waits until a replica serves by this certificate, or by a later one.
+func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
+	s.T.Helper()
+	return s.Eventually(good, r.name+" serves by another certificate", func() error {
+		connection, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.api), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			return err
+		}
+		defer connection.Close()
+		served := connection.ConnectionState().PeerCertificates[0]
+		if block, _ := pem.Decode(wanted["tls.crt"]); !bytes.Equal(block.Bytes, served.Raw) {
+			return fmt.Errorf("it is that of %s", served.NotBefore)
+		}
+		return nil
+	})
+}
+
+// renew has cert-manager make a Certificate's Secret anew.
+func (s *scene) renew(name string) {
+	s.T.Helper()
+	var made func() error
+	s.Eventually(soon, name+" is to be renewed", func() (err error) {
+		made, err = plane.Renew(s.Objects.Resource(plane.Certificates).Namespace("default"), name)
+		return err
+	})
+	s.Eventually(soon, name+" is renewed", made)
+}
+
+// believers connect to the replicas again and again as agents do, who know the authorities that their kubelet brought last. The answer counts.
+func (s *scene) believers() *atomic.Int64 {
+	l, running, count := s.ledger("an agent that believes what it was told"), s.running(), &atomic.Int64{}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(s.ReportAuthority()))
+	read := time.Now()
+	go func() {
+		for running.Err() == nil {
+			if time.Since(read) > lag {
+				if told, err := s.Kube.CoreV1().ConfigMaps("default").Get(running, plane.ReportService+"-ca", metav1.GetOptions{}); err == nil {
+					roots = x509.NewCertPool()
+					roots.AppendCertsFromPEM([]byte(told.Data["ca.crt"]))
+					read = time.Now()
+				}
+			}
+			for _, r := range s.replicas {
+				with := &tls.Config{RootCAs: roots, ServerName: plane.ReportService + ".default.svc"}
+				connection, err := tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", fmt.Sprintf("127.0.0.1:%d", r.report), with)
+				if err != nil {
+					l.mayNotBe(fmt.Errorf("%s: %w", r.name, err))
+					continue
+				}
+				connection.Close()
+				count.Add(1)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	return count
+}
+
+// evictor asks again and again whether the agent of a node may evict a pod there, and never does it. The answer counts how often it may.
+func (s *scene) evictor() *atomic.Int64 {
+	s.T.Helper()
+	l, running, count := s.ledger("an agent that asks whether it may evict"), s.running(), &atomic.Int64{}
+	pod, err := s.Kube.CoreV1().Pods("default").Create(background, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "victim"},
+		Spec:       corev1.PodSpec{NodeName: s.agents.nodes[0], Containers: []corev1.Container{{Name: "it", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	config := s.quick()
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:default:plimsoll-agent",
+		Extra:    map[string][]string{"authentication.kubernetes.io/node-name": {s.agents.nodes[0]}},
+	}
+	agent := kubernetes.NewForConfigOrDie(config)
+	wish := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}, DeleteOptions: &metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(pod.UID)), DryRun: []string{metav1.DryRunAll},
+	}}
+	go func() {
+		for running.Err() == nil {
+			err := agent.CoreV1().Pods("default").EvictV1(running, wish)
+			switch {
+			case err == nil:
+				count.Add(1)
+			case strings.Contains(err.Error(), "x509") || strings.Contains(err.Error(), "tls:"):
+				l.mayNotBe(err)
+			default:
+				l.refused(err)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	}()
+	return count
+}
+
+// more waits until something has happened some more times.
+func (s *scene) more(count *atomic.Int64, what string) {
+	s.T.Helper()
+	wanted := count.Load() + 5
+	s.Eventually(soon, what, func() error {
+		if now := count.Load(); now < wanted {
+			return fmt.Errorf("%d times of %d", now, wanted)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,75 @@
+//go:build e2e
+
+package clients
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A mount is the folder in which a kubelet mounts a Secret for one pod. Each version is a folder of its own, to which a link leads.
+type mount struct {
+	*testing.T
+	folder   string
+	versions int
+}
+
+func (m *mount) file(name string) string { return filepath.Join(m.folder, name) }
+
+// publish has the pod see this from now on, all of it at once.
+func (m *mount) publish(data map[string][]byte) {
+	m.Helper()
+	version := fmt.Sprintf("..%d", m.versions)
+	m.versions++
+	m.must(os.Mkdir(m.file(version), 0o700))
+	for name, content := range data {
+		m.must(os.WriteFile(filepath.Join(m.file(version), name), content, 0o600))
+		if _, err := os.Lstat(m.file(name)); err != nil {
+			m.must(os.Symlink(filepath.Join("..data", name), m.file(name)))
+		}
+	}
+	m.must(os.Symlink(version, m.file("..data_tmp")))
+	m.must(os.Rename(m.file("..data_tmp"), m.file("..data")))
+}
+
+func (m *mount) must(err error) {
+	m.Helper()
+	if err != nil {
+		m.Error(err)
+	}
+}
+
+// mounts mounts a Secret as soon as it is there, and each later version of it so long after that: kubelets look now and then.
+func (s *scene) mounts(secret string, lag time.Duration) *mount {
+	s.T.Helper()
+	m := &mount{T: s.T, folder: s.T.TempDir()}
+	var seen map[string][]byte
+	look := func() error {
+		found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})
+		if err == nil && !maps.EqualFunc(found.Data, seen, bytes.Equal) {
+			if seen != nil {
+				time.Sleep(lag)
+			}
+			seen = found.Data
+			m.publish(seen)
+		}
+		return err
+	}
+	s.Eventually(soon, "there is the Secret "+secret, look)
+	running, ended := s.running(), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for running.Err() == nil {
+			look()
+			time.Sleep(500 * time.Millisecond)
+		}
+	}()
+	return m
+}

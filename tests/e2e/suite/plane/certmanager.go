@@ -1,0 +1,74 @@
+//go:build e2e
+
+package plane
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+)
+
+// Certificates are cert-manager's.
+var Certificates = schema.GroupVersionResource{Group: "cert-manager.io", Version: "v1", Resource: "certificates"}
+
+// CertManagerDefinitions are the files of cert-manager's definitions, as its Go module brings them.
+func CertManagerDefinitions(t *testing.T) []string {
+	t.Helper()
+	const module = "github.com/cert-manager/cert-manager"
+	folder := Absolute(t, "tests/e2e/suite/cert-manager")
+	if out, err := exec.Command("go", "mod", "download", "-C", folder, module).CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	sources, err := exec.Command("go", "list", "-C", folder, "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(sources)), "deploy/crds/cert-manager.io_*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s has no definitions (%v)", module, err)
+	}
+	return files
+}
+
+// CertManager runs cert-manager's controllers by this kubeconfig, until the test ends.
+func CertManager(t *testing.T, kubeconfig string) {
+	t.Helper()
+	launch(t, Tool(t, "cert-manager"), "--kubeconfig="+kubeconfig)
+}
+
+// Renew has cert-manager make what a Certificate asks for anew, as `cmctl renew` does. The answer tells whether it is made.
+func Renew(client dynamic.ResourceInterface, name string) (made func() error, err error) {
+	object, err := client.Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	before, _, _ := unstructured.NestedInt64(object.Object, "status", "revision")
+	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+	conditions = append(conditions, map[string]any{
+		"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "Certificate re-issuance manually triggered",
+		"lastTransitionTime": time.Now().UTC().Format(time.RFC3339), "observedGeneration": object.GetGeneration(),
+	})
+	if err := unstructured.SetNestedSlice(object.Object, conditions, "status", "conditions"); err != nil {
+		return nil, err
+	}
+	_, err = client.UpdateStatus(context.Background(), object, metav1.UpdateOptions{})
+	return func() error {
+		object, err := client.Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if now, _, _ := unstructured.NestedInt64(object.Object, "status", "revision"); now <= before {
+			return fmt.Errorf("Certificate %s is still of revision %d", name, now)
+		}
+		return nil
+	}, err
+}
