@@ -54,7 +54,8 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@go run -C tests/chart . -check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
-	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m ./chart ./dashboard
+	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard
+	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m -run 'Combination|Values|Kubernetes' ./chart
 
 build: tools ## Builds the static release binary
 	cargo build --release --target $(TARGET)
@@ -137,6 +138,7 @@ cert-manager: # What makes certificates in some scenes: its controllers, from it
 
 e2e-long: tools build previous cluster-build cert-manager ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 90m -v . -args -long
+	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"os"
@@ -29,9 +30,9 @@ func (l layout) kubectl() []string {
 	return []string{l.bin("kubectl"), "--kubeconfig", l.kubeconfig(), "--cache-dir", l.run("kubectl")}
 }
 
-// helm is the same for helm.
+// helm is the same for helm, or for what PLIMSOLL_E2E_HELM names: helm4.
 func (l layout) helm() []string {
-	return []string{l.bin("helm"), "--kubeconfig", l.kubeconfig(), "--repository-cache", l.run("helm"), "--registry-config", l.run("helm/registry.json")}
+	return []string{l.bin(cmp.Or(os.Getenv("PLIMSOLL_E2E_HELM"), "helm")), "--kubeconfig", l.kubeconfig(), "--repository-cache", l.run("helm"), "--registry-config", l.run("helm/registry.json")}
 }
 
 // debian is the folder of what the guest has from Debian, kernel included.

@@ -113,7 +113,7 @@ func withCertManager(t *testing.T) {
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
 	r.have(t, repository, tag, generous)
 	page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+kubeconfig)
-	page.Helm(absolute("target/e2e/bin/helm"), r.values)
+	page.Helm(plane.Tool(t, plane.Helm()), r.values)
 	if out := page.Run(t, "Certificates"); strings.Count(out, "True") != 2 {
 		t.Errorf("not both certificates are ready: %s", out)
 	}

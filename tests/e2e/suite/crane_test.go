@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"plimsoll.dev/suite/pages"
+	"plimsoll.dev/suite/plane"
 )
 
 // craneChart stands for crane's: definitions in the folder that Helm never upgrades, without status and with next to no validation,
@@ -74,7 +75,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	needShell(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	page := pages.Read(t, absolute("."), "docs/migrating-from-crane.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
-	page.Helm(absolute("target/e2e/bin/helm"), file)
+	page.Helm(plane.Tool(t, plane.Helm()), file)
 	repository, tag, err := image()
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"plimsoll.dev/suite/pages"
+	"plimsoll.dev/suite/plane"
 )
 
 // previousRelease is the revision that is upgraded from: before its roles, policies and hooks became what they are. `make previous` builds
@@ -37,7 +38,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 	needShell(t)
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
 	r.page = pages.Read(t, absolute("."), "docs/install.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
-	r.page.Helm(absolute("target/e2e/bin/helm"), r.values)
+	r.page.Helm(plane.Tool(t, plane.Helm()), r.values)
 	repository, tag, err := image()
 	if err != nil {
 		t.Fatal(err)

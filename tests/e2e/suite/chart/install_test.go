@@ -48,7 +48,7 @@ func (c cluster) helm(command, release, namespace string, args ...string) (strin
 // helmOf does the same with a chart of this folder.
 func (c cluster) helmOf(folder, command, release, namespace string, args ...string) (string, error) {
 	c.T.Helper()
-	return run(c.T, "", "helm", append([]string{"--kubeconfig", c.Kubeconfig, command, release, folder, "--namespace", namespace}, args...)...)
+	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, release, folder, "--namespace", namespace}, args...)...)
 }
 
 // older is a chart whose definition of NodeWatermarks has another column.
@@ -129,7 +129,7 @@ func (c cluster) installsAndSaysThatPoliciesComeLater(t *testing.T) {
 
 // hasHooksThatKubernetesTakes looks at what `helm template` does not print.
 func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
-	hooks, err := run(t, "", "helm", "--kubeconfig", c.Kubeconfig, "get", "hooks", "plimsoll", "--namespace", "plimsoll")
+	hooks, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "hooks", "plimsoll", "--namespace", "plimsoll")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func (c cluster) upgradesDefinitionsAndLeavesPoliciesAlone(t *testing.T) {
 }
 
 func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
-	if _, err := run(t, "", "helm", "--kubeconfig", c.Kubeconfig, "uninstall", "plimsoll", "--namespace", "plimsoll", "--no-hooks"); err != nil {
+	if _, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "uninstall", "plimsoll", "--namespace", "plimsoll", "--no-hooks"); err != nil {
 		t.Fatal(err)
 	}
 	if found := c.Kubectl("get", "nodeqoss", "-o", "name"); found != "nodeqos.ensurance.crane.io/watermark2" {

@@ -33,7 +33,7 @@ func run(t *testing.T, input, name string, args ...string) (string, error) {
 // render renders the chart as release plimsoll in namespace plimsoll.
 func render(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return run(t, "", "helm", append([]string{"template", "plimsoll", plane.Absolute(t, chart), "--namespace", "plimsoll"}, args...)...)
+	return run(t, "", plane.Helm(), append([]string{"template", "plimsoll", plane.Absolute(t, chart), "--namespace", "plimsoll"}, args...)...)
 }
 
 // combinations are the files of values that the chart is checked with, by name.
@@ -112,7 +112,7 @@ func TestAnOldKubernetesIsRefused(t *testing.T) {
 func TestEveryCombinationIsWhatKubernetesTakesAndKeepsToGoodPractice(t *testing.T) {
 	for name, file := range combinations(t) {
 		t.Run(name, func(t *testing.T) {
-			if out, err := run(t, "", "helm", "lint", "--strict", "--quiet", plane.Absolute(t, chart), "--values", file); err != nil {
+			if out, err := run(t, "", plane.Helm(), "lint", "--strict", "--quiet", plane.Absolute(t, chart), "--values", file); err != nil {
 				t.Fatal(err, out)
 			}
 			objects, err := render(t, "--values", file)

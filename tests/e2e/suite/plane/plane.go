@@ -5,6 +5,7 @@
 package plane
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -224,6 +225,9 @@ func (p *Plane) keys() {
 
 // Tool is the path of one of the test cluster's programs.
 func (p *Plane) Tool(name string) string { return Tool(p.T, name) }
+
+// Helm is the Helm that is tried: PLIMSOLL_E2E_HELM may name the next one, helm4.
+func Helm() string { return cmp.Or(os.Getenv("PLIMSOLL_E2E_HELM"), "helm") }
 
 // Tool is the same where no plane is needed.
 func Tool(t *testing.T, name string) string {
