@@ -49,6 +49,12 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
+{{/* Labels of the nodes that a pod may run on, the caller's dict giving those that the values ask for: the image is Linux's, and a pod that
+tolerates everything would be made on nodes of other systems too. */}}
+{{- define "plimsoll.nodeSelector" -}}
+nodeSelector: {{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
+{{- end -}}
+
 {{/* "true" where cert-manager makes the certificate of the replicas. */}}
 {{- define "plimsoll.certManager" -}}
 {{- if and .Values.metricsAPI.enabled .Values.metricsAPI.certManager.enabled }}true{{ end -}}

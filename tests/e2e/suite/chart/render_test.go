@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"plimsoll.dev/suite/plane"
 )
 
@@ -122,6 +124,28 @@ func TestEveryCombinationIsWhatKubernetesTakesAndKeepsToGoodPractice(t *testing.
 			checkSchemas(t, objects)
 			checkPractice(t, objects)
 		})
+	}
+}
+
+func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
+	rendered, err := render(t, "--values", combinations(t)["nodes"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := 0
+	for _, object := range objects(t, rendered) {
+		spec, found, _ := unstructured.NestedMap(object.Object, "spec", "template", "spec")
+		if !found {
+			continue
+		}
+		pods++
+		labels := field[map[string]any](t, spec, "nodeSelector")
+		if len(labels) != 2 || labels["kubernetes.io/os"] != "linux" {
+			t.Errorf("the nodes of %s %s are %v", object.GetKind(), object.GetName(), labels)
+		}
+	}
+	if pods != 4 {
+		t.Errorf("%d kinds of pods", pods)
 	}
 }
 
