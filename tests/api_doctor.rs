@@ -50,7 +50,8 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
         return;
     };
     nothing_is_installed(&plane);
-    plane.nodes(&["a".to_owned()]);
+    plane.nodes(&["a".to_owned(), "windows".to_owned()]);
+    plane.kubectl(&["label", "node", "windows", "kubernetes.io/os=windows"]);
     let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
     plane.apply(&[namespace("plimsoll", "baseline")]);
     let chart = rendered(&plane.tool("helm"), NAMESPACE);

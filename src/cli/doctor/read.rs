@@ -91,6 +91,9 @@ fn labels(component: &str) -> String {
     )
 }
 
+/// The nodes that may have an agent: all whose system is Linux, also where no label says so.
+const NODES: &str = "/api/v1/nodes?labelSelector=kubernetes.io/os%20notin%20%28windows%29";
+
 /// Reads it all.
 ///
 /// # Errors
@@ -134,7 +137,7 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
         daemon_sets,
         deployments,
         namespaces,
-        nodes: table(client, "/api/v1/nodes").await,
+        nodes: table(client, NODES).await,
         agents,
         watermarks: table(client, "/apis/plimsoll.dev/v1alpha1/nodewatermarks").await,
         leases: list(&leases).await,
