@@ -18,6 +18,7 @@ pub mod shell;
 pub mod state;
 pub mod stop;
 pub mod top;
+mod watchdog;
 
 use std::process::ExitCode;
 
