@@ -38,11 +38,8 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 	all := onAll(t)
 	kept := watchHeld(t, all)
 	answered := askForLoad(t)
-	holder := func() string {
-		return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
-	}
 	for range 2 {
-		old := podOfHolder(t, holder())
+		old := podOfHolder(t, holder(t))
 		if len(nodes) > 1 {
 			kubectl(t, "cordon", old.Spec.NodeName)
 			t.Cleanup(func() { kubectl(t, "uncordon", old.Spec.NodeName) })
@@ -67,7 +64,7 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 			kubectl(t, "uncordon", old.Spec.NodeName)
 		}
 		eventually(t, 20*time.Second, "another leads", func() error {
-			if now := holder(); now == "" || strings.HasPrefix(now, old.Name) {
+			if now := holder(t); now == "" || strings.HasPrefix(now, old.Name) {
 				return fmt.Errorf("the lease is held by %q", now)
 			}
 			return nil

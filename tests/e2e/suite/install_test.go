@@ -21,14 +21,14 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 		t.Errorf("two replicas on different nodes are expected: %v", podNames(pods))
 	}
 	for _, pod := range pods {
-		// Other scenes kill it.
-		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 {
+		// Other scenes kill it, or have its watchdog end it.
+		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 && last.ExitCode != stoodStill {
 			t.Errorf("%s ended by itself: %+v", pod.Name, last)
 		}
 	}
-	holder := kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
-	if !strings.HasPrefix(holder, "plimsoll-controller-") {
-		t.Errorf("the lease is held by %q", holder)
+	leader := holder(t)
+	if !strings.HasPrefix(leader, "plimsoll-controller-") {
+		t.Errorf("the lease is held by %q", leader)
 	}
 	for _, pod := range pods {
 		checkLocked(t, pod, "65532", "controller")
@@ -73,10 +73,12 @@ func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	if pod.Annotations["plimsoll.dev/protected"] != "true" {
 		t.Errorf("%s may be throttled by a PodQOS that matches everything", pod.Name)
 	}
-	status := onNode(t, pod.Spec.NodeName, "cat /proc/"+processOfPod(t, &pod, command)+"/status")
-	for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
-		if !strings.Contains(status, want) {
-			t.Errorf("%s is not %q:\n%s", pod.Name, want, status)
+	for _, pid := range processesOfPod(t, &pod, command) {
+		status := onNode(t, pod.Spec.NodeName, "cat /proc/"+pid+"/status")
+		for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+			if !strings.Contains(status, want) {
+				t.Errorf("%s is not %q:\n%s", pod.Name, want, status)
+			}
 		}
 	}
 }
@@ -92,27 +94,44 @@ func processOf(t *testing.T, node, command string) string {
 	return pid
 }
 
-// processOfPod is the one in a certain pod.
+// watched is what a controller's watchdog has started: the pattern of its command, between quotes.
+const watched = `controller "*" --watched`
+
+// processOfPod is the only one in a certain pod.
 func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	t.Helper()
-	needShell(t)
-	pid, err := findProcessIn(pod.Spec.NodeName, command, string(pod.UID))
-	if err != nil {
-		t.Fatal(err)
+	pids := processesOfPod(t, pod, command)
+	if len(pids) != 1 {
+		t.Fatalf("processes of plimsoll %s in %s: %v", command, pod.Name, pids)
 	}
-	return pid
+	return pids[0]
 }
 
-func findProcess(node, command string) (string, error) { return findProcessIn(node, command, "") }
+// processesOfPod are all in a certain pod, of which there have to be some.
+func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
+	t.Helper()
+	needShell(t)
+	pids, err := findProcesses(pod.Spec.NodeName, command, string(pod.UID))
+	if err != nil || len(pids) == 0 {
+		t.Fatalf("processes of plimsoll %s in %s: %v (%v)", command, pod.Name, pids, err)
+	}
+	return pids
+}
 
-// findProcessIn looks among the processes of a pod; uid empty: of any.
-func findProcessIn(node, command, uid string) (string, error) {
-	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
-	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
-	if pids := strings.Fields(out); err == nil && len(pids) != 1 {
+// findProcess is the only one on a node.
+func findProcess(node, command string) (string, error) {
+	pids, err := findProcesses(node, command, "")
+	if err == nil && len(pids) != 1 {
 		err = fmt.Errorf("processes of plimsoll %s on %s: %v", command, node, pids)
 	}
-	return out, err
+	return strings.Join(pids, " "), err
+}
+
+// findProcesses looks among the processes of a pod; uid empty: of any.
+func findProcesses(node, command, uid string) ([]string, error) {
+	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
+	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
+	return strings.Fields(out), err
 }
 
 func componentPods(t *testing.T, component string) []corev1.Pod {

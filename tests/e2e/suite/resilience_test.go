@@ -289,18 +289,15 @@ func TestTheStandbyTakesOver(t *testing.T) {
 		busy[node].Lock()
 		t.Cleanup(busy[node].Unlock)
 	}
-	holder := func() string {
-		return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
-	}
-	old := holder()
+	old := holder(t)
 	pod := podOfHolder(t, old)
-	// Without a goodbye, and without coming back: the process is stopped.
-	pid := processOfPod(t, pod, "controller")
-	onNode(t, pod.Spec.NodeName, "kill -STOP "+pid)
-	t.Cleanup(func() { tryOnNode(pod.Spec.NodeName, "kill -KILL "+pid) })
+	// Without a goodbye, and without coming back: all of it is stopped, its watchdog too.
+	pids := strings.Join(processesOfPod(t, pod, "controller"), " ")
+	onNode(t, pod.Spec.NodeName, "kill -STOP "+pids)
+	t.Cleanup(func() { tryOnNode(pod.Spec.NodeName, "kill -KILL "+pids) })
 	stopped := time.Now()
 	eventually(t, 20*time.Second, "another replica leads", func() error {
-		if now := holder(); now == old {
+		if now := holder(t); now == old {
 			return fmt.Errorf("the lease is held by %s", now)
 		}
 		return nil
@@ -310,6 +307,49 @@ func TestTheStandbyTakesOver(t *testing.T) {
 	if took > 10*time.Second {
 		t.Errorf("it took %s", took)
 	}
+}
+
+// The exit code of a controller that its watchdog has ended.
+const stoodStill = 3
+
+func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
+	t.Parallel()
+	for _, node := range nodes {
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
+	old := holder(t)
+	pod := podOfHolder(t, old)
+	restarts := pod.Status.ContainerStatuses[0].RestartCount
+	onNode(t, pod.Spec.NodeName, "kill -STOP "+processOfPod(t, pod, watched))
+	stopped := time.Now()
+	eventually(t, 10*time.Second, "another replica leads", func() error {
+		if now := holder(t); now == old || strings.HasPrefix(now, pod.Name) {
+			return fmt.Errorf("the lease is held by %s", now)
+		}
+		return nil
+	})
+	t.Logf("the standby led after %.1f s", time.Since(stopped).Seconds())
+	eventually(t, 3*time.Minute, "it was started again, and is ready", func() error {
+		now, err := kube.CoreV1().Pods(namespace).Get(background, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		container := now.Status.ContainerStatuses[0]
+		if last := container.LastTerminationState.Terminated; container.RestartCount != restarts+1 || last == nil || last.ExitCode != stoodStill || !isReady(now) {
+			return fmt.Errorf("it is %+v", container)
+		}
+		return nil
+	})
+	if log := kubectl(t, "logs", "-n", namespace, pod.Name, "--previous", "--tail=1"); !strings.Contains(log, "the controller did nothing for 4.5s") {
+		t.Errorf("it said last: %s", log)
+	}
+}
+
+// holder is the replica that leads, and which life of it.
+func holder(t *testing.T) string {
+	t.Helper()
+	return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
 }
 
 func podOfHolder(t *testing.T, holder string) *corev1.Pod {
