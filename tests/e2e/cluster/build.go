@@ -137,8 +137,8 @@ func buildKubernetes(here layout) error {
 	return goBuild(source, flags, here.bin("etcd"), "go.etcd.io/etcd/server/v3")
 }
 
-// buildHelm builds Helm 3 and 4, in a module of their own: they want other versions of Kubernetes's libraries.
-// Without the flags `helm template` of the former takes the cluster for one of version 1.20.
+// buildHelm builds Helm, a module of its own: it wants other versions of Kubernetes's libraries.
+// Without the flags `helm template` takes the cluster for one of version 1.20.
 func buildHelm(here layout) error {
 	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
 	flags := "-s -w"
@@ -146,11 +146,7 @@ func buildHelm(here layout) error {
 		flags += fmt.Sprintf(" -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMajor=%[2]s -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMinor=%[3]s",
 			place, numbers[0], numbers[1])
 	}
-	folder := filepath.Join(source, "helm")
-	if err := goBuild(folder, flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm"); err != nil {
-		return err
-	}
-	return goBuild(folder, "-s -w", here.bin("helm4"), "helm.sh/helm/v4/cmd/helm")
+	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
 }
 
 // buildCheckers builds what looks at manifests, a module of its own.
