@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(3);
 /// Longer than a watchdog is patient.
 const LONG: Duration = Duration::from_secs(6);
 

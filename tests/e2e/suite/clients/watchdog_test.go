@@ -25,14 +25,11 @@ func TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	stopped := time.Now()
-	s.isStartedAgain(leader)
+	code := make(chan int, 1)
+	go func() { code <- leader.Ended() }()
+	s.knowInTime("stopped: clients that the leader held", held)
+	s.isStartedAgain(leader, code)
 	again := time.Now()
-	s.knowSoon("stopped, ended and started again: clients that the leader held", held)
-	if took := time.Since(stopped); took > failover {
-		t.Errorf("clients have new data %s after the leader was stopped", took)
-	} else {
-		t.Logf("that is %s after the leader was stopped", took.Round(100*time.Millisecond))
-	}
 	select {
 	case watch := <-kubectl:
 		took := watch.at.Sub(stopped)
@@ -45,7 +42,7 @@ func TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader(t *testing.T) {
 	}
 	s.complete(leader)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
-	s.knowInTime("30 s later: clients that the leader held", held)
+	s.knowSoon("30 s later: clients that the leader held", held)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
@@ -128,10 +125,8 @@ func (s *scene) kubectlWatches() <-chan end {
 }
 
 // isStartedAgain waits until a replica's watchdog has ended it, and starts it as the kubelet does then.
-func (s *scene) isStartedAgain(r *replica) {
+func (s *scene) isStartedAgain(r *replica, code <-chan int) {
 	s.T.Helper()
-	code := make(chan int, 1)
-	go func() { code <- r.Ended() }()
 	select {
 	case code := <-code:
 		if code != 3 {
