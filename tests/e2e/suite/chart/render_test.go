@@ -149,6 +149,31 @@ func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
 	}
 }
 
+func TestAQuotaSpeaksOfTheSystemsClassesAndOfNoOther(t *testing.T) {
+	for classes, want := range map[string]string{
+		"": "[system-cluster-critical system-node-critical]",
+		"agent.priorityClassName=system-cluster-critical":                "[system-cluster-critical]",
+		"agent.priorityClassName=mine,controller.priorityClassName=":     "[]",
+		"agent.priorityClassName=,controller.priorityClassName=system-a": "[system-a]",
+	} {
+		rendered, err := render(t, "--set", classes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := []any{}
+		for _, object := range objects(t, rendered) {
+			if object.GetKind() != "ResourceQuota" {
+				continue
+			}
+			selected, _, _ := unstructured.NestedSlice(object.Object, "spec", "scopeSelector", "matchExpressions")
+			found = selected[0].(map[string]any)["values"].([]any)
+		}
+		if fmt.Sprint(found) != want {
+			t.Errorf("%s: the quota speaks of %v, not of %s", classes, found, want)
+		}
+	}
+}
+
 func TestAnImageIsNamedByItsDigestOnly(t *testing.T) {
 	objects, err := render(t, "--values", combinations(t)["everything"], "--set", "image.tag=latest")
 	if err != nil {
