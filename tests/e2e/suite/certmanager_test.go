@@ -31,10 +31,7 @@ func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testi
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	for _, node := range nodes { // others may restart neither controllers nor agents
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t) // others may restart neither controllers nor agents
 	s := newScene(t, nodes[0])
 	s.running(work{name: "victim", args: []string{"burn", "10"}})
 	withCertManager(t)

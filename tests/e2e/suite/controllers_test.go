@@ -31,10 +31,7 @@ import (
 // is closed by us meanwhile, and the new replicas have to run somewhere.
 func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes {
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	all := onAll(t)
 	kept := watchHeld(t, all)
 	answered := askForLoad(t)
@@ -121,10 +118,7 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	for _, node := range nodes { // others may restart neither controllers nor agents
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t) // others may restart neither controllers nor agents
 	const secret, known = "plimsoll-metrics-ca", 4 * time.Minute
 	signers := func() (names []string) {
 		for _, pod := range componentPods(t, "controller") {

@@ -169,10 +169,7 @@ func manifests(t *testing.T, folder string) []string {
 // applyGuide applies the guide's three policies, each manifest changed by a function, on nodes that are ours alone.
 func applyGuide(t *testing.T, change func(string) string) {
 	t.Helper()
-	for _, node := range nodes { // its PodQOS would match the pods of other scenes
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t) // its PodQOS would match the pods of other scenes
 	for _, file := range manifests(t, "tests/guide") {
 		text, err := os.ReadFile(file)
 		if err != nil {

@@ -167,10 +167,7 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 	if *long {
 		outage = 60 * time.Second
 	}
-	for _, node := range nodes {
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	type kept struct {
 		*scene
 		*oracle
@@ -236,10 +233,7 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 
 func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes {
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	s := newScene(t, nodes[0])
 	o, limited := pressed(t, s)
 	generation := func() string {
@@ -285,10 +279,7 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 
 func TestTheStandbyTakesOver(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes {
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	old := holder(t)
 	pod := podOfHolder(t, old)
 	// Without a goodbye, and without coming back: all of it is stopped, its watchdog too.
@@ -314,10 +305,7 @@ const stoodStill = 3
 
 func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes {
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	old := holder(t)
 	pod := podOfHolder(t, old)
 	restarts := pod.Status.ContainerStatuses[0].RestartCount

@@ -60,11 +60,17 @@ func besideRefuge(t *testing.T, node string) *scene {
 	if len(nodes) < 2 {
 		t.Skip("needs a second node")
 	}
-	for _, each := range nodes { // always in this order
-		busy[each].Lock()
-		t.Cleanup(busy[each].Unlock)
-	}
+	haveAllNodes(t)
 	return newScene(t, node)
+}
+
+// haveAllNodes waits until no other scene is on any node, and keeps them away until the test ends.
+func haveAllNodes(t *testing.T) {
+	t.Helper()
+	for _, node := range nodes { // always in this order
+		busy[node].Lock()
+		t.Cleanup(busy[node].Unlock)
+	}
 }
 
 // shared is a scene on a node that others may be on too.

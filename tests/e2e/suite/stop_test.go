@@ -24,10 +24,7 @@ func (s *scene) stopped(reason string) {
 // TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades has all nodes alone: the stop is the whole cluster's.
 func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes { // always in this order
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	var scenes []*scene
 	var oracles []*oracle
 	for _, node := range nodes {
@@ -110,10 +107,7 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 // TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame: nothing comes by them any more, and nobody says so, while new ones work.
 func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing.T) {
 	t.Parallel()
-	for _, node := range nodes { // always in this order
-		busy[node].Lock()
-		t.Cleanup(busy[node].Unlock)
-	}
+	haveAllNodes(t)
 	node := nodes[0]
 	if out, err := tryOnNode(node, "command -v nsenter ss iptables"); err != nil {
 		t.Skipf("%s has not all that this needs: %s", node, out)
