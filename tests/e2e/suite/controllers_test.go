@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -212,17 +213,33 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	return func() (int, error) { stop(); return events, broken }
 }
 
-// failedReports tells which reports of agents have failed from now on.
+// metricsOf is what a pod of ours tells Prometheus.
+func metricsOf(pod corev1.Pod) (string, error) {
+	text, err := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + namespace + "/pods/" + pod.Name + ":8080/proxy/metrics").DoRaw(background)
+	return string(text), err
+}
+
+// failedReports tells which reports of agents have failed from when the leader has acknowledged some of each: the kubelet brings an agent
+// the controller's authority within a minute or two.
 func failedReports(t *testing.T) func() string {
 	t.Helper()
+	eventually(t, 3*time.Minute, "the leader acknowledges reports of all agents", func() error {
+		for _, pod := range componentPods(t, "agent") {
+			text, err := metricsOf(pod)
+			if err != nil || !strings.Contains(text, `plimsoll_agent_reports_total{result="acknowledged"}`) {
+				return fmt.Errorf("none of %s (%v)", pod.Name, err)
+			}
+		}
+		return nil
+	})
 	count := func() map[string]string {
 		counts := map[string]string{}
 		for _, pod := range componentPods(t, "agent") {
-			text, err := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + namespace + "/pods/" + pod.Name + ":8080/proxy/metrics").DoRaw(background)
+			text, err := metricsOf(pod)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, line := range strings.Split(string(text), "\n") {
+			for _, line := range strings.Split(text, "\n") {
 				series, value, _ := strings.Cut(line, " ")
 				if strings.HasPrefix(series, "plimsoll_agent_reports_total{") && !strings.Contains(series, `"acknowledged"`) && !strings.Contains(series, `"standby"`) {
 					counts[pod.Name+" "+series] = value

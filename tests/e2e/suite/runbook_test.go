@@ -21,7 +21,8 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 	(&release{values: values}).have(t, repository, tag, generous)
 	page := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.Helm(absolute("target/e2e/bin/helm"), values)
-	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {nobody: has-this}}, rules: []}}`)
+	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {nobody: has-this}},
+  rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2, actionName: disable, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000}}]}}`)
 	t.Cleanup(func() { kubectl(t, "delete", "nodeqos", "runbook") })
 	says := map[string]string{
 		"PlimsollNoLeader":               "holderIdentity",
