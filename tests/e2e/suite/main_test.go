@@ -166,9 +166,9 @@ func loadArchive(file string) (repository string, err error) {
 		return "", err
 	}
 	for _, node := range nodes {
-		// containerd names what it imports after the day, and the name in the archive.
-		rename := `set -eu; found=$(ctr --namespace k8s.io images list --quiet | grep -m1 '^import-.*plimsoll:'); ` +
-			`ctr --namespace k8s.io images tag --force "$found" ` + repository + `:latest; ctr --namespace k8s.io images remove "$found"`
+		// containerd names it as the archive does; a registry, or a day, may stand before that. The kubelet goes by that name, too: it stays.
+		rename := `set -eu; found=$(ctr --namespace k8s.io images list --quiet | grep -m1 -E '(^|[/:])plimsoll:'); ` +
+			`ctr --namespace k8s.io images tag --force "$found" ` + repository + `:latest`
 		if out, err := tryOnNode(node, rename); err != nil {
 			return "", fmt.Errorf("%w: %s", err, out)
 		}
