@@ -178,15 +178,20 @@ mod tests {
 
     use super::*;
 
-    /// Whether the kernel watches over a connection to this port that is open (column `st`, 01), and nothing is sent by it:
-    /// its timer (`tr`) is 2 then.
+    /// Whether the kernel asks soon whether an open connection (column `st`, 01) to this port is still there, where nothing is
+    /// sent by it: its timer (`tr`) is 2 then, and in hundredths of a second (`tm->when`) no longer than it may be idle.
     fn is_watched_over(port: u16) -> bool {
         let to = format!("0100007F:{port:04X}");
         let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
         let mut lines = table
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>());
-        lines.any(|line| line[2] == to && line[3] == "01" && line[5].starts_with("02:"))
+        lines.any(|line| {
+            let timer = line[5].strip_prefix("02:");
+            let left = timer.and_then(|left| u64::from_str_radix(left, 16).ok());
+            let is_soon = left.is_some_and(|left| left <= 100 * IDLE.as_secs());
+            line[2] == to && line[3] == "01" && is_soon
+        })
     }
 
     #[tokio::test]
