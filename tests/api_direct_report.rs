@@ -104,6 +104,43 @@ fn shows(plane: &ControlPlane, node: &str, cpu: &str) -> bool {
     row(plane, node).get(1).is_some_and(|shown| shown == cpu)
 }
 
+/// Two replicas that know all, one of which leads, and an agent's ways to both.
+struct Pair {
+    leader: Controller,
+    standby: Controller,
+    to_leader: Reporter,
+    to_standby: Reporter,
+    /// Where the leader serves `NodeMetrics`.
+    port: u16,
+    /// Ends last.
+    plane: ControlPlane,
+}
+
+impl Pair {
+    fn start() -> Option<Self> {
+        let ports = [[free_port(), free_port()], [free_port(), free_port()]];
+        let plane = plane(&[ports[0][0], ports[1][0]])?;
+        let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
+        until_leads(&plane, &leader);
+        let standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
+        plane.until("the standby is ready", SOON, |_| {
+            standby.http("/readyz").is_some_and(|(code, _)| code == 200)
+        });
+        // An API server looks anew each minute who serves, at one of the two addresses: it has to have found out before one is dead.
+        until_served(&plane);
+        let trust = trust(&plane);
+        let [to_leader, to_standby] = ports.map(|[_, reports]| Reporter::new(&trust, reports));
+        Some(Self {
+            leader,
+            standby,
+            to_leader,
+            to_standby,
+            port: ports[0][0],
+            plane,
+        })
+    }
+}
+
 #[test]
 fn what_an_agent_reports_is_what_kubectl_shows() {
     let ports = [free_port(), free_port()];
@@ -160,33 +197,28 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
 
 #[test]
 fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
-    let ports = [[free_port(), free_port()], [free_port(), free_port()]];
-    let Some(plane) = plane(&[ports[0][0], ports[1][0]]) else {
-        return;
-    };
-    let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
-    until_leads(&plane, &leader);
-    let standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
-    let (trust, token) = (trust(&plane), token(&plane, "node00"));
-    plane.until("the standby is ready", SOON, |_| {
-        standby.http("/readyz").is_some_and(|(code, _)| code == 200)
-    });
-    let to_leader = Reporter::new(&trust, ports[0][1]);
-    let to_standby = Reporter::new(&trust, ports[1][1]);
+    let Some(pair) = Pair::start() else { return };
+    let Pair {
+        plane,
+        leader,
+        standby,
+        to_leader,
+        to_standby,
+        ..
+    } = &pair;
+    let token = token(plane, "node00");
     let report = report("node00", 1, 2000);
-    let said = taken(&plane, &to_leader, &token, &report);
+    let said = taken(plane, to_leader, &token, &report);
     assert_eq!(said["leading"], true);
     let first = said["epoch"].as_u64().unwrap();
-    let said = taken(&plane, &to_standby, &token, &report);
+    let said = taken(plane, to_standby, &token, &report);
     assert_eq!(
         (&said["epoch"], &said["leading"]),
         (&json!(null), &json!(false))
     );
-    // An API server looks anew each minute who serves, at one of the two addresses: it has to have found out before one is dead.
-    until_served(&plane);
     leader.signal(Signal::SIGKILL);
-    until_leads(&plane, &standby);
-    until_served(&plane);
+    until_leads(plane, standby);
+    until_served(plane);
     plane.until(
         "the new leader shows what it was told before",
         SOON,
@@ -199,27 +231,22 @@ fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
 
 #[test]
 fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
-    let ports = [[free_port(), free_port()], [free_port(), free_port()]];
-    let Some(plane) = plane(&[ports[0][0], ports[1][0]]) else {
-        return;
-    };
-    let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
-    until_leads(&plane, &leader);
-    let _standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
-    until_served(&plane);
-    let trust = trust(&plane);
-    let (to_leader, to_standby) = (
-        Reporter::new(&trust, ports[0][1]),
-        Reporter::new(&trust, ports[1][1]),
-    );
-    let tokens = ["node00", "node01"].map(|node| token(&plane, node));
+    let Some(pair) = Pair::start() else { return };
+    let Pair {
+        plane,
+        leader,
+        to_leader,
+        to_standby,
+        ..
+    } = &pair;
+    let tokens = ["node00", "node01"].map(|node| token(plane, node));
     // One that the leader heard before, and one of which it never did.
-    taken(&plane, &to_leader, &tokens[0], &report("node00", 1, 2000));
+    taken(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
     plane.until("the report is shown", SOON, |plane| {
         shows(plane, "node00", "2000m")
     });
     for (node, token, sequence) in [("node00", &tokens[0], 2), ("node01", &tokens[1], 1)] {
-        let said = taken(&plane, &to_standby, token, &report(node, sequence, 3000));
+        let said = taken(plane, to_standby, token, &report(node, sequence, 3000));
         assert_eq!(said["leading"], false);
     }
     for node in ["node00", "node01"] {
@@ -229,16 +256,16 @@ fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
             |plane| shows(plane, node, "3000m"),
         );
     }
-    assert!(leader.leads() && counts(&leader)["relayed"] >= 2);
+    assert!(leader.leads() && counts(leader)["relayed"] >= 2);
     assert!(plane.log_of("standby").contains("passing them on"));
     // Nobody else passes on what no agent told: neither strangers nor API servers.
     let forged = json!([{"ageMillis": 0, "report": report("node02", 1, 9000)}]);
     let api_server = plane.front_proxy().issue("front-proxy-client");
     for certificate in [None, Some(api_server)] {
-        let answer = relayed(ports[0][0], certificate, &forged);
+        let answer = relayed(pair.port, certificate, &forged);
         assert_eq!(answer, 404);
     }
-    assert_eq!(row(&plane, "node02")[7], "NoReport");
+    assert_eq!(row(plane, "node02")[7], "NoReport");
 }
 
 /// How a controller answers somebody who has this certificate, and says to be a replica that passes reports on.
