@@ -128,7 +128,7 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 		return names
 	}
 	before := signers()
-	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
+	unharmed := underTraffic(t)
 
 	held, err := kube.CoreV1().Secrets(namespace).Get(background, secret, metav1.GetOptions{})
 	if err != nil {
@@ -159,19 +159,30 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 		}
 		return nil
 	})
-	// All connect anew by it: the API server for each list, agents when theirs end.
-	time.Sleep(30 * time.Second)
-	requests, failed, silence := answered()
-	events, broken := watched()
-	t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, silence.Seconds(), events)
-	if failed > 0 {
-		t.Errorf("%d of %d requests failed", failed, requests)
-	}
-	if broken != nil || events == 0 {
+	if events, broken := unharmed(); broken != nil || events == 0 {
 		t.Errorf("the watch saw %d events, and then: %v", events, broken)
 	}
-	if failed := reports(); failed != "" {
-		t.Errorf("reports of agents failed: %s", failed)
+}
+
+// underTraffic asks for the load all the time, watches it, and has agents report. The answer waits until all have connected anew, ends that,
+// fails the test for requests and reports that failed, and tells what became of the watch.
+func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
+	t.Helper()
+	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
+	return func() (int, error) {
+		t.Helper()
+		// The API server connects for each list, agents when their connections end.
+		time.Sleep(30 * time.Second)
+		requests, failed, silence := answered()
+		events, broken := watched()
+		t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, silence.Seconds(), events)
+		if failed > 0 {
+			t.Errorf("%d of %d requests failed", failed, requests)
+		}
+		if failed := reports(); failed != "" {
+			t.Errorf("reports of agents failed: %s", failed)
+		}
+		return events, broken
 	}
 }
 

@@ -4,6 +4,7 @@ package chart
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,8 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute: make e2e-long")
 	}
-	c := cluster{plane.Start(t, nil)}
+	config := plane.WriteFile(t, filepath.Join(t.TempDir(), "admission.json"), limited)
+	c := cluster{plane.Start(t, []string{"--admission-control-config-file=" + config})}
 	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
 	c.nodes("one", "two")
 	c.namespace("plimsoll", "privileged")
@@ -54,6 +56,11 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 		t.Errorf("it left %s", left)
 	}
 }
+
+// limited has an API server make no pod of the system's priority classes where no quota speaks of them, as GKE's do.
+const limited = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AdmissionConfiguration","plugins":[{"name":"ResourceQuota","configuration":
+	{"apiVersion":"apiserver.config.k8s.io/v1","kind":"ResourceQuotaConfiguration","limitedResources":[{"resource":"pods","matchScopes":
+	[{"scopeName":"PriorityClass","operator":"In","values":["system-cluster-critical","system-node-critical"]}]}]}}]}`
 
 // authority is what stands for one, in base64.
 const authority = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K"
