@@ -250,3 +250,58 @@ fn a_file_of_many_objects_is_checked_whole() {
     let (code, findings) = findings(&GOOD.repeat(300));
     assert_eq!((code, findings.len()), (Some(0), 0));
 }
+
+#[test]
+fn where_there_is_no_policy_nothing_was_checked() {
+    for text in [
+        "",
+        "# later\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n",
+    ] {
+        let output = check(text, &[]);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            told.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
+            "{told}"
+        );
+        let allowed = check(text, &["--allow-warnings"]);
+        assert_eq!(allowed.status.code(), Some(0), "{text}");
+    }
+}
+
+#[test]
+fn a_policy_of_a_misspelt_group_is_none_that_is_skipped() {
+    let (code, findings) = findings(&GOOD.replace("crane.io", "crane.oi"));
+    assert_eq!(code, Some(1));
+    assert_eq!(findings.len(), 3, "{findings:?}");
+    for finding in &findings {
+        assert!(
+            is(
+                finding,
+                "kind",
+                "write apiVersion: ensurance.crane.io/v1alpha1"
+            ),
+            "{finding}"
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_has_had_enough_is_no_failure() {
+    for args in [&["completions", "bash"][..], &["man", "run"], &["crds"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(args)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {told}");
+        assert_eq!(told, "", "{args:?}");
+    }
+}

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
+use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
 use crate::engine::units::Bytes;
@@ -26,7 +27,7 @@ can ever start and end. So give all the files of a policy at once.
 An error means that the object or rule is off or can't do what it says. A warning means that it is in force, but perhaps \
 not as you think; fields that are accepted and not enforced are warnings.
 
-Exit status: 0 nothing found, 1 findings (with --allow-warnings: errors), 2 a file could not be read.
+Exit status: 0 nothing found, 1 findings, or no policy at all (with --allow-warnings: errors), 2 a file could not be read.
 
 Examples:
   plimsoll check examples/ensurance
@@ -82,7 +83,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Output::Text => report.print_text()?,
         Output::Json => report.print_json()?,
     }
-    let clean = report.errors() == 0 && (args.allow_warnings || report.warnings() == 0);
+    let nothing = report.is_of_nothing();
+    if nothing && sources.unreadable.is_empty() {
+        eprintln!(
+            "plimsoll: there is no policy to check; one begins with apiVersion: {API_VERSION}, and in folders it is in a file named \
+             .yaml, .yml or .json"
+        );
+    }
+    let warned = nothing || report.warnings() > 0;
+    let clean = report.errors() == 0 && (args.allow_warnings || !warned);
     Ok(match (sources.unreadable.is_empty(), clean) {
         (false, _) => ExitCode::from(2),
         (true, true) => ExitCode::SUCCESS,

@@ -1,7 +1,6 @@
 //! `plimsoll crds`.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -34,7 +33,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match (&args.output_dir, &args.check) {
         (Some(dir), _) => write_all(dir, &files).map(|()| ExitCode::SUCCESS),
         (None, Some(dir)) => Ok(check_all(dir, &files)),
-        (None, None) => print_all(&files).map(|()| ExitCode::SUCCESS),
+        (None, None) => print_all(&files),
     }
 }
 
@@ -53,12 +52,9 @@ fn to_yaml(definition: &CustomResourceDefinition) -> anyhow::Result<String> {
     ))
 }
 
-fn print_all(files: &[(String, String)]) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    for (_, text) in files {
-        write!(out, "---\n{text}").context("failed to write to standard output")?;
-    }
-    Ok(())
+fn print_all(files: &[(String, String)]) -> anyhow::Result<ExitCode> {
+    let documents = files.iter().map(|(_, text)| format!("---\n{text}"));
+    super::print(documents.collect::<String>().as_bytes())
 }
 
 fn write_all(dir: &Path, files: &[(String, String)]) -> anyhow::Result<()> {

@@ -20,8 +20,10 @@ pub mod stop;
 pub mod top;
 mod watchdog;
 
+use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Where the Leases are that agents renew.
@@ -106,8 +108,50 @@ impl Cli {
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
             Command::Metrics(args) => metrics::run(&args),
-            Command::Completions(args) => Ok(shell::completions(&args)),
+            Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),
         }
+    }
+}
+
+/// An error with its causes, in a line; a cause that a message already tells is left out.
+pub fn told(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| {
+        let cause = cause.to_string();
+        match told.as_str() {
+            "" => cause,
+            told if told.contains(&cause) => told.to_owned(),
+            told => format!("{told}: {cause}"),
+        }
+    })
+}
+
+/// Prints all of it. Whoever reads it may have had enough, as `head` has.
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+    match stdout().lock().write_all(text) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("failed to write to standard output")
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = anyhow!("no such file").context("failed to read x: no such file");
+        assert_eq!(told(&error), "failed to read x: no such file");
+        let error = anyhow!("no such file")
+            .context("failed to read x")
+            .context("failed to start");
+        assert_eq!(
+            told(&error),
+            "failed to start: failed to read x: no such file"
+        );
     }
 }

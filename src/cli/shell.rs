@@ -1,12 +1,11 @@
 //! `plimsoll completions` and `plimsoll man`: files for the shell, made from the arguments themselves.
 
-use std::io::stdout;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use super::Cli;
+use super::{Cli, print};
 
 /// Arguments of `plimsoll completions`.
 #[derive(Debug, clap::Args)]
@@ -23,9 +22,10 @@ pub struct ManArgs {
 }
 
 /// Prints the completion script.
-pub(super) fn completions(args: &CompletionsArgs) -> ExitCode {
-    clap_complete::generate(args.shell, &mut Cli::command(), "plimsoll", &mut stdout());
-    ExitCode::SUCCESS
+pub(super) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "plimsoll", &mut script);
+    print(&script)
 }
 
 /// Prints the manual page.
@@ -39,6 +39,7 @@ pub(super) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
             .cloned()
             .ok_or_else(|| anyhow::anyhow!("`{name}` is no subcommand: see `plimsoll --help`"))?,
     };
-    clap_mangen::Man::new(page).render(&mut stdout())?;
-    Ok(ExitCode::SUCCESS)
+    let mut text = Vec::new();
+    clap_mangen::Man::new(page).render(&mut text)?;
+    print(&text)
 }

@@ -24,6 +24,8 @@ pub(in crate::cli) struct Report<'a> {
     errors: usize,
     warnings: usize,
     #[serde(skip)]
+    unreadable: usize,
+    #[serde(skip)]
     places: BTreeSet<ObjectRef>,
 }
 
@@ -54,6 +56,7 @@ impl<'a> Report<'a> {
     ) -> Self {
         let mut report = Self {
             files: sources.files.len(),
+            unreadable: sources.unreadable.len(),
             ..Self::default()
         };
         let mut places = Places::new();
@@ -85,6 +88,11 @@ impl<'a> Report<'a> {
 
     pub(in crate::cli) const fn warnings(&self) -> usize {
         self.warnings
+    }
+
+    /// Whether there is no policy in what was read, nor what was meant to be one.
+    pub(in crate::cli) const fn is_of_nothing(&self) -> bool {
+        self.objects == 0 && self.errors == 0
     }
 
     /// Whether an API server would refuse something of it.
@@ -143,7 +151,7 @@ impl<'a> Report<'a> {
         let message = if version.is_empty() || kind.is_empty() {
             "has no apiVersion or no kind; a policy starts with apiVersion: ensurance.crane.io/v1alpha1 and kind: NodeQOS"
                 .to_owned()
-        } else if version.split('/').next() == Some(GROUP) {
+        } else if version.split('/').next() == Some(GROUP) || names.contains(&kind) {
             format!(
                 "there is no kind {kind} in {version}; write apiVersion: {}, and kind: one of {}",
                 crate::crd::API_VERSION,
@@ -217,15 +225,17 @@ impl<'a> Report<'a> {
         for found in &self.findings {
             writeln!(out, "{found}").context("failed to write to standard output")?;
         }
+        let besides = |number: usize, what: &str, became: &str| match number {
+            0 => String::new(),
+            number => format!("; {} {became}", count(number, what)),
+        };
         eprintln!(
-            "{} and {} in {}{}",
+            "{} and {} in {}{}{}",
             count(self.errors, "error"),
             count(self.warnings, "warning"),
             count(self.objects, "policy object"),
-            match self.skipped {
-                0 => String::new(),
-                skipped => format!("; {} of other kinds skipped", count(skipped, "object")),
-            }
+            besides(self.skipped, "object", "of other kinds skipped"),
+            besides(self.unreadable, "path", "could not be read")
         );
         Ok(())
     }
