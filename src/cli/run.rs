@@ -100,7 +100,7 @@ pub struct Args {
 /// Where the files live that outlive the process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateDir {
-    /// Where the journal and the state files are kept; made where missing, but not its parents
+    /// Where the journal and the state files are kept; whoever enforces makes it where it is missing, but not its parents
     #[arg(
         long,
         value_name = "DIR",
@@ -114,6 +114,11 @@ pub struct StateDir {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
+    if args.pods.is_empty() && args.pods_under.is_empty() && !args.restore {
+        tracing::warn!(
+            "no pods are named by --pods or --pods-under: rules can do no more than keep new work away"
+        );
+    }
     let options = args.options();
     let whole = if args.restore {
         setup::restore(&options)?

@@ -215,6 +215,6 @@ fn nearest(name: &str) -> String {
     let names = Metric::names();
     match words::nearest(name, names.iter().map(String::as_str)) {
         Some(near) => format!("did you mean {near}?"),
-        None => "write for example cpu_total_usage or memory_total_utilization".to_owned(),
+        None => "write for example cpu_total_usage or memory_total_utilization.".to_owned(),
     }
 }

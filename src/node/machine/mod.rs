@@ -63,8 +63,9 @@ pub struct Settings {
 pub enum MachineError {
     /// The state directory cannot be used.
     #[error(
-        "failed to use the state directory {}: {source}; make it writable for this user, or name another with --state-dir",
-        path.display()
+        "failed to use the state directory {}: {source}; make {}, or name another with --state-dir",
+        path.display(),
+        if source.kind() == io::ErrorKind::NotFound { "the folder that it is to be in" } else { "it writable for this user" }
     )]
     StateDir {
         /// The directory.

@@ -182,6 +182,9 @@ impl fmt::Display for News {
                     count(*rules, "rule"),
                     count(*pods, "pod")
                 )?;
+                if *rules == 0 {
+                    f.write_str(": nothing is done, since no rule is in force")?;
+                }
                 match adopted {
                     0 => Ok(()),
                     adopted => write!(f, ", {} taken over", count(*adopted, "throttle")),
