@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -230,44 +231,76 @@ func metricsOf(pod corev1.Pod) (string, error) {
 	return string(text), err
 }
 
-// failedReports tells which reports of agents have failed from when the leader has acknowledged some of each: the kubelet brings an agent
+// failedReports tells which reports of agents have failed from when both replicas took those of each: the kubelet brings an agent
 // the controller's authority within a minute or two.
 func failedReports(t *testing.T) func() string {
 	t.Helper()
-	eventually(t, 3*time.Minute, "the leader acknowledges reports of all agents", func() error {
-		for _, pod := range componentPods(t, "agent") {
-			text, err := metricsOf(pod)
-			if err != nil || !strings.Contains(text, `plimsoll_agent_reports_total{result="acknowledged"}`) {
-				return fmt.Errorf("none of %s (%v)", pod.Name, err)
+	// Also a certificate that was changed just before has come to all by then.
+	var from reports
+	eventually(t, 4*time.Minute, "leader and standby take reports of all agents", func() error {
+		now, err := countReports(t)
+		if err != nil {
+			return err
+		}
+		if from.taken == nil || now.failedSince(from) != "" {
+			from = now
+		}
+		for series, count := range now.taken {
+			if count < from.taken[series]+2 {
+				return fmt.Errorf("%s was %d and is %d, and what failed is %v", series, from.taken[series], count, now.failed)
 			}
 		}
 		return nil
 	})
-	count := func() map[string]string {
-		counts := map[string]string{}
-		for _, pod := range componentPods(t, "agent") {
-			text, err := metricsOf(pod)
+	return func() string {
+		now, err := countReports(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now.failedSince(from)
+	}
+}
+
+// reports counts those of each agent by their result.
+type reports struct{ taken, failed map[string]int }
+
+func countReports(t *testing.T) (reports, error) {
+	counts := reports{map[string]int{}, map[string]int{}}
+	for _, pod := range componentPods(t, "agent") {
+		text, err := metricsOf(pod)
+		if err != nil {
+			return counts, err
+		}
+		for _, result := range []string{"acknowledged", "standby"} {
+			counts.taken[pod.Name+" "+result] = 0
+		}
+		for _, line := range strings.Split(text, "\n") {
+			labels, isCount := strings.CutPrefix(line, `plimsoll_agent_reports_total{result="`)
+			result, value, _ := strings.Cut(labels, `"} `)
+			if !isCount {
+				continue
+			}
+			count, err := strconv.Atoi(value)
 			if err != nil {
-				t.Fatal(err)
+				return counts, err
 			}
-			for _, line := range strings.Split(text, "\n") {
-				series, value, _ := strings.Cut(line, " ")
-				if strings.HasPrefix(series, "plimsoll_agent_reports_total{") && !strings.Contains(series, `"acknowledged"`) && !strings.Contains(series, `"standby"`) {
-					counts[pod.Name+" "+series] = value
-				}
-			}
-		}
-		return counts
-	}
-	before := count()
-	return func() (failed string) {
-		for series, value := range count() {
-			if was, known := before[series]; value != was && (known || value != "0") {
-				failed += fmt.Sprintf("%s was %q, is %s; ", series, was, value)
+			if _, isTaken := counts.taken[pod.Name+" "+result]; isTaken {
+				counts.taken[pod.Name+" "+result] = count
+			} else {
+				counts.failed[pod.Name+" "+result] = count
 			}
 		}
-		return failed
 	}
+	return counts, nil
+}
+
+func (r reports) failedSince(before reports) (failed string) {
+	for series, count := range r.failed {
+		if was := before.failed[series]; count != was {
+			failed += fmt.Sprintf("%s was %d, is %d; ", series, was, count)
+		}
+	}
+	return failed
 }
 
 // authority is one as the release's Secret has it, made at this time, and its name.

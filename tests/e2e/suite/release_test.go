@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"plimsoll.dev/suite/pages"
@@ -458,14 +459,31 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 
 // agentAway gives two functions: one by which the node's agent ends, and leaves all as it is, and one by which it comes again.
 func (s *scene) agentAway() (leave, back func()) {
-	set := "daemonset/plimsoll-agent-" + s.node
-	image := func() string {
-		return kubectl(s, "get", "-n", namespace, set, "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	sets := kube.AppsV1().DaemonSets(namespace)
+	get := func() *appsv1.DaemonSet {
+		s.Helper()
+		set, err := sets.Get(background, "plimsoll-agent-"+s.node, metav1.GetOptions{})
+		if err != nil {
+			s.Fatal(err)
+		}
+		return set
 	}
-	right := image()
+	right := get().Spec.Template.Spec.Containers[0].Image
+	setImage := func(image string) {
+		s.Helper()
+		const editor = "away"
+		kubectl(s, "set", "image", "-n", namespace, "daemonset/plimsoll-agent-"+s.node, "agent="+image, "--field-manager="+editor)
+		// A node that is away edits nothing: Helm 4, which applies on the server, would find a conflict.
+		eventually(s, time.Minute, "the image is nobody's", func() error {
+			set := get()
+			set.ManagedFields = slices.DeleteFunc(set.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == editor })
+			_, err := sets.Update(background, set, metav1.UpdateOptions{})
+			return err
+		})
+	}
 	leave = func() {
 		s.Helper()
-		kubectl(s, "set", "image", "-n", namespace, set, "agent=plimsoll.dev/e2e/nowhere:latest")
+		setImage("plimsoll.dev/e2e/nowhere:latest")
 		eventually(s, 2*time.Minute, "its agent is away", func() error {
 			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
 			if err != nil {
@@ -479,7 +497,7 @@ func (s *scene) agentAway() (leave, back func()) {
 	}
 	back = func() {
 		s.Helper()
-		kubectl(s, "set", "image", "-n", namespace, set, "agent="+right)
+		setImage(right)
 		waitAgent(s, "")
 	}
 	return leave, back
