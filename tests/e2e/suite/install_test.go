@@ -217,6 +217,7 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	t.Parallel()
 	scenes := map[string]*scene{}
 	before := map[string]*victim{}
+	elastic := map[string]string{}
 	// A node with 2 CPUs is never above 4 or 6 of them. A mark of 30m any node with a busy pod is above.
 	small := strings.NewReplacer("value: 4000", "value: 30", "value: 6000", "value: 30")
 	applyGuide(t, small.Replace)
@@ -224,6 +225,7 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 		s := newScene(t, node)
 		s.calm = 2 * time.Minute // the guide's throttle lets go in steps of 10 % each 10 s
 		s.start(work{name: "besteffort", args: []string{"burn", "150"}}, work{name: "burstable", args: []string{"burn", "150"}, requests: "20m"})
+		elastic[node] = s.owned(work{name: "elastic", args: []string{"burn", "50"}, requests: "20m", labels: map[string]string{"preemptible_job": "true"}})[0]
 		scenes[node] = s
 	}
 	for _, s := range scenes {
@@ -246,6 +248,21 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 		}
 		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
 			t.Errorf("the Burstable pod was touched: %v", err)
+		}
+		eventually(t, 45*time.Second, "the third policy, a Preview, says whom it would evict", func() error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			for _, would := range now.Status.Would {
+				if would.Rule == "watermark3/cpu-usage" && would.What == "evict" && would.Namespace == s.name && would.Pod == elastic[node] {
+					return nil
+				}
+			}
+			return fmt.Errorf("it would do %+v", now.Status.Would)
+		})
+		if pod := s.pod(elastic[node]); pod.DeletionTimestamp != nil {
+			t.Errorf("pod %s is deleted, by a Preview", pod.Name)
 		}
 	}
 	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {

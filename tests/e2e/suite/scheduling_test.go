@@ -193,3 +193,88 @@ func TestATaintThatSomebodyRemovesComesBack(t *testing.T) {
 		s.waitNoTaint(15 * time.Second)
 	})
 }
+
+func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
+	t.Parallel()
+	if len(nodes) < 2 {
+		t.Skip("needs a second node")
+	}
+	haveAllNodes(t)
+	haveCap(t, "50%")
+	var both []*scene
+	for _, node := range nodes {
+		s := newScene(t, node)
+		s.action(s.name, "{coolDownSeconds: 1}")
+		s.rule(s.name, rule{action: s.name})
+		both = append(both, s)
+	}
+	for _, s := range both {
+		s.waitKept(s.name)
+	}
+	for _, s := range both {
+		s.set(hot)
+	}
+	effects := func() map[corev1.TaintEffect]string {
+		on := map[corev1.TaintEffect]string{}
+		for _, s := range both {
+			found, err := taint(s.node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found != nil {
+				on[found.Effect] += s.node
+			}
+		}
+		return on
+	}
+	var softened string
+	eventually(t, 30*time.Second, "one is closed, and the other stays open", func() error {
+		on := effects()
+		softened = on[corev1.TaintEffectPreferNoSchedule]
+		if !slices.Contains(nodes, softened) || !slices.Contains(nodes, on[corev1.TaintEffectNoSchedule]) {
+			return fmt.Errorf("%v", on)
+		}
+		return nil
+	})
+	eventually(t, 15*time.Second, "it is told", func() error {
+		if told := strings.Join(events(t, "Node", "", softened), "\n"); !strings.Contains(told, "SchedulingSoftened") {
+			return fmt.Errorf("events of node %s:\n%s", softened, told)
+		}
+		return nil
+	})
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if on := effects(); on[corev1.TaintEffectPreferNoSchedule] != softened {
+			t.Fatalf("it did not stay so: %v", on)
+		}
+	}
+	for _, s := range both {
+		s.set(cold)
+	}
+	for _, s := range both {
+		s.waitNoTaint(20 * time.Second)
+	}
+}
+
+// haveCap gives the controllers another `--max-unschedulable`, until the test ends.
+func haveCap(t *testing.T, most string) {
+	t.Helper()
+	const flag = "--max-unschedulable="
+	set := func(value string) (before string) {
+		t.Helper()
+		eventually(t, time.Minute, "the controllers are told "+flag+value, func() error {
+			deployment, err := kube.AppsV1().Deployments(namespace).Get(background, "plimsoll-controller", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			args := deployment.Spec.Template.Spec.Containers[0].Args
+			at := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) })
+			before, args[at] = strings.TrimPrefix(args[at], flag), flag+value
+			_, err = kube.AppsV1().Deployments(namespace).Update(background, deployment, metav1.UpdateOptions{})
+			return err
+		})
+		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+		return before
+	}
+	before := set(most)
+	t.Cleanup(func() { set(before) })
+}
