@@ -39,7 +39,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@echo "not run here: all scenes on a cluster of two nodes, three quarters of an hour: make e2e; thousands of nodes: make scale; foreign clients of the API: make clients"
 	@echo; echo "phase  seconds"; cat target/phases
 
-bench: tools ## Measures what the README claims, each figure beside its baseline in one run (needs root, a quiet machine)
+bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET)
 
 generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
@@ -101,7 +101,7 @@ try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine 
 	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@scripts/try $(BINARY)
 
-e2e-quick: build ## The part of it that one node on this machine's own kernel can show, in some minutes (as CI does)
+e2e-quick: build ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 20m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
