@@ -3,11 +3,13 @@
 package chart
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"plimsoll.dev/suite/plane"
 )
@@ -28,6 +30,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.installsAndSaysThatPoliciesComeLater(t)
 	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
+	c.givesAgentsAPriorityLevelOfTheirOwn(t)
 	c.bringsPoliciesOnceThereAreDefinitions(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
 	c.leavesDefinitionsAndPoliciesWhenItGoes(t)
@@ -144,6 +147,34 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	}
 	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 		t.Error(err, out)
+	}
+}
+
+// givesAgentsAPriorityLevelOfTheirOwn asks as an agent does, and as any other account: the API server tells which schema took the request.
+func (c cluster) givesAgentsAPriorityLevelOfTheirOwn(t *testing.T) {
+	uid := func(kind string) string {
+		return c.Kubectl("get", kind, "plimsoll-agent", "-o", "jsonpath={.metadata.uid}")
+	}
+	want := []string{"X-Kubernetes-Pf-Flowschema-Uid: " + uid("flowschema"), "X-Kubernetes-Pf-Prioritylevel-Uid: " + uid("prioritylevelconfiguration")}
+	taken := func(account string) bool {
+		// Whatever the answer is: kubectl prints the headers at this level.
+		out, err := c.TryKubectl("", "get", "--raw", "/api/v1/nodes", "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
+		if err != nil {
+			out = err.Error()
+		}
+		if !strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: ") {
+			t.Fatalf("no schema took the request: %s", out)
+		}
+		return strings.Contains(out, want[0]) && strings.Contains(out, want[1])
+	}
+	c.Eventually(time.Minute, "requests of agents are taken by their own schema", func() error {
+		if !taken("plimsoll-agent") {
+			return errors.New("another took it")
+		}
+		return nil
+	})
+	if taken("default") {
+		t.Error("the schema takes requests of others, too")
 	}
 }
 
