@@ -127,10 +127,10 @@ compare: tools build ## Prints what NodeMetrics and metrics-server cost and how 
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
 dashboard: tools build ## Has a Prometheus scrape an installation, asks it all that dashboard and alerts ask, and draws docs/dashboard.svg (needs root; builds a Prometheus first)
-	@NODES=$(NODE) $(MAKE) -s cluster-build
+	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/prometheus -mod=readonly -trimpath -ldflags "-s -w" -tags remove_all_sd,enable_kubernetes_sd \
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
-	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
+	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
 e2e: tools build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 60m -v .

@@ -67,7 +67,11 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 	nodes := testNodes(t)
 	must(t, "down")
 	settings := machineSettings(t)
+	begun := time.Now()
 	t.Log(must(t, "up"))
+	if took := time.Since(begun); took > 30*time.Second {
+		t.Errorf("it took %s until it was up", took)
+	}
 	t.Cleanup(func() { cluster(t, "", "down") })
 
 	t.Run("nodes are Ready", func(t *testing.T) {

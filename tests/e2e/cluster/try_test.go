@@ -1,0 +1,107 @@
+//go:build smoke
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes does what `make try` does once all is built, looks at it by the lines that it prints,
+// and presses Ctrl-C.
+func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
+	if len(testNodes(t)) < 2 {
+		t.Skip("shows it on node v2")
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(root, "target/x86_64-unknown-linux-musl/release/plimsoll")
+	if _, err := os.Stat(binary); err != nil {
+		t.Skip("make build comes first: ", err)
+	}
+	must(t, "down")
+	command := exec.Command("scripts/try", binary)
+	command.Dir = root
+	// As a terminal has it: Ctrl-C goes to all of it.
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Stderr = os.Stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	interrupt := func() { syscall.Kill(-command.Process.Pid, syscall.SIGINT) }
+	t.Cleanup(func() { cluster(t, "", "down") })
+	stuck := time.AfterFunc(5*time.Minute, interrupt)
+	defer stuck.Stop()
+
+	lines, text, network := bufio.NewScanner(out), "", ""
+	for lines.Scan() {
+		text += lines.Text() + "\n"
+		if strings.Contains(lines.Text(), "Ctrl-C takes everything away") {
+			network = lookAsTold(t)
+			interrupt()
+		}
+	}
+	if err := command.Wait(); err == nil && network == "" {
+		t.Error("it ended by itself")
+	}
+	t.Log(text)
+	for _, stage := range []string{"pod batch is throttled", "node v2 takes no new pods"} {
+		if after := secondsUntil(text, stage); after < 0 || after > 120 {
+			t.Errorf("%q came after %d s", stage, after)
+		}
+	}
+	if !strings.HasSuffix(strings.TrimSpace(text), "taking everything away") {
+		t.Error("it did not say that it takes everything away")
+	}
+	checkNothingLeft(t, network)
+}
+
+// secondsUntil is when a line of `try` came that tells of a stage, -1: never.
+func secondsUntil(text, stage string) int {
+	said := regexp.MustCompile(`(?m)^ *(\d+) s  .*` + regexp.QuoteMeta(stage)).FindStringSubmatch(text)
+	if said == nil {
+		return -1
+	}
+	seconds, err := strconv.Atoi(said[1])
+	if err != nil {
+		return -1
+	}
+	return seconds
+}
+
+// lookAsTold does what `try` tells its user to do. The answer is the cluster's network.
+func lookAsTold(t *testing.T) string {
+	t.Helper()
+	if told := must(t, "kubectl", "describe", "nodewatermark", "v2"); !strings.Contains(told, "batch") {
+		t.Errorf("the NodeWatermark does not name the pod:\n%s", told)
+	}
+	if told := must(t, "kubectl", "describe", "node", "v2"); !strings.Contains(told, "interference.crane.io") {
+		t.Errorf("the Node has no taint:\n%s", told)
+	}
+	if told := must(t, "kubectl", "get", "events", "--field-selector", "involvedObject.name=batch"); !strings.Contains(told, "PodThrottled") {
+		t.Errorf("the events are\n%s", told)
+	}
+	if quota := must(t, "cgroup", "default/batch", "cpu.max"); strings.HasPrefix(quota, "max") {
+		t.Errorf("cpu.max is %s", quota)
+	}
+	pid, err := sandboxPid(testLayout(t))
+	if err != nil || pid == 0 {
+		t.Fatal(pid, err)
+	}
+	return networkOf(t, fmt.Sprint(pid))
+}
