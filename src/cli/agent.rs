@@ -25,8 +25,8 @@ it keeps in --state-dir, also over a restart of its own.
 Examples:
   What the DaemonSet runs:
     plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --proc-root /host/proc
-  On a node itself, as root, with a kubeconfig:
-    plimsoll agent --node-name worker-1 --kubeconfig /etc/kubernetes/kubelet.conf
+  On a node itself, as root, with an administrator's kubeconfig (that of the node's kubelet has too few rights):
+    plimsoll agent --node-name worker-1 --kubeconfig /root/.kube/config
   Undo everything that an agent left on this node (cgroups first, the taint and condition where the API answers):
     plimsoll agent --restore --node-name worker-1
   What it makes of the node's rules:
