@@ -14,6 +14,7 @@ mod run_support;
 use std::time::Duration;
 
 use agent_support::{HIGH, LOW, NODE, Node, closing, evicting, pod, rule, throttling};
+use api_support::faults::{Fault, Proxy};
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
@@ -471,4 +472,24 @@ fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_late
         restore.said()
     );
     assert_eq!(node.quota(&batch), -1);
+}
+
+#[test]
+fn sigterm_gives_the_cgroups_back_when_the_api_server_lets_the_account_read_nothing_any_more() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = with_daemon_set(&node);
+    let proxy = Proxy::beside(&node.plane.kubeconfig);
+    let config = proxy.kubeconfig().to_string();
+    let config = node.plane.file("proxy.kubeconfig", &config);
+    let with_config = ["--kubeconfig", config.to_str().unwrap()];
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[&own[..], &with_config].concat());
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    // As when its account, its roles and its DaemonSet were deleted one after the other.
+    proxy.judge(|_, _| Some(Fault::Answer(403, None, "nobody is allowed".to_owned())));
+    let (_, said) = agent.terminate();
+    assert!(said.contains("failed to read DaemonSet agent"), "{said}");
+    assert_eq!(node.quota(&batch), -1, "{said}");
 }

@@ -10,6 +10,7 @@ use kube::{Api, Client, Resource};
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use super::feed::Failure;
 use super::objects::Owner;
 use crate::cluster::client::{CallError, call};
 
@@ -97,7 +98,8 @@ fn judge(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>
             return Ending::Restore(format!("DaemonSet {name} is deleted"));
         }
         Err(error) => {
-            return Ending::Leave(format!("failed to read DaemonSet {name}: {error}"));
+            let why = format!("failed to read DaemonSet {name}: {}", error.words());
+            return refused(error.code(), why);
         }
     };
     if found.metadata.uid.as_ref() != Some(&owner.uid) {
@@ -110,6 +112,26 @@ fn judge(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>
     match selects(&pod, node) {
         Some(false) => Ending::Restore(format!("DaemonSet {name} does not select this node")),
         Some(true) | None => Ending::Leave(format!("DaemonSet {name} is there")),
+    }
+}
+
+/// What it means that nobody knows which `DaemonSet` is ours, by why our own pod was not read.
+pub fn unowned(unread: Option<&Failure>) -> Ending {
+    match unread {
+        Some(failure) => refused(
+            failure.code,
+            format!("failed to list pods: {}", failure.why),
+        ),
+        None => Ending::Leave("terminated; no DaemonSet of ours is known".to_owned()),
+    }
+}
+
+/// Where the account is gone or has no rights any more, as when an installation is deleted object by object, no agent that
+/// comes next could keep what is in force.
+fn refused(code: Option<u16>, why: String) -> Ending {
+    match code {
+        Some(401 | 403) => Ending::Restore(format!("{why}: no agent of this account may go on")),
+        _ => Ending::Leave(why),
     }
 }
 
@@ -206,7 +228,7 @@ mod tests {
         .expect("a DaemonSet")
     }
 
-    fn refused(code: u16) -> CallError {
+    fn answered(code: u16) -> CallError {
         let mut status = Status::failure("no", "No");
         status.code = code;
         CallError::Kube(kube::Error::Api(status.boxed()))
@@ -232,17 +254,35 @@ mod tests {
     fn a_daemonset_that_is_gone_or_going_or_another_means_the_end() {
         let pod = json!({"containers": []});
         assert!(!ends(Ok(daemon_set(&json!({}), &pod))));
-        assert!(ends(Err(refused(404))));
+        assert!(ends(Err(answered(404))));
         assert!(ends(Ok(daemon_set(&json!({"uid": "another"}), &pod))));
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
         assert!(ends(Ok(daemon_set(&deleted, &pod))));
     }
 
+    fn unlisted(code: Option<u16>) -> Ending {
+        let why = "no".to_owned();
+        unowned(Some(&Failure { code, why }))
+    }
+
+    #[test]
+    fn an_account_without_rights_means_the_end() {
+        for code in [401, 403] {
+            assert!(ends(Err(answered(code))), "{code}");
+            let ending = unlisted(Some(code));
+            assert!(matches!(ending, Ending::Restore(_)), "{ending:?}");
+        }
+    }
+
     #[test]
     fn from_doubt_everything_stays() {
-        assert!(!ends(Err(refused(403))));
-        assert!(!ends(Err(refused(500))));
+        for code in [429, 500, 503, 504] {
+            assert!(!ends(Err(answered(code))), "{code}");
+        }
         assert!(!ends(Err(CallError::TimedOut)));
+        for ending in [unlisted(Some(500)), unlisted(None), unowned(None)] {
+            assert!(matches!(ending, Ending::Leave(_)), "{ending:?}");
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub struct Options {
 pub enum Stop {
     /// Somebody at the keyboard: undo everything.
     Interrupted,
-    /// The kubelet: what is in force stays, unless the agent's `DaemonSet` is gone.
+    /// The kubelet: what is in force stays, unless the agent's `DaemonSet` or its rights are gone.
     Terminated,
 }
 

@@ -488,8 +488,11 @@ impl Agent {
     }
 
     async fn ask(&self) -> Ending {
-        let (Some(own), Some(owner)) = (&self.options.own, self.pods.own_daemon_set()) else {
-            return Ending::Leave("terminated; no DaemonSet of ours is known".to_owned());
+        let Some(own) = &self.options.own else {
+            return ending::unowned(None);
+        };
+        let Some(owner) = self.pods.own_daemon_set() else {
+            return ending::unowned(self.failures.get(&Source::Pods));
         };
         let node = NodeView {
             name: &self.options.node,
