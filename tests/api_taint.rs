@@ -269,6 +269,48 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
     assert!(taints(&nodes).await.is_empty());
 }
 
+#[tokio::test]
+async fn what_a_policy_of_the_cluster_refuses_is_told_in_its_words_at_once() {
+    let Some((plane, client, nodes)) = start().await else {
+        return;
+    };
+    let kind = |kind: &str, spec: Value| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+            "metadata": {"name": "no-closing"}, "spec": spec,
+        })
+    };
+    let open = format!("object.spec.?taints.orValue([]).all(taint, taint.key != '{KEY}')");
+    plane.apply(&[
+        kind("ValidatingAdmissionPolicy", json!({
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [""], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["nodes"],
+            }]},
+            "validations": [{"expression": open, "message": "here nodes stay open"}],
+        })),
+        kind("ValidatingAdmissionPolicyBinding", json!({
+            "policyName": "no-closing", "validationActions": ["Deny"],
+        })),
+    ]);
+    let taint = format!("{KEY}=:NoSchedule");
+    let dry = ["taint", "node", NODE, &taint, "--dry-run=server"];
+    plane.until("the policy is in force", SOON, |plane| {
+        plane
+            .try_kubectl(&dry, "")
+            .is_err_and(|why| why.contains("here nodes stay open"))
+    });
+    let proxy = Proxy::start(client.clone()).await;
+    let seen = taint::read(&client, NODE).await.unwrap();
+    let strong = mark(TaintEffect::NoSchedule);
+    let refused = taint::keep(&proxy.client(), seen, Bearing::Mark(&strong)).await;
+    let why = refused.unwrap_err().to_string();
+    assert!(why.contains("here nodes stay open"), "{why}");
+    let tries = proxy.take_seen();
+    let tries = tries.iter().filter(|(method, _)| method == "PATCH").count();
+    assert_eq!(tries, 1);
+    assert!(ours(&nodes).await.is_empty());
+}
+
 /// The task with what goes in and out.
 struct Task {
     wanted: watch::Sender<Wanted>,

@@ -297,16 +297,19 @@ async fn keep_taint(
         let Some(patch) = seen.patch(effect) else {
             return Ok(seen);
         };
-        match call(patch_taints(&api, &seen.name, patch)).await {
+        let refusal = match call(patch_taints(&api, &seen.name, patch)).await {
             Ok(object) => return Ok(marked(&object)),
-            // Not the object that was read any more.
-            Err(error) if matches!(error.code(), Some(409 | 422)) => {}
+            // It is not the object that was read any more, or the cluster has a policy against this.
+            Err(refusal) if matches!(refusal.code(), Some(409 | 422)) => refusal,
             Err(source) => return Err(TaintError::call("taint", &seen.name, source)),
-        }
+        };
         tokio::time::sleep(pause).await;
         let now = read(client, &seen.name).await?;
         if now.uid != seen.uid {
             return Err(TaintError::Replaced(seen.name));
+        }
+        if now.version == seen.version {
+            return Err(TaintError::call("taint", &seen.name, refusal));
         }
         seen = now;
     }
