@@ -114,7 +114,7 @@ impl Drop for Ending {
 fn verb(method: &Method, query: &str) -> &'static str {
     match *method {
         Method::GET if query.contains("watch=true") => "watch",
-        Method::GET if query.contains("limit=") => "list",
+        Method::GET if query.contains("limit=") || query.contains("fieldSelector=") => "list",
         Method::GET => "get",
         Method::POST => "create",
         Method::PUT => "update",

@@ -16,9 +16,6 @@ use crate::cluster::client::describe;
 use crate::cluster::watch::{patient, resource};
 use crate::crd::emergency_stop;
 
-/// Pods are listed so many at a time: a page of whole Pods is the most that is in memory at once.
-const PAGE: u32 = 25;
-
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
@@ -104,7 +101,12 @@ fn changes<T>(
 where
     T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let config = watcher::Config::default().fields(fields).page_size(PAGE);
+    // Listed whole: that an API server answers from its cache, as it is at this moment (consistent reads, since 1.31). Pages
+    // after the first it takes from etcd before 1.34, which goes through all pods of the cluster for each.
+    let config = watcher::Config {
+        page_size: None,
+        ..watcher::Config::default().fields(fields)
+    };
     patient(api, config)
         .map(move |event| match event {
             Ok(event) => change(event),
