@@ -107,6 +107,9 @@ pub(super) struct Held {
     pub(super) base: MilliCpu,
     /// What the kernel's file held.
     pub(super) original: Quota,
+    /// What the pod requested beyond its known containers when this one appeared. A container that was just started is not
+    /// known by its cgroup before the API server tells: until then all of this may be its own request.
+    pub(super) unassigned: MilliCpu,
 }
 
 impl Held {
@@ -123,7 +126,8 @@ impl Held {
     }
 
     fn least(&self, pod: &Pod) -> MilliCpu {
-        request(pod, &self.cgroup).max(LEAST)
+        let request = known_request(pod, &self.cgroup).unwrap_or(self.unassigned);
+        request.max(LEAST)
     }
 
     fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
@@ -143,11 +147,14 @@ impl Held {
 
 /// The CPU request behind a lever: the pod's, or the container's.
 pub(super) fn request(pod: &Pod, cgroup: &str) -> MilliCpu {
+    known_request(pod, cgroup).unwrap_or_default()
+}
+
+fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
     if cgroup.is_empty() {
-        return pod.cpu_request;
+        return Some(pod.cpu_request);
     }
-    let found = pod.container_requests.get(cgroup);
-    found.copied().unwrap_or_default()
+    pod.container_requests.get(cgroup).copied()
 }
 
 /// What the levers allow together at that ratio.
@@ -229,6 +236,7 @@ impl Grip {
             return;
         }
         self.levers.retain(known);
+        let assigned = now.iter().map(|lever| request(pod, &lever.cgroup)).sum();
         let new =
             |held: &[Held], lever: &LeverSample| !held.iter().any(|h| h.cgroup == lever.cgroup);
         let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
@@ -243,6 +251,7 @@ impl Grip {
                 cgroup: Arc::clone(&lever.cgroup),
                 base: original.min_usage(wanted),
                 original,
+                unassigned: pod.cpu_request.saturating_sub(assigned),
             });
             appeared = appeared.saturating_sub(1);
         }
@@ -316,6 +325,13 @@ impl Ledger {
             grip.claims.retain(|claim| claim.depth != Depth::NONE);
         }
         self.0.retain(|grip| !grip.claims.is_empty());
+    }
+
+    /// The throttle of the pod as it is in force.
+    pub(super) fn throttle(&self, pod: &Pod) -> Option<Throttle> {
+        let mut written = Vec::new();
+        self.write(pod, 0, &mut written);
+        written.pop()
     }
 
     /// Writes the throttle of the pod into the next place of `throttles`.

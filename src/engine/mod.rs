@@ -48,14 +48,14 @@ use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
 use self::metric::{ActionKind, Leverage, Metric, Resource};
-use self::plan::{Change, Feedback, Plan, RuleState, Spared, Transition, Unknown};
+use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
 use self::preview::Previewing;
 pub use self::rank::compare as compare_victims;
 use self::rule::Judgement;
 use self::run::Run;
-use self::sample::Sample;
+use self::sample::{LeverSample, Sample};
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::Raising;
 use self::time::BootTime;
@@ -362,6 +362,14 @@ impl Engine {
                 self.reconcile();
             }
         }
+    }
+
+    /// Between two evaluations: the cgroups of a pod are now these. The throttle that is in force for it, spread over them;
+    /// `None` where there is none.
+    pub fn follow(&mut self, uid: &PodUid, levers: &[LeverSample]) -> Option<Throttle> {
+        let pod = &self.pods.get(uid)?.pod;
+        self.ledger.get_mut(uid)?.follow(pod, levers);
+        self.ledger.throttle(pod)
     }
 
     fn spare(&mut self, uid: &PodUid, until: BootTime, why: Spared) {

@@ -148,6 +148,7 @@ fn held((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> Held {
         cgroup: Arc::clone(cgroup),
         base: *base,
         original: *original,
+        unassigned: MilliCpu::ZERO,
     }
 }
 

@@ -229,6 +229,7 @@ fn measure(
             cgroup: Arc::clone(&lever.cgroup),
             base: original.min_usage(measured(lever).unwrap_or_else(share)),
             original,
+            unassigned: MilliCpu::ZERO,
         });
     }
     !levers.is_empty()

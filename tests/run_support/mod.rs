@@ -149,6 +149,13 @@ impl Machine {
         Pid::from_raw(pid.cast_signed())
     }
 
+    /// Ends a helper, and removes the cgroup that it ran in.
+    pub fn remove(&mut self, cgroup: &str, pid: Pid) {
+        kill(pid, Signal::SIGKILL).unwrap();
+        eventually("it has ended", || self.has_ended(pid).then_some(()));
+        self.folders(cgroup).iter().for_each(|it| remove(it));
+    }
+
     /// Whether a helper has ended.
     pub fn has_ended(&mut self, pid: Pid) -> bool {
         let id = pid.as_raw().unsigned_abs();

@@ -13,6 +13,7 @@ fn held(cgroup: &str, base: u64, original: Quota) -> Held {
         cgroup: Arc::from(cgroup),
         base: MilliCpu(base),
         original,
+        unassigned: MilliCpu::ZERO,
     }
 }
 
@@ -197,6 +198,28 @@ fn containers_that_appear_together_share_and_have_at_least_their_requests() {
         grip.levers,
         [held("x", 300, limit(1000)), held("y", 700, limit(1000))]
     );
+}
+
+#[test]
+fn a_container_that_is_not_known_yet_is_held_to_what_the_pod_requests_beyond_the_others() {
+    let mut pod = pod("a");
+    pod.cpu_request = MilliCpu(400);
+    let requests = [("old", 300), ("side", 100)];
+    pod.container_requests = requests
+        .map(|(name, request)| (name.to_owned(), MilliCpu(request)))
+        .into();
+    let levers = vec![
+        held("old", 600, limit(1000)),
+        held("side", 200, Quota::Unlimited),
+    ];
+    let mut grip = Grip::new(PodUid::from("a"), levers);
+    let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
+    grip.follow(&pod, &now);
+    let at_floor = |grip: &Grip, pod: &Pod| grip.levers[1].quota(pod, 10);
+    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(300)));
+    pod.container_requests
+        .insert("new".to_owned(), MilliCpu(50));
+    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(60)), "it is known");
 }
 
 #[test]

@@ -259,6 +259,17 @@ impl CpuDir {
         self.inode
     }
 
+    /// How many names the folder has: two, and one for each cgroup below it. On file systems that count them.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn links(&self) -> Result<u64, KnobError> {
+        let metadata = self.dir.metadata();
+        metadata
+            .map(|metadata| metadata.nlink())
+            .map_err(|error| KnobError::io("read", &self.path, error))
+    }
+
     /// Opens the file of `role`; `None` where this kernel has none.
     ///
     /// # Errors

@@ -210,12 +210,21 @@ impl PodReader {
         if reading.hierarchy.is_v2() {
             return false;
         }
-        let mut any_limit = false;
+        self.read_quotas(reading);
+        if self.containers.below().any(|one| one.is_gone()) {
+            // Another may have come in its place, which the link count does not tell.
+            self.find_containers(reading);
+            self.read_quotas(reading);
+        }
+        let is_limited = |one: &mut ContainerReader| matches!(one.quota(), Some(Quota::Limit(_)));
+        let any_limit = self.containers.below().any(is_limited);
+        self.pin.unwrap_or(any_limit)
+    }
+
+    fn read_quotas(&mut self, reading: &mut Reading) {
         for container in self.containers.below() {
             container.read_quota(reading);
-            any_limit |= matches!(container.quota(), Some(Quota::Limit(_)));
         }
-        self.pin.unwrap_or(any_limit)
     }
 
     fn container_samples(

@@ -9,7 +9,7 @@ use super::pod::PodReader;
 use super::refill::Refill;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{PodSample, Sample};
+use crate::engine::sample::{LeverSample, PodSample, Sample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -206,6 +206,22 @@ impl Sampler {
             entry.cpu_nanos = cpu_nanos;
             pod.sample(&mut self.reading, demand, entry);
         }
+    }
+
+    /// The cgroups by which a pod is limited now, and how far; none where it is not there. Between samples: it allocates.
+    pub fn levers(&mut self, uid: &PodUid) -> Vec<LeverSample> {
+        let mut sample = blank(uid);
+        let demand = Demand {
+            pod_quota: true,
+            ..Demand::default()
+        };
+        if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid)
+            && let Ok(cpu_nanos) = pod.cpu_nanos(&mut self.reading)
+        {
+            sample.cpu_nanos = cpu_nanos;
+            pod.sample(&mut self.reading, &demand, &mut sample);
+        }
+        sample.levers
     }
 
     /// The pods whose cgroup did not exist at the last [`Self::sample_pods`]. They are looked for again each time.

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::event::News;
 use super::outside::Outside;
 use super::workload::Workload;
-use crate::engine::plan::{Feedback, Plan};
+use crate::engine::plan::{Feedback, Plan, Throttle};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
@@ -223,6 +223,24 @@ impl Actuators {
         effects.extend(told);
     }
 
+    /// The pods throttled by their containers whose containers are others now. Allocates nothing while there are none.
+    pub fn take_changed(&mut self) -> Vec<PodUid> {
+        self.throttler.take_changed()
+    }
+
+    /// Throttles the containers that one of these pods has now.
+    pub fn follow(
+        &mut self,
+        now: BootTime,
+        throttle: &Throttle,
+        pods: &BTreeMap<PodUid, Workload>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let path = there(&self.hierarchy, pods, &throttle.uid).map(|known| known.cgroup.clone());
+        let outcomes = self.throttler.follow(now, throttle, path);
+        effects.extend(outcomes.into_iter().map(Effect::from));
+    }
+
     fn reclaimed(&mut self, outcome: ReclaimOutcome) -> Option<Effect> {
         let uid = outcome.uid().clone();
         let told = match outcome {
@@ -262,6 +280,11 @@ impl Actuators {
         for record in self.throttler.records() {
             let by_container = wanted.entry(record.uid).or_insert(false);
             *by_container |= !record.lever.is_empty();
+        }
+        // Also while it has no container that could be limited: one that comes back is refused by a kernel that finds the pod
+        // limited to less.
+        for uid in self.throttler.by_container() {
+            wanted.insert(uid.clone(), true);
         }
         for uid in self.pinned.keys().filter(|uid| !wanted.contains_key(*uid)) {
             sampler.unpin_levers(uid);

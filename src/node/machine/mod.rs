@@ -283,6 +283,7 @@ impl<O: Outside> Machine<O> {
         self.actuators.check(now, &mut self.effects);
         self.outside.poll(now, &mut self.effects);
         self.tell_effects(now);
+        self.follow_containers(now);
         if due && !self.ended.is_empty() {
             self.look_for_restarts();
         }
@@ -294,6 +295,18 @@ impl<O: Outside> Machine<O> {
             self.keep_windows(now);
         }
         &self.events
+    }
+
+    /// A container that was started anew is throttled as it was, before the next evaluation.
+    fn follow_containers(&mut self, now: BootTime) {
+        for uid in self.actuators.take_changed() {
+            let levers = self.sampler.levers(&uid);
+            if let Some(throttle) = self.engine.follow(&uid, &levers) {
+                let (pods, effects) = (&self.pods, &mut self.effects);
+                self.actuators.follow(now, &throttle, pods, effects);
+            }
+        }
+        self.tell_effects(now);
     }
 
     fn act(&mut self, now: BootTime) {

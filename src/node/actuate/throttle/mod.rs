@@ -7,6 +7,7 @@
 //! ```
 
 mod aim;
+mod containers;
 mod hold;
 mod outcome;
 mod recover;
@@ -23,6 +24,7 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
 use crate::ordered;
 
+use self::containers::{Folder, is_by_container};
 use self::hold::{Hold, Terms, Window};
 pub use self::outcome::{Fate, Outcome};
 pub use self::recover::Recovered;
@@ -37,6 +39,8 @@ pub struct Throttler {
     journal: Journal,
     _lock: StateLock,
     holds: BTreeMap<PodUid, Hold>,
+    /// Of pods that are throttled by their containers.
+    folders: BTreeMap<PodUid, Folder>,
     /// Records of an earlier process whose files cannot be opened now: kept until they can.
     unopened: Vec<Record>,
     /// Pods that are left alone until then.
@@ -91,6 +95,7 @@ impl Throttler {
             journal,
             _lock: lock,
             holds: BTreeMap::new(),
+            folders: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
             sweeps: Window::default(),
@@ -119,6 +124,11 @@ impl Throttler {
             |uid| throttles.iter().all(|throttle| throttle.uid != *uid),
             &mut out,
         );
+        let by_container = |uid: &PodUid| {
+            let mut asked = throttles.iter();
+            asked.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
+        };
+        self.folders.retain(|uid, _| by_container(uid));
         for throttle in throttles {
             if !self.contested.contains_key(&throttle.uid) {
                 self.stage(now, throttle, pods(&throttle.uid), &mut out);
@@ -137,6 +147,7 @@ impl Throttler {
     /// Gives everything back.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
+        self.folders.clear();
         self.retry_unopened(&mut out);
         self.release(|_| true, &mut out);
         self.commit(now, &mut out);
@@ -197,6 +208,7 @@ impl Throttler {
             }
             hold = Hold::new(path, Terms::from(throttle), now);
         }
+        self.watch(throttle, &hold.path);
         hold.extend(now);
         if hold.terms != Terms::from(throttle) {
             hold.next = Some(Terms::from(throttle));

@@ -80,9 +80,11 @@ impl Throttler {
             return false;
         }
         self.stale = true;
+        self.look_again(uid);
         let pod_gone =
             CpuDir::open(&self.hierarchy, &hold.path).is_err_and(|error| error.is_gone());
         if pod_gone {
+            self.folders.remove(uid);
             out.push(Outcome::Gone { uid: uid.clone() });
         }
         pod_gone
