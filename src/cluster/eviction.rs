@@ -42,6 +42,17 @@ pub struct Target {
     pub uid: String,
 }
 
+/// On whom it is that nothing can be evicted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Delay {
+    /// The API server, which is busy.
+    Server,
+    /// A webhook that has to be asked, and has no answer or can't be reached.
+    Webhook,
+    /// The cluster's guard: the fleet's, the zone's or the node's budget of evictions is spent.
+    Budget,
+}
+
 /// What an API server made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -54,8 +65,8 @@ pub enum Answer {
     Budget(String),
     /// More than one `PodDisruptionBudget` selects the pod, which no API server can handle.
     ManyBudgets(String),
-    /// The server is busy, or the cluster's budget of evictions is spent.
-    Wait(Duration, String),
+    /// Nothing can be evicted for so long: by whose wish, and why.
+    Wait(Duration, Delay, String),
     /// It must not be done.
     Refused(String),
     /// The request never reached a server.
@@ -130,12 +141,14 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         409 | 504 => Answer::Unknown(why),
         429 => match budget(&status) {
             Some(why) => Answer::Budget(why),
-            None => Answer::Wait(waiting(wait, &status), why),
+            None => Answer::Wait(waiting(wait, &status), delay(&status), why),
         },
         500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets(why),
         // The guard is down, or not reached: without it nothing is evicted.
-        500 if why.contains("failed calling webhook") => Answer::Wait(GUARDLESS, why),
-        502 | 503 => Answer::Wait(waiting(wait, &status), why),
+        500 if why.contains("failed calling webhook") => {
+            Answer::Wait(GUARDLESS, Delay::Webhook, why)
+        }
+        502 | 503 => Answer::Wait(waiting(wait, &status), Delay::Server, why),
         _ => Answer::Refused(why),
     }
 }
@@ -145,6 +158,18 @@ fn waiting(header: Option<Duration>, status: &Status) -> Duration {
     let body = body.map(|seconds| Duration::from_secs(seconds.into()));
     let wait = header.or(body).unwrap_or_default();
     wait.clamp(DEFAULT_WAIT, LONGEST_WAIT)
+}
+
+/// On whom a refusal is that says nothing about the pod.
+fn delay(status: &Status) -> Delay {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    if causes.any(|cause| cause.reason == EVICTION_BUDGET) {
+        Delay::Budget
+    } else if status.message.starts_with("admission webhook ") {
+        Delay::Webhook
+    } else {
+        Delay::Server
+    }
 }
 
 /// What the budget of this pod says, with its name.
@@ -223,17 +248,23 @@ mod tests {
             &json!({"causes": [{"reason": "DisruptionBudget"}]}),
         );
         assert_eq!(read(429, None, &bare), Answer::Budget("m".to_owned()));
-        let guard = status(429, "spent", &json!({"retryAfterSeconds": 7}));
-        let wait = |seconds, why: &str| Answer::Wait(Duration::from_secs(seconds), why.to_owned());
-        assert_eq!(read(429, None, &guard), wait(7, "spent"));
+        let wait =
+            |seconds, by, why: &str| Answer::Wait(Duration::from_secs(seconds), by, why.to_owned());
+        let leaderless = "admission webhook \"evictions.plimsoll.dev\" denied the request: no replica of the controller leads";
+        let guard = status(429, leaderless, &json!({"retryAfterSeconds": 7}));
+        assert_eq!(read(429, None, &guard), wait(7, Delay::Webhook, leaderless));
         let flow = b"Too many requests, please try again later.\n";
         assert_eq!(
             read(429, Some(Duration::from_secs(2)), flow),
-            wait(2, "Too many requests, please try again later.")
+            wait(
+                2,
+                Delay::Server,
+                "Too many requests, please try again later."
+            )
         );
         assert_eq!(
             read(503, Some(Duration::from_hours(9)), b"x"),
-            wait(300, "x")
+            wait(300, Delay::Server, "x")
         );
     }
 
@@ -252,12 +283,13 @@ mod tests {
             assert_eq!(of(pods), Answer::Budget("spent".to_owned()));
         }
         for all in ["fleet", "zone", "node"] {
-            let wait = Answer::Wait(Duration::from_secs(7), "m".to_owned());
+            let wait = Answer::Wait(Duration::from_secs(7), Delay::Budget, "m".to_owned());
             assert_eq!(of(all), wait);
         }
         let down = "Internal error occurred: failed calling webhook \"evictions.plimsoll.dev\": failed to call webhook";
         let answer = read(500, None, &status(500, down, &json!({})));
-        assert_eq!(answer, Answer::Wait(GUARDLESS, down.to_owned()));
+        let wait = Answer::Wait(GUARDLESS, Delay::Webhook, down.to_owned());
+        assert_eq!(answer, wait);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kube::Client;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::evict_api::{Evictions, Evictor, Fate, Outcome, Refusal, Request};
+use super::evict_api::{Evictions, Evictor, Fate, Obstacle, Outcome, Request};
 use super::taint::{self, Standing, Wanted};
 use crate::cluster::taint::Marked;
 use crate::engine::RuleReport;
@@ -256,10 +256,10 @@ impl Outside for ApiServer {
 }
 
 impl Outcome {
-    /// Nothing was done, and that says something about the pod.
-    pub const fn refusal(&self) -> Option<&Refusal> {
+    /// What keeps every pod of the node from being evicted, where this one was not for that reason.
+    pub const fn obstacle(&self) -> Option<Obstacle> {
         match &self.fate {
-            Fate::Refused { why, .. } if why.is_about_the_pod() => Some(why),
+            Fate::Refused { why, .. } => why.obstacle(),
             _ => None,
         }
     }

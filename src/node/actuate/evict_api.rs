@@ -2,6 +2,7 @@
 //! as it is at that moment.
 
 mod check;
+mod refusal;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +13,11 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 pub use self::check::Objection;
+pub use self::refusal::{Obstacle, Refusal};
 use super::taint::Standing;
 use crate::cluster::backoff::backoff;
 use crate::cluster::client::CallError;
-use crate::cluster::eviction::{self, Answer, Target};
+use crate::cluster::eviction::{self, Answer, Delay, Target};
 use crate::engine::plan::Evict;
 use crate::engine::pod::{Pod as Facts, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
@@ -100,53 +102,6 @@ pub enum Fate {
     },
 }
 
-/// Why a pod was not evicted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// A `PodDisruptionBudget` forbids it, or the budget of evictions of its namespace or owner.
-    #[error("{0}")]
-    Budget(String),
-    /// More than one selects the pod.
-    #[error("{0} Remove all but one of its PodDisruptionBudgets")]
-    ManyBudgets(String),
-    /// It must not be evicted any more.
-    #[error("{0}")]
-    Objection(Objection),
-    /// The API server, or a webhook, forbids it.
-    #[error("the API server refused it: {0}")]
-    Server(String),
-    /// The API server, or the cluster's guard of evictions, asks to wait.
-    #[error("the API server asks to wait {} s: {why}", wait.as_secs())]
-    Wait {
-        /// For how long.
-        wait: Duration,
-        /// Why.
-        why: String,
-    },
-    /// The API server can't be reached.
-    #[error("the API server can't be reached: {0}")]
-    Away(String),
-    /// The API server did not answer, and the pod is still there.
-    #[error("the pod is still there after an attempt without an answer: {0}")]
-    Unanswered(String),
-    /// New pods are not kept away from the node: this one's successor would come straight back.
-    #[error("the node has no taint of ours yet: {0}")]
-    Open(String),
-    /// Its time had passed before it could be sent.
-    #[error("it could not be sent before the next evaluation")]
-    Late,
-}
-
-impl Refusal {
-    /// Whether it says something about the pod, not about the way to the API server.
-    pub const fn is_about_the_pod(&self) -> bool {
-        matches!(
-            self,
-            Self::Budget(_) | Self::ManyBudgets(_) | Self::Objection(_) | Self::Server(_)
-        )
-    }
-}
-
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -200,8 +155,8 @@ pub struct Evictor {
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
-    /// The server asked to be left alone until then.
-    wait: Option<(BootTime, String)>,
+    /// Until then nothing is asked: by whose wish, and why.
+    wait: Option<(BootTime, Delay, String)>,
 }
 
 impl Evictor {
@@ -252,10 +207,10 @@ impl Evictor {
 
     /// Whether anything may be sent now.
     fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), Fate> {
-        if let Some((until, why)) = self.wait.clone() {
+        if let Some((until, by, why)) = self.wait.clone() {
             if now < until {
                 let wait = until.since(now);
-                let why = Refusal::Wait { wait, why };
+                let why = Refusal::Wait { wait, by, why };
                 return Err(Fate::Refused { until, why });
             }
             self.wait = None;
@@ -314,7 +269,7 @@ impl Evictor {
             Answer::Budget(why) => self.refuse(request, Refusal::Budget(why)),
             Answer::ManyBudgets(why) => self.refuse(request, Refusal::ManyBudgets(why)),
             Answer::Refused(why) => self.refuse(request, Refusal::Server(why)),
-            Answer::Wait(wait, why) => self.hold(wait, why),
+            Answer::Wait(wait, by, why) => self.hold(wait, by, why),
             Answer::Away(why) => Fate::Refused {
                 until: clock::boot_time(),
                 why: Refusal::Away(why),
@@ -327,7 +282,10 @@ impl Evictor {
     fn unseen(&mut self, request: &Request, error: &CallError) -> Fate {
         let why = error.words();
         match error.code() {
-            Some(429 | 503) => self.hold(error.retry_after().unwrap_or(LOOKS.0), why),
+            Some(429 | 503) => {
+                let wait = error.retry_after().unwrap_or(LOOKS.0);
+                self.hold(wait, Delay::Server, why)
+            }
             Some(401 | 403) => self.refuse(request, Refusal::Server(why)),
             _ => Fate::Refused {
                 until: clock::boot_time(),
@@ -359,10 +317,10 @@ impl Evictor {
         }
     }
 
-    fn hold(&mut self, wait: Duration, why: String) -> Fate {
+    fn hold(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
         let until = clock::boot_time() + wait;
-        self.wait = Some((until, why.clone()));
-        let why = Refusal::Wait { wait, why };
+        self.wait = Some((until, by, why.clone()));
+        let why = Refusal::Wait { wait, by, why };
         Fate::Refused { until, why }
     }
 

@@ -164,7 +164,9 @@ impl Reporter {
         let facts = Facts { policy, reports };
         self.teller.hear(machine.events(), facts, &mut self.notes);
         for outcome in outcomes {
-            self.builder.hear_outcome(outcome);
+            if self.builder.hear_outcome(outcome) {
+                self.notes.push(events::held_up(outcome));
+            }
             self.teller.outcome(outcome, &mut self.notes);
         }
         if *standing != self.standing {

@@ -18,7 +18,7 @@ use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Spared, Transition, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
-use crate::node::actuate::evict_api::{Fate, Outcome, Refusal};
+use crate::node::actuate::evict_api::{Fate, Outcome};
 use crate::node::actuate::taint::Standing;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
@@ -235,7 +235,7 @@ impl Teller {
         }
     }
 
-    /// Takes in what came of an eviction.
+    /// Takes in what came of an eviction. What keeps every pod from being evicted is not the pod's: see [`held_up`].
     pub fn outcome(&mut self, outcome: &Outcome, out: &mut Vec<Note>) {
         let target = &outcome.request.target;
         let uid = outcome.request.uid();
@@ -254,7 +254,7 @@ impl Teller {
             Fate::Terminating | Fate::Gone => drop(self.evicting.remove(&uid)),
             Fate::Refused { why, .. } => {
                 self.evicting.remove(&uid);
-                if why.is_about_the_pod() || matches!(why, Refusal::Unanswered(_)) {
+                if why.obstacle().is_none() {
                     let words = format!("{}: {why}", outcome.request.rule);
                     refused(about, &words, out);
                 }
@@ -283,6 +283,15 @@ impl Teller {
             on_both(true, "TaintContested", message, out);
         }
     }
+}
+
+/// A rule met what keeps every pod from being evicted.
+pub fn held_up(outcome: &Outcome) -> Note {
+    let message = format!(
+        "{}: no pod is evicted: {}",
+        outcome.request.rule, outcome.fate
+    );
+    note(About::Watermark, true, "EvictionRefused", message)
 }
 
 /// The emergency stop began, for this reason, or is over.

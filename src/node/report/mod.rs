@@ -4,6 +4,7 @@ pub mod conditions;
 pub mod events;
 pub mod farewell;
 pub mod node_metric;
+mod obstacles;
 pub mod pace;
 pub mod publish;
 pub mod status;

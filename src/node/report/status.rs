@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::conditions::{Health, conditions, cut};
+use super::obstacles::Obstacles;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
@@ -19,7 +20,7 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::actuate::api::{Evicted, REMEMBERED};
-use crate::node::actuate::evict_api::Outcome;
+use crate::node::actuate::evict_api::{Fate, Outcome};
 use crate::node::actuate::taint::Standing;
 use crate::node::cgroup::knob::Role;
 use crate::node::journal::Record;
@@ -71,6 +72,10 @@ pub struct View<'a> {
     pub left_out: Vec<(&'static str, String, String)>,
 }
 
+/// What a pod was spared, by a rule or by whoever has a say in its eviction.
+const ACT: &str = "act";
+const EVICT: &str = "evict";
+
 /// Why something was not done to a pod: the last word on each.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Subject {
@@ -83,6 +88,7 @@ struct Subject {
 #[derive(Debug, Default)]
 pub struct StatusBuilder {
     refused: BTreeMap<Subject, String>,
+    obstacles: Obstacles,
     contested: BTreeSet<String>,
     unwritten: Option<(BootTime, String)>,
     matched: Vec<PodPolicyStatus>,
@@ -111,8 +117,8 @@ impl StatusBuilder {
         }
     }
 
-    /// Counts the pods that each policy matches, and forgets those that are gone; to be called where pods or policies
-    /// have changed.
+    /// Counts the pods that each policy matches, and forgets what was said of pods and rules that are gone; to be called
+    /// where pods or policies have changed.
     pub fn count<'a>(&mut self, policy: &PolicySet, pods: impl Iterator<Item = &'a Arc<Pod>>) {
         let mut matched = vec![0i64; policy.pods.len()];
         let mut names = BTreeSet::new();
@@ -128,7 +134,10 @@ impl StatusBuilder {
                 matched,
             };
         self.matched = policy.pods.iter().zip(matched).map(status).collect();
-        self.refused.retain(|it, _| names.contains(&it.pod));
+        let is_there = |rule: &RuleId| policy.rules.iter().any(|known| known.id == *rule);
+        self.refused
+            .retain(|it, _| names.contains(&it.pod) && is_there(&it.rule));
+        self.obstacles.retain(is_there);
         self.contested.retain(|pod| names.contains(pod));
     }
 
@@ -156,6 +165,7 @@ impl StatusBuilder {
                 ..
             } => {
                 self.refused.retain(|it, _| it.rule != transition.rule);
+                self.obstacles.retain(|rule| *rule != transition.rule);
                 let refused = &self.refused;
                 self.contested
                     .retain(|pod| refused.keys().any(|it| it.pod == *pod));
@@ -184,7 +194,7 @@ impl StatusBuilder {
         let subject = Subject {
             rule: rule.clone(),
             pod,
-            what: "act",
+            what: ACT,
         };
         if passing {
             self.refused.remove(&subject);
@@ -194,23 +204,29 @@ impl StatusBuilder {
         }
     }
 
+    /// The pod is not spared any more. Whether it can be evicted has still to be seen.
     fn forget(&mut self, rule: &RuleId, pod: &str) {
         self.refused
-            .retain(|it, _| it.rule != *rule || it.pod != pod);
+            .retain(|it, _| it.what != ACT || it.rule != *rule || it.pod != pod);
     }
 
-    /// Takes in what came of an eviction.
-    pub fn hear_outcome(&mut self, outcome: &Outcome) {
+    /// Takes in what came of an eviction; whether it met what keeps every pod from being evicted, and that is new.
+    pub fn hear_outcome(&mut self, outcome: &Outcome) -> bool {
         let target = &outcome.request.target;
         let subject = Subject {
             rule: outcome.request.rule.clone(),
             pod: format!("{}/{}", target.namespace, target.name),
-            what: "evict",
+            what: EVICT,
         };
-        match outcome.refusal() {
-            Some(why) => drop(self.refused.insert(subject, why.to_string())),
-            None => drop(self.refused.remove(&subject)),
+        match &outcome.fate {
+            Fate::Refused { why, .. } if why.obstacle().is_none() => {
+                self.refused.insert(subject, why.to_string());
+            }
+            Fate::Accepted | Fate::Terminating | Fate::Gone => drop(self.refused.remove(&subject)),
+            // Neither says anything about the pod.
+            Fate::Refused { .. } | Fate::Unsure(_) => {}
         }
+        self.obstacles.hear(outcome)
     }
 
     /// When the status changes by the passing of time alone; `None`: it does not.
@@ -220,7 +236,7 @@ impl StatusBuilder {
             .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
             .flatten();
         let unwritten = self.unwritten.as_ref().map(|(at, _)| *at + UNWRITTEN_FOR);
-        let times = evictions.chain(unwritten);
+        let times = evictions.chain(unwritten).chain(self.obstacles.ends());
         times.filter(|at| *at > now).min()
     }
 
@@ -301,13 +317,20 @@ impl StatusBuilder {
             rule: Some(name.clone()),
             reason: cut(why.clone(), 1024),
         });
+        let obstacles = self.obstacles.told(view.now);
+        let obstacles = obstacles.map(|(rule, reason)| RefusedStatus {
+            what: EVICT.to_owned(),
+            pod: None,
+            rule: Some(rule.to_string()),
+            reason: cut(reason.to_owned(), 1024),
+        });
         let pods = self.refused.iter().map(|(subject, reason)| RefusedStatus {
             what: subject.what.to_owned(),
             pod: Some(subject.pod.clone()),
             rule: Some(subject.rule.to_string()),
             reason: cut(reason.clone(), 1024),
         });
-        left_out.chain(pods).take(MOST).collect()
+        left_out.chain(obstacles).chain(pods).take(MOST).collect()
     }
 }
 

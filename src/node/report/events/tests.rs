@@ -10,7 +10,7 @@ use crate::engine::plan::Transition;
 use crate::engine::policy::{Action, CpuThrottle, Strategy};
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::node::actuate::evict_api::Request;
+use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn policy() -> PolicySet {
     let action = Action {
@@ -328,9 +328,18 @@ fn an_eviction_is_told_when_it_is_accepted_and_a_refusal_names_its_reason() {
     assert!(notes.iter().all(|note| note.reason == "EvictionRefused"));
     assert!(notes[1].message.contains("budget web"), "{notes:?}");
     notes.clear();
-    let why = Refusal::Late;
+    let why = Refusal::Unanswered("timed out".to_owned());
     teller.outcome(&outcome(Fate::Refused { until, why }), &mut notes);
-    assert_eq!(notes, [], "what is only decided anew is nobody's news");
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    notes.clear();
+    let why = Refusal::Away("timed out".to_owned());
+    let away = outcome(Fate::Refused { until, why });
+    teller.outcome(&away, &mut notes);
+    assert_eq!(notes, [], "no pod is to be blamed");
+    assert_eq!(
+        line(&held_up(&away)),
+        "EvictionRefused nwm: q/r: no pod is evicted: the API server can't be reached: timed out"
+    );
 }
 
 #[test]

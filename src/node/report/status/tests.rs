@@ -1,10 +1,12 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::eviction::{Delay, Target};
 use crate::engine::plan::Unknown;
 use crate::engine::policy::{PodPolicy, Scope, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
+use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     RuleReport {
@@ -214,6 +216,88 @@ fn what_is_not_done_is_told_until_the_rule_is_over_and_passing_reasons_are_not()
         status.conditions[1].status, "False",
         "nothing is fought over any more"
     );
+}
+
+fn outcome(pod: &str, fate: Fate) -> Outcome {
+    Outcome {
+        request: Request {
+            target: Target {
+                namespace: "batch".to_owned(),
+                name: pod.to_owned(),
+                uid: pod.to_owned(),
+            },
+            rule: RuleId::from("q/r"),
+            grace: Duration::from_secs(30),
+            expires: BootTime::default() + Duration::from_secs(100),
+        },
+        at: BootTime::default() + Duration::from_secs(90),
+        fate,
+    }
+}
+
+fn refused(pod: &str, why: Refusal) -> Outcome {
+    let until = BootTime::default() + Duration::from_secs(100);
+    outcome(pod, Fate::Refused { until, why })
+}
+
+fn decided(pod: &str, change: &Value) -> Event {
+    let mut decision = json!({"at": 0, "rule": "q/r", "would": false, "pod": pod, "podName": format!("batch/{pod}")});
+    let decision = decision.as_object_mut().expect("an object");
+    decision.extend(change.as_object().expect("an object").clone());
+    let decision = Value::Object(decision.clone());
+    Event::Decision(serde_json::from_value(decision).expect("a decision"))
+}
+
+#[test]
+fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_tried() {
+    let scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    let down = || Refusal::Wait {
+        wait: Duration::from_secs(10),
+        by: Delay::Webhook,
+        why: "failed calling webhook \"evictions.plimsoll.dev\": connection refused".to_owned(),
+    };
+    assert!(builder.hear_outcome(&refused("a", down())));
+    let first = builder.build(&scene.view()).refused;
+    let expected = RefusedStatus {
+        what: "evict".to_owned(),
+        pod: None,
+        rule: Some("q/r".to_owned()),
+        reason: "failed calling webhook \"evictions.plimsoll.dev\": connection refused".to_owned(),
+    };
+    assert_eq!(first, [expected]);
+    for pod in ["b", "c", "a"] {
+        let evict = json!({"change": "evict", "grace": {"secs": 30, "nanos": 0}, "release": 450});
+        builder.hear(&[decided(pod, &evict)]);
+        assert!(!builder.hear_outcome(&refused(pod, down())));
+        assert_eq!(builder.build(&scene.view()).refused, first);
+    }
+    let mut later = scene.view();
+    later.now = builder.changes_at(later.now, &[]).expect("it ends");
+    assert_eq!(builder.build(&later).refused, [], "not met again");
+    builder.hear_outcome(&outcome("a", Fate::Accepted));
+    assert_eq!(builder.build(&scene.view()).refused, []);
+}
+
+#[test]
+fn a_pod_that_cannot_be_evicted_is_shown_until_it_is_however_it_is_throttled_and_tried_meanwhile() {
+    let scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    let budget = Refusal::Budget("web needs 2 healthy pods".to_owned());
+    assert!(!builder.hear_outcome(&refused("a", budget)));
+    let shown = builder.build(&scene.view()).refused;
+    assert_eq!(shown[0].pod.as_deref(), Some("batch/a"));
+    let evict = json!({"change": "evict", "grace": {"secs": 30, "nanos": 0}, "release": 450});
+    builder.hear(&[decided("a", &evict)]);
+    assert_eq!(builder.build(&scene.view()).refused, shown);
+    builder.hear_outcome(&outcome("a", Fate::Unsure("timed out".to_owned())));
+    assert_eq!(builder.build(&scene.view()).refused, shown);
+    let unanswered = Refusal::Unanswered("timed out".to_owned());
+    builder.hear_outcome(&refused("a", unanswered));
+    let unanswered = builder.build(&scene.view()).refused;
+    assert!(unanswered[0].reason.contains("without an answer"));
+    builder.hear_outcome(&outcome("a", Fate::Accepted));
+    assert_eq!(builder.build(&scene.view()).refused, []);
 }
 
 #[test]
