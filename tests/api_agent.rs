@@ -13,13 +13,13 @@ mod run_support;
 
 use std::time::Duration;
 
-use agent_support::{HIGH, LOW, NODE, Node, closing, evicting, pod, rule, throttling};
+use agent_support::{HIGH, LOW, NODE, Node, SOON, closing, evicting, pod, rule, throttling};
 use api_support::faults::{Fault, Proxy};
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
 use run_support::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Not a test: what runs in the pods.
 #[test]
@@ -182,6 +182,102 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
             && status["evictions"][1]["pod"] == first[0].as_str()
             && status["evictions"][1]["outcome"] == "Gone"
     });
+}
+
+/// Evictions need the word of a webhook that nobody serves; returns when the API server asks for it.
+fn guard_that_is_down(node: &Node, pod: &str) {
+    let webhook = json!({
+        "name": "evictions.example.dev", "clientConfig": {"url": "https://127.0.0.1:1/"}, "failurePolicy": "Fail",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/eviction"], "operations": ["CREATE"]}],
+        "sideEffects": "None", "admissionReviewVersions": ["v1"],
+    });
+    node.plane.create(&[json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "guard"}, "webhooks": [webhook],
+    })]);
+    let path = format!("/api/v1/namespaces/default/pods/{pod}/eviction?dryRun=All");
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}});
+    eventually("the API server asks it", || {
+        let tried = node.plane.try_kubectl(
+            &["create", "--raw", &path, "-f", "-"],
+            &eviction.to_string(),
+        );
+        tried
+            .is_err_and(|why| why.contains("calling webhook"))
+            .then_some(())
+    });
+}
+
+#[test]
+fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
+    let Some(mut node) = Node::new() else { return };
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
+    for name in ["one", "two", "three"] {
+        let mut pod = pod(name, "batch");
+        pod["metadata"]["ownerReferences"] = owner.clone();
+        node.burn_in(&pod);
+    }
+    guard_that_is_down(&node, "one");
+    node.keep(&evicting());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    node.machine.load.set(HIGH);
+    let refused = || {
+        let told = node.status()["refused"].as_array().cloned();
+        let evict = |it: &Value| it["what"] == "evict";
+        told.unwrap_or_default()
+            .into_iter()
+            .filter(evict)
+            .collect::<Vec<_>>()
+    };
+    agent.until("it is in the status", || !refused().is_empty());
+    let first = refused();
+    let [entry] = first.as_slice() else {
+        panic!("one for all pods: {first:?}");
+    };
+    assert_eq!(
+        (&entry["rule"], &entry["pod"]),
+        (&json!("q/cpu"), &Value::Null)
+    );
+    let down = r#"failed calling webhook "evictions.example.dev""#;
+    assert!(entry["reason"].as_str().unwrap().contains(down), "{entry}");
+    let counted = |series: &str| {
+        let (_, text) = agent.http("/metrics")?;
+        let value = text.lines().find_map(|line| line.strip_prefix(series));
+        value?.trim().parse::<u64>().ok()
+    };
+    // Three pods are refused in the first round, and then again.
+    agent.until_within(SOON * 4, "it goes on", || {
+        counted(r#"plimsoll_agent_evictions_total{outcome="refused"}"#) >= Some(4)
+    });
+    assert_eq!(refused(), first);
+    let done = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
+    assert_eq!(counted(done), Some(0), "nothing was evicted");
+    let told = |event: &Value| {
+        event["reason"] == "EvictionRefused" && event["involvedObject"]["kind"] == "NodeWatermark"
+    };
+    let events = || {
+        node.plane
+            .list("events")
+            .into_iter()
+            .filter(told)
+            .collect::<Vec<_>>()
+    };
+    agent.until("an event tells it", || !events().is_empty());
+    let events = events();
+    assert!(
+        events.len() == 1 && events[0]["series"].is_null(),
+        "{events:?}"
+    );
+    assert!(events[0]["message"].as_str().unwrap().contains(down));
+    node.plane
+        .kubectl(&["delete", "validatingwebhookconfiguration", "guard"]);
+    agent.until_within(
+        SOON * 4,
+        "a pod is evicted, and nothing is refused any more",
+        || refused().is_empty() && counted(done) >= Some(1),
+    );
 }
 
 #[test]

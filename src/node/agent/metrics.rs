@@ -24,6 +24,7 @@ use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
+use crate::node::actuate::evict_api::Fate;
 use crate::node::clock;
 use crate::node::direct_report::metrics::Reports;
 use crate::node::heartbeat::metrics::Heartbeats;
@@ -59,11 +60,9 @@ struct EffectLabels {
     effect: &'static str,
 }
 
-/// Labels of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct OutcomeLabels {
-    /// `accepted` or `refused`.
-    pub outcome: &'static str,
+struct OutcomeLabels {
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
@@ -144,8 +143,7 @@ pub struct Metrics {
     sample_age: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// How long a tick takes.
     pub tick: Histogram,
-    /// Evictions.
-    pub evictions: Family<OutcomeLabels, Counter>,
+    evictions: Family<OutcomeLabels, Counter>,
     /// Failures of watches.
     pub watch_errors: Family<KindLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
@@ -169,12 +167,13 @@ struct Told {
     node_metric: Option<(Arc<NodeMetric>, String)>,
 }
 
+const EVICT: &str = "evict";
 /// The words of [`action`].
 const ACTIONS: [&str; 6] = [
     "throttle",
     "unthrottle",
     "reclaim",
-    "evict",
+    EVICT,
     "disableScheduling",
     "enableScheduling",
 ];
@@ -260,7 +259,8 @@ impl Metrics {
         let help = "What the Preview rule would have in force: pods, and the node";
         registry.register("would", help, self.would.clone());
         let help = "Actions that rules took (strategy None), or would have taken (Preview): throttle and unthrottle count \
-                    each step of a pod";
+                    each step of a pod, evict counts what the API server accepted, with Preview each pod once until the rule \
+                    is over";
         registry.register("actions", help, self.actions.clone());
         let help = "Pods that a rule passed over, by reason: counted when the reason changes";
         registry.register("spared_pods", help, self.spared.clone());
@@ -278,7 +278,8 @@ impl Metrics {
         registry.register("stopped", help, self.stopped.clone());
         let help = "Pods that are looked after";
         registry.register("pods", help, self.pods.clone());
-        let help = "Evictions that the API server accepted or refused";
+        let help = "Evictions that rules decided on: accepted by the API server, or refused by it or whom it asks, or not to \
+                    be sent: status.refused of the NodeWatermark says why";
         registry.register("evictions", help, self.evictions.clone());
         let help = "How old the last sample of the node is";
         let age = self.sample_age.clone();
@@ -334,20 +335,40 @@ impl Metrics {
         self.told(|told| told.node_metric = Some((metric, json)));
     }
 
-    /// Counts what the rules did in an evaluation.
+    /// Counts what came of an eviction.
+    pub fn outcome(&self, fate: &Fate) {
+        let outcome = match fate {
+            Fate::Accepted => "accepted",
+            Fate::Refused { .. } => "refused",
+            Fate::Terminating | Fate::Gone | Fate::Unsure(_) => return,
+        };
+        let labels = OutcomeLabels { outcome };
+        self.evictions.get_or_create(&labels).inc();
+        if *fate == Fate::Accepted {
+            self.acted(EVICT, Strategy::Enforce);
+        }
+    }
+
+    fn acted(&self, action: &'static str, strategy: Strategy) {
+        let strategy = strategy.name();
+        let labels = ActionLabels { action, strategy };
+        self.actions.get_or_create(&labels).inc();
+    }
+
+    /// Counts what the rules did in an evaluation; of evictions what they would have done, since others have a say in
+    /// those: see [`Self::outcome`].
     pub fn count(&self, transitions: &[Transition]) {
         for Transition { would, change, .. } in transitions {
             let strategy = if *would {
-                Strategy::Preview.name()
+                Strategy::Preview
             } else {
-                Strategy::Enforce.name()
+                Strategy::Enforce
             };
-            if let Some(action) = action(change) {
-                let labels = ActionLabels { action, strategy };
-                self.actions.get_or_create(&labels).inc();
+            if let Some(action) = action(change).filter(|it| *would || *it != EVICT) {
+                self.acted(action, strategy);
             }
             if let Change::Spared { reason, .. } = change {
-                let reason = reason.name();
+                let (reason, strategy) = (reason.name(), strategy.name());
                 let labels = SparedLabels { reason, strategy };
                 self.spared.get_or_create(&labels).inc();
             }
@@ -474,7 +495,7 @@ const fn action(change: &Change) -> Option<&'static str> {
         Change::Throttle { from, to, idle, .. } if *to < *from || *idle => Some("throttle"),
         Change::Throttle { .. } => Some("unthrottle"),
         Change::Reclaim { .. } => Some("reclaim"),
-        Change::Evict { .. } => Some("evict"),
+        Change::Evict { .. } => Some(EVICT),
         Change::SchedulingDisabled { .. } => Some("disableScheduling"),
         Change::SchedulingEnabled => Some("enableScheduling"),
         Change::State { .. }

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Machine;
-use super::metrics::{Metrics, OutcomeLabels, ThrottledPod};
+use super::metrics::{Metrics, ThrottledPod};
 use super::rules::Rules;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
@@ -18,7 +18,7 @@ use crate::engine::RuleReport;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict_api::{Fate, Outcome};
+use crate::node::actuate::evict_api::Outcome;
 use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
@@ -118,7 +118,7 @@ impl Reporter {
     ) {
         let outcomes = machine.outside_mut().take_outcomes();
         for outcome in &outcomes {
-            count(metrics, outcome);
+            metrics.outcome(&outcome.fate);
         }
         let standing = machine.outside().standing();
         let stands = standing != self.standing;
@@ -321,16 +321,6 @@ fn throttled_pods(machine: &Machine) -> Vec<ThrottledPod> {
         })
     });
     pods.collect()
-}
-
-fn count(metrics: &Metrics, outcome: &Outcome) {
-    let outcome = match outcome.fate {
-        Fate::Accepted => "accepted",
-        Fate::Refused { .. } => "refused",
-        Fate::Terminating | Fate::Gone | Fate::Unsure(_) => return,
-    };
-    let labels = OutcomeLabels { outcome };
-    metrics.evictions.get_or_create(&labels).inc();
 }
 
 /// Whether it says that all is given back.

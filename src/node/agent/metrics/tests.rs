@@ -181,3 +181,45 @@ fn what_rules_do_and_would_do_is_counted_from_the_start() {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
 }
+
+#[test]
+fn an_eviction_counts_as_an_action_once_it_is_accepted_and_in_preview_once_it_is_decided() {
+    use crate::engine::pod::PodUid;
+    use crate::node::actuate::evict_api::Refusal;
+
+    let metrics = Metrics::new(clock::boot_time(), true);
+    let decided = |would| Transition {
+        at: BootTime::default(),
+        rule: RuleId::from("q/cpu"),
+        would,
+        change: Change::Evict {
+            pod: PodUid::from("p"),
+            grace: Duration::from_secs(30),
+            release: None,
+        },
+    };
+    let counted = || {
+        let text = Source::metrics(&metrics);
+        let count = |series: &str| {
+            let mut lines = text.lines();
+            let value =
+                lines.find_map(|line| line.strip_prefix(series)?.trim().parse::<u64>().ok());
+            value.unwrap_or_else(|| panic!("{series} is missing in\n{text}"))
+        };
+        [
+            count(r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#),
+            count(r#"plimsoll_agent_actions_total{action="evict",strategy="Preview"}"#),
+            count(r#"plimsoll_agent_evictions_total{outcome="accepted"}"#),
+            count(r#"plimsoll_agent_evictions_total{outcome="refused"}"#),
+        ]
+    };
+    metrics.count(&[decided(false), decided(false), decided(true)]);
+    metrics.outcome(&Fate::Refused {
+        until: BootTime::default(),
+        why: Refusal::Away("timed out".to_owned()),
+    });
+    assert_eq!(counted(), [0, 1, 0, 1]);
+    metrics.outcome(&Fate::Unsure("timed out".to_owned()));
+    metrics.outcome(&Fate::Accepted);
+    assert_eq!(counted(), [1, 1, 1, 1]);
+}
