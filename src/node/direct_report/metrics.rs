@@ -30,17 +30,20 @@ pub struct Reports {
     lag: Gauge<f64, AtomicU64>,
     interval: Gauge<f64, AtomicU64>,
     answered: Histogram,
-    /// When the newest report was measured that the leader acknowledged, in nanoseconds on the boot clock; 0: never.
+    /// When the newest report was measured that the leader acknowledged; before the first, when they began to be sent; in
+    /// nanoseconds on the boot clock. 0: none are.
     acknowledged: Arc<AtomicU64>,
 }
 
 impl Default for Reports {
     fn default() -> Self {
+        let interval = Gauge::default();
+        interval.set(f64::NAN);
         Self {
             results: Family::default(),
             replicas: Gauge::default(),
             lag: Gauge::default(),
-            interval: Gauge::default(),
+            interval,
             answered: Histogram::new(BUCKETS),
             acknowledged: Arc::default(),
         }
@@ -56,8 +59,8 @@ impl Reports {
         registry.register("reports", help, self.results.clone());
         let help = "Ready replicas of the controller that reports go to";
         registry.register("report_replicas", help, self.replicas.clone());
-        let help =
-            "How old the newest report is that the leader has acknowledged; NaN before the first";
+        let help = "How old the newest report is that the leader has acknowledged; before the first, how long the agent runs; \
+             NaN where none are sent";
         registry.register_with_unit("report_lag", help, Unit::Seconds, self.lag.clone());
         let help = "How often the leader wants reports that tell of no change; NaN before its first answer";
         registry.register_with_unit(
@@ -76,6 +79,16 @@ impl Reports {
         with_one_series(&self.results);
     }
 
+    /// Reports are sent since then.
+    pub(super) fn begin(&self, started: BootTime) {
+        self.measured(started);
+    }
+
+    fn measured(&self, at: BootTime) {
+        self.acknowledged
+            .fetch_max(at.as_nanos(), Ordering::Relaxed);
+    }
+
     /// A report came to its end.
     pub(super) fn count(&self, result: &'static str) {
         self.results.get_or_create(&ResultLabels { result }).inc();
@@ -91,8 +104,7 @@ impl Reports {
 
     /// The leader acknowledged what was measured then, and wants the next after so long.
     pub(super) fn acknowledged(&self, measured: BootTime, interval: Duration) {
-        self.acknowledged
-            .fetch_max(measured.as_nanos(), Ordering::Relaxed);
+        self.measured(measured);
         self.interval.set(interval.as_secs_f64());
     }
 
@@ -102,8 +114,40 @@ impl Reports {
         let known = measured != BootTime::default();
         let lag = known.then(|| now.since(measured).as_secs_f64());
         self.lag.set(lag.unwrap_or(f64::NAN));
-        if !known {
-            self.interval.set(f64::NAN);
-        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime::default() + Duration::from_secs(seconds)
+    }
+
+    fn figures(reports: &Reports, seconds: u64) -> [String; 2] {
+        let mut registry = Registry::default();
+        reports.register(&mut registry);
+        reports.refresh(at(seconds));
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("text");
+        ["report_lag_seconds ", "report_interval_seconds "].map(|name| {
+            let mut lines = text.lines();
+            let value = lines.find_map(|line| line.strip_prefix(name));
+            value.expect("a figure").to_owned()
+        })
+    }
+
+    #[test]
+    fn whoever_was_never_acknowledged_lags_since_it_began() {
+        let reports = Reports::default();
+        assert_eq!(figures(&reports, 1000), ["NaN", "NaN"], "none are sent");
+        reports.begin(at(1000));
+        assert_eq!(figures(&reports, 1130), ["130.0", "NaN"]);
+        reports.acknowledged(at(1128), Duration::from_secs(10));
+        assert_eq!(figures(&reports, 1130), ["2.0", "10.0"]);
+        assert_eq!(figures(&reports, 1500), ["372.0", "10.0"]);
     }
 }

@@ -93,6 +93,7 @@ impl DirectReports {
         acknowledged: watch::Sender<bool>,
         metrics: Reports,
     ) -> Self {
+        metrics.begin(started);
         let (newest, taken) = watch::channel(None);
         let run = run::run(client, options, started, taken, acknowledged, metrics);
         Self {
