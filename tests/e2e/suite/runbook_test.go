@@ -35,6 +35,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		"PlimsollAgentsSilent":           nodes[0],
 		"PlimsollReportsNotAcknowledged": "plimsoll-report",
 		"PlimsollRulesRefused":           nodes[0],
+		"PlimsollEvictionsRefused":       "plimsoll-metrics",
 		"PlimsollEvictionsUnguarded":     "caBundle",
 		"PlimsollEvictionsUnrecorded":    "evictions.json",
 		"PlimsollStopped":                "resume",
@@ -43,7 +44,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		if heading == "PlimsollCertificateExpires" { // it asks cert-manager too
 			continue
 		}
-		out := page.Look(t, heading, " NAME", " runbook", " POD", " "+agentPod(nodes[0]))
+		out := page.Look(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
 		if !strings.Contains(out, says[heading]) {
 			t.Errorf("%s: %q is not in what its commands print:\n%s", heading, says[heading], out)
 		}
