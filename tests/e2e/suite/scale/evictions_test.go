@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -19,7 +20,11 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	shared "plimsoll.dev/suite/plane"
 )
@@ -29,15 +34,17 @@ const (
 	// The fleet's budget in the scene, and how long it lasts.
 	allowed = 7
 	window  = 20 * time.Second
+	// More than agents are let evict.
+	victimsPerNode = 3
 )
-
-// An eviction was carried out between these times.
-type eviction struct{ begun, done time.Time }
 
 // evictors stand for the agents of the nodes: each evicts one pod of its node after the other, as fast as it is let.
 type evictors struct {
 	lock sync.Mutex
-	done []eviction
+	// begun has when each pod began to end, cut to the second, as the API server has stamped it: also of an eviction whose answer got lost.
+	begun map[types.UID]time.Time
+	// accepted are those that somebody was told of.
+	accepted []types.UID
 	// refusals counts them by their words.
 	refusals map[string]int
 }
@@ -49,7 +56,8 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	nodes := p.nodes(evicting)
 	p.victims(nodes)
 	replicas := []*replica{p.guard("first"), p.guard("second")}
-	e := &evictors{refusals: map[string]int{}}
+	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e.watch(p)
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
 	for _, node := range nodes {
@@ -59,8 +67,8 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	until := func(what string, evictions int) {
 		t.Helper()
 		p.Eventually(3*time.Minute, what, func() error {
-			if done := e.count(); done < evictions {
-				return fmt.Errorf("%d are, refused: %v", done, e.said())
+			if begun := e.count(); begun < evictions {
+				return fmt.Errorf("%d are, refused: %v", begun, e.said())
 			}
 			return nil
 		})
@@ -75,8 +83,9 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	}
 	end()
 	all.Wait()
+	p.Eventually(time.Minute, "all pods are seen that end", func() error { return e.misses(p) })
 	e.holds(t)
-	t.Logf("%d evictions on %d nodes; refused: %v", e.count(), evicting, e.said())
+	t.Logf("%d evictions on %d nodes, of which %d were answered; refused: %v", e.count(), evicting, len(e.accepted), e.said())
 	for reason := range e.refusals {
 		if !strings.Contains(reason, "the fleet's budget") && !strings.Contains(reason, "leads") && !strings.Contains(reason, "failed calling webhook") {
 			t.Errorf("refused for another reason: %s", reason)
@@ -84,14 +93,70 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	}
 }
 
+// watch has every pod that begins to end noted, until the test ends.
+func (e *evictors) watch(p *plane) {
+	p.T.Helper()
+	factory := informers.NewSharedInformerFactoryWithOptions(p.Kube, 0, informers.WithNamespace("default"),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = "app=victim" }))
+	note := func(object any) {
+		pod, is := object.(*corev1.Pod)
+		if !is || pod.DeletionTimestamp == nil {
+			return
+		}
+		// It says until when the pod is left time.
+		grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
+		e.lock.Lock()
+		defer e.lock.Unlock()
+		if _, known := e.begun[pod.UID]; !known {
+			e.begun[pod.UID] = pod.DeletionTimestamp.Add(-grace)
+		}
+	}
+	pods := factory.Core().V1().Pods().Informer()
+	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: note, UpdateFunc: func(_, object any) { note(object) }, DeleteFunc: note,
+	}); err != nil {
+		p.T.Fatal(err)
+	}
+	stop := make(chan struct{})
+	p.T.Cleanup(func() { close(stop) })
+	factory.Start(stop)
+	if !cache.WaitForCacheSync(stop, pods.HasSynced) {
+		p.T.Fatal("the pods can't be listed")
+	}
+}
+
+// misses says which pods end, or are gone, and were not seen beginning to.
+func (e *evictors) misses(p *plane) error {
+	list, err := p.Kube.CoreV1().Pods("default").List(background, metav1.ListOptions{LabelSelector: "app=victim"})
+	if err != nil {
+		return err
+	}
+	running := 0
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			running++
+		}
+	}
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	if ended := evicting*victimsPerNode - running; ended != len(e.begun) {
+		return fmt.Errorf("%d of %d were seen", len(e.begun), ended)
+	}
+	for _, uid := range e.accepted {
+		if _, seen := e.begun[uid]; !seen {
+			return fmt.Errorf("%s was evicted, as its agent was told, and does not end", uid)
+		}
+	}
+	return nil
+}
+
 // holds fails the test where more pods began to end within a window than the budget allows.
 func (e *evictors) holds(t *testing.T) {
 	t.Helper()
-	slices.SortFunc(e.done, func(a, b eviction) int { return a.done.Compare(b.done) })
-	for index := range max(0, len(e.done)-allowed) {
-		first, next := e.done[index], e.done[index+allowed]
-		// However far apart they were, they were no farther than this.
-		if most := next.done.Sub(first.begun); most < window {
+	begun := slices.SortedFunc(maps.Values(e.begun), time.Time.Compare)
+	for index := range max(0, len(begun)-allowed) {
+		// However far apart they were, they were less far than this: both are cut to the second.
+		if most := begun[index+allowed].Sub(begun[index]) + time.Second; most <= window {
 			t.Errorf("evictions %d to %d began within %s: %d are allowed in %s", index, index+allowed, most, allowed, window)
 		}
 	}
@@ -100,7 +165,7 @@ func (e *evictors) holds(t *testing.T) {
 func (e *evictors) count() int {
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	return len(e.done)
+	return len(e.begun)
 }
 
 func (e *evictors) said() string {
@@ -129,7 +194,6 @@ func (e *evictors) act(running context.Context, client kubernetes.Interface, nod
 }
 
 func (e *evictors) evict(running context.Context, client kubernetes.Interface, pod *corev1.Pod) {
-	begun := time.Now()
 	err := client.CoreV1().Pods("default").EvictV1(running, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
@@ -139,7 +203,7 @@ func (e *evictors) evict(running context.Context, client kubernetes.Interface, p
 	var status *apierrors.StatusError
 	switch {
 	case err == nil:
-		e.done = append(e.done, eviction{begun, time.Now()})
+		e.accepted = append(e.accepted, pod.UID)
 	case errors.As(err, &status) && !apierrors.IsNotFound(err):
 		reason, _, _ := strings.Cut(status.ErrStatus.Message, ": Post")
 		e.refusals[reason]++
@@ -204,7 +268,7 @@ func (p *plane) leaderOf(replicas []*replica) (leader *replica) {
 func (p *plane) victims(nodes []string) {
 	p.T.Helper()
 	for _, node := range nodes {
-		for index := range 3 {
+		for index := range victimsPerNode {
 			pod := &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("victim-%s-%d", node, index), Labels: map[string]string{"app": "victim"}},
 				Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "it", Image: "none"}}},
