@@ -156,6 +156,27 @@ fn the_nodes_files_are_read_as_documented() {
 }
 
 #[test]
+fn interfaces_are_read_from_the_file_that_is_named() {
+    let fake = Fake::new();
+    node_files(&fake);
+    fake.file("host/net_dev", NET_DEV.replace("eth", "host"));
+    let mut sampler = sampler(&fake, v2(&fake));
+    let mut sample = Sample::default();
+    let names = |sample: &Sample| -> Vec<String> {
+        let interfaces = sample.node.interfaces.iter();
+        interfaces.map(|it| it.interface.to_string()).collect()
+    };
+    sampler.set_net_dev(&fake.root().join("host/net_dev"));
+    sampler.sample_node(BootTime::default(), &everything(), &mut sample);
+    assert_eq!(names(&sample), ["host0", "host1"]);
+    assert!(sample.node.cpu.is_some() && !sample.node.disks.is_empty());
+    // Where it is missing, nobody else's interfaces are taken for the host's.
+    sampler.set_net_dev(&fake.root().join("host/none"));
+    sampler.sample_node(BootTime::default(), &everything(), &mut sample);
+    assert_eq!(names(&sample), [""; 0]);
+}
+
+#[test]
 fn only_what_is_demanded_is_read() {
     let fake = Fake::new();
     node_files(&fake);
@@ -455,6 +476,34 @@ fn the_run_delay_counter_never_goes_backwards() {
         "nobody waits for longer than has passed"
     );
     assert_eq!(look(6, &[]), 1_000_000_220);
+}
+
+#[test]
+fn threads_out_of_sight_leave_the_counter_unknown() {
+    let fake = Fake::new();
+    let unified = v2(&fake);
+    v2_pod(&fake, "p");
+    // What the kernel lists to a process in another PID namespace: on v2 zeros, on v1 nothing.
+    for text in ["0\n0\n", "7\n0\n"] {
+        fake.file("cg/p/cgroup.threads", text)
+            .file("proc/7/schedstat", "1 2 3\n");
+        let (pod, faults) = look_at(&fake, unified.clone(), "p");
+        assert_eq!(pod.unwrap().containers[0].run_delay_nanos, None, "{text:?}");
+        assert_eq!(faults, [""; 0]);
+    }
+    for (text, waited) in [("", None), ("7\n", Some(0))] {
+        fake.file("v1/cpu/tasks", "")
+            .file("v1/cpuacct/p/cpuacct.usage", "5\n")
+            .file("v1/cpu/p/tasks", text);
+        let hierarchy = Hierarchy::below(&fake.root().join("v1")).unwrap();
+        let (pod, faults) = look_at(&fake, hierarchy, "p");
+        assert_eq!(
+            pod.unwrap().containers[0].run_delay_nanos,
+            waited,
+            "{text:?}"
+        );
+        assert_eq!(faults, [""; 0]);
+    }
 }
 
 #[test]

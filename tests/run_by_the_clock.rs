@@ -111,6 +111,7 @@ impl Ground {
         let settings = Settings {
             hierarchy,
             proc_root: self.path("proc"),
+            net_dev: None,
             state_dir: self.path("state"),
             sample_interval: Duration::from_secs(1),
             sample_everything: false,

@@ -49,6 +49,7 @@ fn steady(ground: &Machine, watermark: &str) -> host::Machine {
     let settings = Settings {
         hierarchy: ground.hierarchy.clone(),
         proc_root: "/proc".into(),
+        net_dev: None,
         state_dir: ground.path("state"),
         sample_interval: Duration::from_millis(20),
         sample_everything: false,

@@ -24,7 +24,7 @@ it keeps in --state-dir, also over a restart of its own.
 
 Examples:
   What the DaemonSet runs:
-    plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --proc-root /host/proc
+    plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --net-dev /host/proc/1/net/dev
   On a node itself, as root, with an administrator's kubeconfig (that of the node's kubelet has too few rights):
     plimsoll agent --node-name worker-1 --kubeconfig /root/.kube/config
   Undo everything that an agent left on this node (cgroups first, the taint and condition where the API answers):
@@ -68,9 +68,13 @@ pub struct Args {
     #[arg(long, value_name = "CGROUP")]
     kubelet_cgroup_root: Option<String>,
 
-    /// Where the node's proc is mounted
+    /// Where proc is mounted: a container's own will do, but for --net-dev
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc_root: PathBuf,
+
+    /// The node's /proc/1/net/dev [default: that of --proc-root]
+    #[arg(long, value_name = "FILE")]
+    net_dev: Option<PathBuf>,
 
     /// Read the node's files, and what is in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
@@ -165,6 +169,7 @@ impl Args {
             cgroup_root: self.cgroup_root.clone(),
             kubelet_root: self.kubelet_cgroup_root.clone(),
             proc_root: self.proc_root.clone(),
+            net_dev: self.net_dev.clone(),
             sample_interval: self.sample_interval,
             listen: self.listen,
             pod_metrics: !self.no_pod_metrics,

@@ -450,6 +450,7 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
     Settings {
         hierarchy: options.hierarchy.clone(),
         proc_root: PathBuf::from("/proc"),
+        net_dev: None,
         state_dir: state_dir.path().to_owned(),
         sample_interval: FRAME,
         sample_everything: true,

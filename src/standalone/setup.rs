@@ -175,6 +175,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     let settings = Settings {
         hierarchy,
         proc_root: options.proc_root.clone(),
+        net_dev: None,
         state_dir: options.state_dir.clone(),
         sample_interval: options.sample_interval,
         sample_everything: options.record.is_some(),

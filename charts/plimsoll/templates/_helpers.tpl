@@ -33,6 +33,39 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* What an agent, the caller's dict giving root and layout, has of its node: the cgroup trees to read, and in each the pods' part to
+write. */}}
+{{- define "plimsoll.cgroupTrees" -}}
+{{ eq .layout.cgroup "v1" | ternary (list "cpu" "cpuacct" "memory") (list "") | toJson }}
+{{- end -}}
+
+{{- define "plimsoll.cgroupMounts" -}}
+{{- $kubepods := .layout.kubepods | trimAll "/" }}
+{{- range $tree := include "plimsoll.cgroupTrees" . | fromJsonArray }}
+{{- $at := list "/host/sys/fs/cgroup" $tree | compact | join "/" }}
+- {name: {{ list "cgroup" $tree | compact | join "-" }}, mountPath: {{ $at }}, readOnly: true, recursiveReadOnly: IfPossible}
+- {name: {{ list "pods" $tree | compact | join "-" }}, mountPath: {{ $at }}/{{ $kubepods }}}
+{{- end }}
+{{- end -}}
+
+{{- define "plimsoll.cgroupVolumes" -}}
+{{- $kubepods := .layout.kubepods | trimAll "/" }}
+{{- range $tree := include "plimsoll.cgroupTrees" . | fromJsonArray }}
+{{- $at := list "/sys/fs/cgroup" $tree | compact | join "/" }}
+# Directory: a missing one must not be made, it would be a cgroup.
+- name: {{ list "cgroup" $tree | compact | join "-" }}
+  hostPath: {path: {{ $at }}, type: Directory}
+- name: {{ list "pods" $tree | compact | join "-" }}
+  hostPath: {path: {{ $at }}/{{ $kubepods }}, type: Directory}
+{{- end }}
+{{- end -}}
+
+{{/* Root, as cgroup files are root's, and nothing else. */}}
+{{- define "plimsoll.agentHardening" -}}
+runAsUser: 0
+{{- include "plimsoll.hardening" . | nindent 0 }}
+{{- end -}}
+
 {{- define "plimsoll.livenessProbe" -}}
 livenessProbe:
   httpGet: {path: /livez, port: http}

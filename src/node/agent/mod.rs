@@ -67,8 +67,10 @@ pub struct Options {
     pub cgroup_root: Option<PathBuf>,
     /// The kubelet's `cgroupRoot`; found where absent.
     pub kubelet_root: Option<String>,
-    /// Where the node's `/proc` is mounted.
+    /// Where a `/proc` is mounted.
     pub proc_root: PathBuf,
+    /// The node's `/proc/1/net/dev`, where that `/proc` is not the node's.
+    pub net_dev: Option<PathBuf>,
     /// The node's files are read at least this often.
     pub sample_interval: Duration,
     /// Where probes and metrics are served.
@@ -105,7 +107,7 @@ pub enum AgentError {
     Layout(#[from] LayoutError),
     /// No usable `/proc`.
     #[error(
-        "failed to read CPU time or memory from {}: {reason}; name the folder that the node's proc is mounted at with --proc-root",
+        "failed to read CPU time or memory from {}: {reason}; name the folder that proc is mounted at with --proc-root, usually /proc",
         root.display()
     )]
     Proc {

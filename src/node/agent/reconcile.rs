@@ -333,6 +333,7 @@ impl Agent {
         let settings = Settings {
             hierarchy: self.hierarchy.clone(),
             proc_root: self.options.proc_root.clone(),
+            net_dev: self.options.net_dev.clone(),
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
             sample_everything: false,

@@ -104,7 +104,7 @@ impl ContainerReader {
         };
         out.run_delay_nanos = if demand.run_delay {
             let result = self.threads.run_delay(reading);
-            self.seen(reading, result)
+            self.seen(reading, result).flatten()
         } else {
             None
         };
@@ -148,9 +148,12 @@ impl Threads {
         }
     }
 
-    /// Time that the threads were runnable and did not run, in nanoseconds since the container was first looked at.
-    fn run_delay(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
-        self.list(reading)?;
+    /// Time that the threads were runnable and did not run, in nanoseconds since the container was first looked at;
+    /// `None` where some are out of sight: this process is in a PID namespace of its own.
+    fn run_delay(&mut self, reading: &mut Reading) -> Result<Option<u64>, ReadError> {
+        if !self.list(reading)? {
+            return Ok(None);
+        }
         let now = reading.now;
         // No thread can have waited for longer than has passed: one that was moved in brings no past along.
         let most = self.last.map_or(0, |last| nanos(now.since(last)));
@@ -168,18 +171,20 @@ impl Threads {
         }
         self.known.retain(|_, thread| thread.seen == now);
         self.last = Some(now);
-        Ok(self.waited)
+        Ok(Some(self.waited))
     }
 
-    fn list(&mut self, reading: &mut Reading) -> Result<(), ReadError> {
+    /// Whether all of them are in sight. Of a thread that is not, v2 says 0 and v1 nothing: there a container that
+    /// runs would have none.
+    fn list(&mut self, reading: &mut Reading) -> Result<bool, ReadError> {
+        let v2 = reading.hierarchy.is_v2();
         let text = reading.try_records(&mut self.tasks)?;
         self.ids.clear();
         let ids = lines(text)
             .filter_map(unsigned)
             .filter_map(|id| u32::try_from(id).ok());
-        // 0 stands for a task that this process's namespace cannot see.
-        self.ids.extend(ids.filter(|id| *id > 0));
-        Ok(())
+        self.ids.extend(ids);
+        Ok(!self.ids.contains(&0) && (v2 || !self.ids.is_empty()))
     }
 }
 

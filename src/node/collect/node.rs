@@ -37,9 +37,14 @@ impl NodeReader {
             loadavg: gauge("loadavg"),
             pressure: ["pressure/cpu", "pressure/memory", "pressure/io"].map(gauge),
             diskstats: gauge("diskstats"),
-            // Process 1 is in the host's network namespace, wherever this process is.
+            // Process 1 is in the host's network namespace, whichever this process is in.
             net_dev: gauge("1/net/dev"),
         }
+    }
+
+    /// Reads the interfaces from that file instead.
+    pub fn set_net_dev(&mut self, net_dev: &Path) {
+        self.net_dev = Gauge::new(net_dev.to_owned());
     }
 
     /// Reads what is asked for; CPU and memory always.

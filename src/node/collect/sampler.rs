@@ -142,6 +142,12 @@ impl Sampler {
         }
     }
 
+    /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc folder: in a container's own
+    /// `/proc` that tells of the container's, while everything else in it that is read is the machine's.
+    pub fn set_net_dev(&mut self, net_dev: &Path) {
+        self.node.set_net_dev(net_dev);
+    }
+
     /// The pods to read from now on, in the order in which samples list them. Those that stay keep their open files.
     pub fn set_pods(&mut self, pods: impl Iterator<Item = (PodUid, CgroupPath)>) {
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)

@@ -50,6 +50,8 @@ pub struct Settings {
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
+    /// The host's `net/dev`, where `proc_root` is not the host's; absent: `1/net/dev` below it.
+    pub net_dev: Option<PathBuf>,
     /// The journal and the other files that outlive the process. Made where it is missing, but not its parents.
     pub state_dir: PathBuf,
     /// The node's files are read at least this often.
@@ -109,6 +111,14 @@ pub struct Machine<O> {
     adopted: usize,
 }
 
+fn sampler(settings: &Settings, hierarchy: Hierarchy) -> Sampler {
+    let mut sampler = Sampler::new(&settings.proc_root, hierarchy);
+    if let Some(net_dev) = &settings.net_dev {
+        sampler.set_net_dev(net_dev);
+    }
+    sampler
+}
+
 impl<O: Outside> Machine<O> {
     /// Takes the state directory and goes on from what an earlier process of this boot left in force there. What
     /// `outside` makes may use the directory: it is this process's own by then.
@@ -136,7 +146,7 @@ impl<O: Outside> Machine<O> {
             demand: Demand::default(),
             report_demand: Demand::default(),
             reports: false,
-            sampler: Sampler::new(&settings.proc_root, hierarchy),
+            sampler: sampler(&settings, hierarchy),
             prober: Probes::default(),
             actuators,
             outside: outside(&writer),

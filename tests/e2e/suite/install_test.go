@@ -53,9 +53,11 @@ func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
 			point, options := fields[4], fields[5]
 			writable := strings.HasPrefix(options, "rw")
 			pods := strings.HasPrefix(point, "/host/sys/fs/cgroup/") && strings.Contains(point, "kubepods")
-			own := strings.HasPrefix(point, "/host/proc/") // mounts of the test cluster's sandbox in its /proc
-			if strings.HasPrefix(point, "/host/") && !own && writable != pods {
+			if strings.HasPrefix(point, "/host/") && writable != pods {
 				t.Errorf("%s is mounted %s", point, options)
+			}
+			if root := fields[3]; strings.Contains(line, " - proc ") && root == "/" && point != "/proc" {
+				t.Errorf("%s leads to other processes: %s", point, line)
 			}
 			if point == "/" && writable {
 				t.Errorf("the root file system can be written")

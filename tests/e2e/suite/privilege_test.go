@@ -4,6 +4,7 @@ package suite
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -14,13 +15,17 @@ import (
 )
 
 // escape is a shell that was got in the agent's place: it says of each attempt whether it left its container, and of the one thing that
-// it is there for whether it can do it. $TREES are the cgroup trees that it may read, $PODS the parts of them that it may write.
+// it is there for whether it can do it. $TREES are the cgroup trees that it may read, $PODS the parts of them that it may write. There is
+// a pod on the node that is root without capabilities, as it is itself: the kernel keeps such processes apart only where they can't see each other.
 const escape = `
 b=/bin/busybox
 try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "left: $what"; else echo "held: $what"; fi; }
 write() { echo "$1" >"$2"; }
 again() { write "$(cat "$1")" "$1"; }
 own() { : >/var/lib/plimsoll/left; "$@" /var/lib/plimsoll/left; code=$?; $b rm -f /var/lib/plimsoll/left; return $code; }
+procs=$($b awk '/ - proc /{print $5}' /proc/self/mountinfo)
+environment() { for proc in $procs; do [ -z "$($b grep -l PLIMSOLL_E2E_VICTIM $proc/[0-9]*/environ)" ] || return 0; done; return 1; }
+files() { for proc in $procs; do [ -z "$(ls $proc/[0-9]*/root/tmp/victim)" ] || return 0; done; return 1; }
 device() { $b mknod /var/lib/plimsoll/left c 1 3 || return 1; $b rm -f /var/lib/plimsoll/left; }
 try "write to the image" write x /bin/left
 for tree in $TREES; do
@@ -33,10 +38,15 @@ for sys in /proc/sys /host/proc/sys; do
   try "set a parameter of the kernel in $sys" again $sys/vm/swappiness
   try "say which program takes core dumps in $sys" again $sys/kernel/core_pattern
 done
+for point in $($b awk '$5 ~ "^/host/" && $6 ~ "^rw" {print $5}' /proc/self/mountinfo); do # as binfmt_misc is, below a /proc
+  case " $PODS " in *" $point "*) ;; *) echo "left: write to $point";; esac
+done
+try "read the environment of another pod that is root" environment
+try "read the files of another pod that is root" files
 try "ask the kernel for help" write h /host/proc/sysrq-trigger
 try "mount a file system" $b mount -t tmpfs none /tmp
 try "mount the root to write" $b mount -o remount,rw /
-try "take a mount away" $b umount -l /host/proc
+try "take a mount away" $b umount -l /host/proc/1/net/dev
 try "be root of a user namespace" $b unshare -U true
 try "get a mount namespace" $b unshare -m true
 try "get a network namespace" $b unshare -n true
@@ -64,7 +74,8 @@ echo end
 func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		needShell(t) // and the tools' image
-		shared(t, node)
+		s := shared(t, node)
+		s.startWeak("victim")
 		agent, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -102,6 +113,24 @@ func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 	})
 }
 
+// startWeak runs a pod that is root without capabilities, with something of its own in its environment and its files.
+func (s *scene) startWeak(name string) {
+	s.Helper()
+	template := s.template(work{name: name})
+	template.Name = name
+	container := &template.Spec.Containers[0]
+	container.Command = []string{"/bin/sh", "-c", ": >/tmp/victim && exec sleep 3600"}
+	container.Env = []corev1.EnvVar{{Name: "PLIMSOLL_E2E_VICTIM", Value: "yes"}}
+	container.SecurityContext = &corev1.SecurityContext{
+		RunAsUser: ptr.To(int64(0)), AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+	if _, err := kube.CoreV1().Pods(s.name).Create(background, pod, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.waitRunning(name)
+}
+
 // takenOver is the agent's own pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
 func takenOver(spec corev1.PodSpec) corev1.PodSpec {
 	spec = *spec.DeepCopy()
@@ -123,4 +152,56 @@ func takenOver(spec corev1.PodSpec) corev1.PodSpec {
 	container.Ports, container.LivenessProbe, container.ReadinessProbe, container.StartupProbe = nil, nil, nil, nil
 	container.Resources = corev1.ResourceRequirements{}
 	return spec
+}
+
+func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		names := "sed -n 's/^ *\\([^: ]*\\):.*/\\1/p' "
+		agents := "/proc/" + processOf(t, node, "agent") + "/root/host/proc/1/net/dev"
+		eventually(t, time.Minute, "the agent sees the interfaces of "+node, func() error { // those of pods come and go
+			both, err := tryOnNode(node, names+"/proc/1/net/dev; echo =; "+names+agents)
+			nodes, seen, _ := strings.Cut(both, "=")
+			if err != nil || strings.TrimSpace(nodes) != strings.TrimSpace(seen) || len(strings.Fields(seen)) < 2 {
+				return fmt.Errorf("it sees %s of %s (%v)", strings.Fields(seen), strings.Fields(nodes), err)
+			}
+			return nil
+		})
+
+		action := s.name + "-none"
+		s.action(action, "{}")
+		// Processes of others are out of sight: what has to be known of them is unknown, not 0.
+		unknown := s.name + "-queue/hot"
+		rules := map[string]rule{ // whose marks are never reached
+			"load":  {metric: "cpu_load_1_min", mark: 1_000_000},
+			"net":   {metric: "network_receive_pckps", mark: 1_000_000_000},
+			"queue": {metric: "container_sched_run_queue_time", mark: 1_000_000_000},
+		}
+		if onNode(t, node, "cat /proc/pressure/memory || true") != "" {
+			rules["psi"] = rule{metric: "memory_pressure_some_avg10", mark: 99}
+		}
+		for what, r := range rules {
+			r.action, r.strategy = action, "Preview"
+			s.rule(s.name+"-"+what, r)
+		}
+		eventually(t, time.Minute, "what can be measured has a value, and what can't is unknown", func() error {
+			values := agentMetrics(t, node)
+			for what, r := range rules {
+				series := fmt.Sprintf(`rule_value{rule="%s-%s/hot",metric="%s"}`, s.name, what, r.metric)
+				if value, has := values[series]; (has && !math.IsNaN(value)) != (what != "queue") {
+					return fmt.Errorf("%s is %v (%v)", series, value, has)
+				}
+			}
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			for _, rule := range now.Status.Rules {
+				if rule.ID == unknown && rule.Unknown == "no sample of it" {
+					return nil
+				}
+			}
+			return fmt.Errorf("the status does not say that %s is unknown: %+v", unknown, now.Status.Rules)
+		})
+	})
 }

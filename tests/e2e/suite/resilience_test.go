@@ -116,7 +116,7 @@ func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
 		t.Cleanup(back)
 		leave()
 		page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
-		if out := page.Run(t, "A node without an agent", "NODE", node); !strings.Contains(out, "deleted") {
+		if out := page.Run(t, "A node without an agent", "NODE", node, "LAYOUT", node); !strings.Contains(out, "deleted") {
 			t.Errorf("it says %s", out)
 		}
 		o.waitUndone(10 * time.Second)

@@ -117,6 +117,10 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
+	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "restoreNode=worker-1")
+	if err == nil || !strings.Contains(err.Error(), "restoreNode is for `helm template`, not for a release") {
+		t.Errorf("the answer is %v", err)
+	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
 	if notes, err := c.helm("install", "plimsoll", "plain", "--dry-run=server"); err != nil || !strings.Contains(notes, "kubectl label namespace plain") {
 		t.Errorf("the notes in a namespace that says nothing: %s (%v)", notes, err)
