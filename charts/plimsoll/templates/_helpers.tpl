@@ -64,6 +64,15 @@ write. */}}
 {{- define "plimsoll.agentHardening" -}}
 runAsUser: 0
 {{- include "plimsoll.hardening" . | nindent 0 }}
+{{- $usual := empty (include "plimsoll.onOpenShift" .) | ternary dict (dict "type" "spc_t") }}
+{{- with .Values.agent.seLinuxOptions | default $usual }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* "true" where pods need SecurityContextConstraints. */}}
+{{- define "plimsoll.onOpenShift" -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end -}}
 {{- end -}}
 
 {{- define "plimsoll.livenessProbe" -}}

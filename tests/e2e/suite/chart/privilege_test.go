@@ -3,6 +3,7 @@
 package chart
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -77,5 +78,65 @@ func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
 	if _, err := render(t, "--values", file, "--set", "restoreNode=worker-1"); err == nil ||
 		!strings.Contains(err.Error(), "restoreLayout: name the layout of node worker-1, one of v2, v2-cgroupfs, v1") {
 		t.Errorf("of three layouts none is named: %v", err)
+	}
+}
+
+func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
+	constraints := func(args ...string) (found []string) {
+		t.Helper()
+		rendered, err := render(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(t, rendered) {
+			role, _, _ := unstructured.NestedString(object.Object, "roleRef", "name")
+			if _, name, is := strings.Cut(role, "system:openshift:scc:"); is {
+				subjects := object.Object["subjects"].([]any)
+				for _, subject := range subjects {
+					found = append(found, fmt.Sprint(object.GetKind(), " ", name, " ", subject.(map[string]any)["name"]))
+				}
+			}
+		}
+		slices.Sort(found)
+		return found
+	}
+	want := []string{"RoleBinding nonroot-v2 plimsoll-controller", "RoleBinding nonroot-v2 plimsoll-test",
+		"RoleBinding nonroot-v2 plimsoll-uninstall", "RoleBinding privileged plimsoll-agent"}
+	if found := constraints("--api-versions", "security.openshift.io/v1"); !slices.Equal(found, want) {
+		t.Errorf("on OpenShift there are %v", found)
+	}
+	if found := constraints(); len(found) != 0 {
+		t.Errorf("elsewhere there are %v", found)
+	}
+}
+
+func TestAgentsHaveTheLabelsOfSELinuxThatAreAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ""},
+		{[]string{"--set", "agent.seLinuxOptions.type=spc_t"}, "spc_t"},
+		{[]string{"--api-versions", "security.openshift.io/v1"}, "spc_t"},
+		{[]string{"--api-versions", "security.openshift.io/v1", "--set", "agent.seLinuxOptions.type=mine_t"}, "mine_t"},
+	} {
+		rendered, err := render(t, append(c.args, "--set", "restoreNode=worker-1")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		agents := 0
+		for name, spec := range podsOf(t, rendered) {
+			got, options := "", spec.Containers[0].SecurityContext.SELinuxOptions
+			if options != nil {
+				got = options.Type
+			}
+			if want := map[bool]string{true: c.want}[strings.Contains(name, "-agent-")]; got != want {
+				t.Errorf("%v: the type of %s is %q", c.args, name, got)
+			}
+			agents += map[bool]int{true: 1}[strings.Contains(name, "-agent-")]
+		}
+		if agents != 2 {
+			t.Errorf("%v: %d kinds of agents", c.args, agents)
+		}
 	}
 }

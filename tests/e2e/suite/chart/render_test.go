@@ -69,6 +69,8 @@ var refused = []struct{ set, says string }{
 	{"monitoring.alerts.label.release=a", "value must be 'monitoring.alerts.labels'"},
 	{"agent.layouts[0].cgroups=v2,agent.layouts[0].name=a,agent.layouts[0].kubepods=b", "value must be 'agent.layouts[].cgroup'"},
 	{"agent.resources.limit.memory=1Gi", "value must be 'limits'"},
+	{"agent.seLinuxOptions.typ=spc_t", "value must be 'agent.seLinuxOptions.type'"},
+	{"agent.selinuxOptions.type=spc_t", "value must be 'agent.seLinuxOptions'"},
 	{"controller.tolerations[0].operater=Exists", "value must be 'operator'"},
 	{"metricsAPI.certmanager.enabled=true", "value must be 'metricsAPI.certManager'"},
 	{"metricsAPI.certManager.issuer=a", "value must be 'metricsAPI.certManager.issuerRef'"},
