@@ -16,7 +16,9 @@ mod run_support;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use actor_support::{AGENT, APPLY, Actor, CONTROLLER, JSON, MERGE, agent_pod, install, kubeconfig};
+use actor_support::{
+    AGENT, APPLY, Actor, CONTROLLER, HOOKS, JSON, MERGE, agent_pod, install, kubeconfig,
+};
 use agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
 use api_support::{ControlPlane, LEASES, free_port, names, now, policy};
 use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
@@ -327,6 +329,10 @@ async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else
     let controller = Actor::of(&plane, CONTROLLER, None).await;
     for (account, actor) in [(AGENT, &agent), (CONTROLLER, &controller)] {
         check_account(account, actor, &matrix, &questions, &nobody).await;
+    }
+    for account in HOOKS {
+        let actor = Actor::of(&plane, account, None).await;
+        check_account(account, &actor, &matrix, &questions, &nobody).await;
     }
     makes_again_what_is_its_own(&plane, &controller).await;
 }

@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use chart_support::document::document;
-use chart_support::{NAMESPACE, file, rendered};
+use chart_support::{NAMESPACE, file, rendered_with_hooks};
 use plimsoll::engine::metric::Metric;
 
 fn read(path: &str) -> String {
@@ -215,7 +215,7 @@ fn chart() -> Option<String> {
         std::io::stderr().write_all(text.as_bytes()).unwrap();
         return None;
     }
-    Some(rendered(&helm, NAMESPACE))
+    Some(rendered_with_hooks(&helm, NAMESPACE))
 }
 
 #[test]

@@ -18,14 +18,16 @@ use plimsoll::cluster::client::connect;
 use serde_json::{Value, json};
 
 use crate::api_support::ControlPlane;
-use crate::chart_support::{self, NAMESPACE, rendered};
+use crate::chart_support::{self, NAMESPACE, rendered_with_hooks};
 
 pub const AGENT: &str = "plimsoll-agent";
 pub const CONTROLLER: &str = "plimsoll-controller";
+/// Who runs `helm test`, and who stops all agents before `helm uninstall`.
+pub const HOOKS: [&str; 2] = ["plimsoll-test", "plimsoll-uninstall"];
 
-/// Installs what of the chart needs no kubelet, as administrators do. Returns the chart.
+/// Installs what of the chart needs no kubelet, as administrators do, hooks included. Returns the chart.
 pub fn install(plane: &ControlPlane, namespace: &str) -> String {
-    let chart = rendered(&plane.tool("helm"), namespace);
+    let chart = rendered_with_hooks(&plane.tool("helm"), namespace);
     let kinds = [
         "ServiceAccount",
         "Namespace",

@@ -33,6 +33,7 @@ const INTRODUCTION: &str = "\
 
 Written from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` gives, and why.
 Whatever is not here is refused: `tests/api_permissions.rs` tries all of it on a real API server.
+`plimsoll-test` and `plimsoll-uninstall` are there only while `helm test` and `helm uninstall` run.
 [security.md](security.md) says what follows from it.
 ";
 

@@ -35,13 +35,46 @@ pub fn file(path: &str) -> PathBuf {
 
 /// The chart with its default values in a namespace, as YAML.
 pub fn rendered(helm: &Path, namespace: &str) -> String {
+    rendered_from(helm, namespace, &file(CHART))
+}
+
+const CHART: &str = "charts/plimsoll";
+
+fn rendered_from(helm: &Path, namespace: &str, chart: &Path) -> String {
     let output = Command::new(helm)
         .args(["template", "plimsoll", "--namespace", namespace])
-        .arg(file("charts/plimsoll"))
+        .arg(chart)
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The same with what is there only while `helm test` or `helm uninstall` runs. The chart leaves that out where no cluster
+/// is asked, so a copy of it is rendered that does not look whether one is.
+pub fn rendered_with_hooks(helm: &Path, namespace: &str) -> String {
+    let copy = tempfile::tempdir().unwrap();
+    copy_folder(&file(CHART), copy.path());
+    for name in ["test", "uninstall"] {
+        let path = copy.path().join(format!("templates/{name}.yaml"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let condition = r#"if include "plimsoll.asksCluster" ."#;
+        assert!(text.contains(condition), "{name}");
+        std::fs::write(path, text.replace(condition, "if true")).unwrap();
+    }
+    rendered_from(helm, namespace, copy.path())
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }
 
 /// The objects of a rendered chart: each with its text.
