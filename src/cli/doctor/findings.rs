@@ -475,6 +475,7 @@ fn policies(seen: &Seen) -> Vec<Finding> {
         for object in items(answer) {
             let about = format!("{kind} {}", full_name(object));
             found.extend(conditions(&about, object));
+            found.extend(out_of_sight(&about, object));
             if object["status"][field] == 0 {
                 let cure = format!("correct {selector}, or delete it");
                 found.push(finding(about, format!("it matches no {what}"), cure));
@@ -488,6 +489,18 @@ fn policies(seen: &Seen) -> Vec<Finding> {
         }
     }
     found
+}
+
+/// A rule on what an agent in a pod can't see, since it is in a PID namespace of its own.
+fn out_of_sight(about: &str, object: &Value) -> Option<Finding> {
+    const METRIC: &str = "container_sched_run_queue_time";
+    let mut rules = object["spec"]["rules"].as_array()?.iter();
+    let rule = rules.find(|it| it["metricRule"]["name"] == METRIC)?;
+    let name = rule["name"].as_str().unwrap_or("?");
+    let what = format!("rule {name} never acts: no agent in a pod can measure {METRIC}");
+    let cure =
+        "name another metric, such as cpu_pressure_some_avg10 or container_cpu_throttled_ratio";
+    Some(finding(about, what, cure))
 }
 
 fn items_of(list: &Value) -> usize {

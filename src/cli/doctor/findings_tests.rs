@@ -452,6 +452,15 @@ fn policies_that_can_do_nothing_are_told() {
         |it| it.node_qos = with("FieldsNotEnforced", "True"),
         &["no such action", "do nothing"],
     );
+    let mut waits = policy("q", &json!({"matchedNodes": 1}));
+    waits["spec"] = json!({"rules": [
+        {"name": "load", "metricRule": {"name": "cpu_load_1_min"}},
+        {"name": "waits", "metricRule": {"name": "container_sched_run_queue_time"}},
+    ]});
+    says(
+        |it| it.node_qos = of(vec![waits]),
+        &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
+    );
     let unseen = of(vec![json!({"metadata": {"name": "q"}})]);
     says(|it| it.node_qos = unseen, &["nobody has judged it yet"]);
 }
