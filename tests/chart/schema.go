@@ -14,7 +14,7 @@ import (
 type object = map[string]any
 
 // completeSchema adds to a schema what can be told from it and from the values: an object takes the names that it lists and no others,
-// and says which one was probably meant.
+// says which one was probably meant, and lacks none that has a default.
 func completeSchema(old []byte, values *value) ([]byte, error) {
 	var schema object
 	if err := json.Unmarshal(old, &schema); err != nil {
@@ -36,7 +36,8 @@ func completeSchema(old []byte, values *value) ([]byte, error) {
 	return made.Bytes(), err
 }
 
-// describe writes the comments of values as descriptions. What has no value, as the items of an empty list, has to have one.
+// describe writes the comments of values as descriptions, and requires the values. What has no value, as the items of an empty list, has to
+// have a description.
 func describe(schema, definitions object, values *value, at string) error {
 	for name, property := range properties(schema) {
 		path, child := at+"."+name, values.find(name)
@@ -55,7 +56,22 @@ func describe(schema, definitions object, values *value, at string) error {
 			}
 		}
 	}
+	require(schema, values)
 	return nil
+}
+
+// require has an object lack no value that has a default: Helm takes the default away where somebody gives null. (The items of an array have
+// no defaults.)
+func require(schema object, values *value) {
+	if values == nil || values.isArray || len(values.children) == 0 {
+		return
+	}
+	names := make([]string, len(values.children))
+	for i, child := range values.children {
+		names[i] = child.name
+	}
+	slices.Sort(names)
+	schema["required"] = names
 }
 
 func properties(schema object) map[string]object {

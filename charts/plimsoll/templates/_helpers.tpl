@@ -91,10 +91,14 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
-{{/* Labels of the nodes that a pod may run on, the caller's dict giving those that the values ask for: the image is Linux's, and a pod that
-tolerates everything would be made on nodes of other systems too. */}}
+{{/* Labels of the nodes that a pod may run on, the caller's dict giving those that the values ask for: the image is for Linux on amd64, and a
+pod that tolerates everything would be made on nodes of other kinds too. */}}
+{{- define "plimsoll.nodeLabels" -}}
+{{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux" "kubernetes.io/arch" "amd64") | toYaml }}
+{{- end -}}
+
 {{- define "plimsoll.nodeSelector" -}}
-nodeSelector: {{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
+nodeSelector: {{- include "plimsoll.nodeLabels" . | nindent 2 }}
 {{- end -}}
 
 {{/* "true" where cert-manager makes the certificate of the replicas. */}}

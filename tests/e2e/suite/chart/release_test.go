@@ -80,7 +80,7 @@ func (c cluster) nodes(names ...string) {
 	c.Run("kube-scheduler", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", port(), "--cert-dir="+c.T.TempDir())
 	c.Run("kwok", "--kubeconfig="+c.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
 	for _, name := range names {
-		c.Apply(fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%[1]q,"labels":{"kubernetes.io/os":"linux","kubernetes.io/hostname":%[1]q}}}`, name))
+		c.Apply(fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%[1]q,"labels":{"kubernetes.io/os":"linux","kubernetes.io/arch":"amd64","kubernetes.io/hostname":%[1]q}}}`, name))
 	}
 }
 

@@ -6,13 +6,19 @@ package chart
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"sigs.k8s.io/yaml"
 
 	"plimsoll.dev/suite/plane"
 )
@@ -79,6 +85,19 @@ var refused = []struct{ set, says string }{
 	{"controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"},
 	{"controller.maxUnschedulable=101%", "at '/controller/maxUnschedulable': '101%' does not match"},
 	{"agent.sampleInterval=fast", "at '/agent/sampleInterval': 'fast' does not match"},
+	{"agent.sampleInterval=0s", "at '/agent/sampleInterval': '0s' does not match"},
+	{"agent.sampleInterval=1s1m", "at '/agent/sampleInterval': '1s1m' does not match"},
+	{"agent.leaseRenewInterval=5s", "at '/agent/leaseRenewInterval': '5s' does not match"},
+	{"agent.leaseRenewInterval=121s", "at '/agent/leaseRenewInterval': '121s' does not match"},
+	{"agent.leaseRenewInterval=5m", "at '/agent/leaseRenewInterval': '5m' does not match"},
+	{"evictionBudget.fleet=1001/1m", "at '/evictionBudget/fleet': '1001/1m' does not match"},
+	{"evictionBudget.fleet=10/2h", "at '/evictionBudget/fleet': '10/2h' does not match"},
+	{"evictionBudget.zone=1/0s", "at '/evictionBudget/zone': '1/0s' does not match"},
+	{"evictionBudget.node=1/0m0s", "at '/evictionBudget/node': '1/0m0s' does not match"},
+	{"evictionBudget.namespace=1/3601s", "at '/evictionBudget/namespace': '1/3601s' does not match"},
+	{"evictionBudget.owner=1/500ms", "at '/evictionBudget/owner': '1/500ms' does not match"},
+	{"controller.rolloutNodesPerSecond=0", "at '/controller/rolloutNodesPerSecond': exclusiveMinimum: got 0, want 0"},
+	{"uninstall.timeoutSeconds=181", "at '/uninstall/timeoutSeconds': maximum: got 181, want 180"},
 	{"agent.layouts[0].cgroup=v3,agent.layouts[0].name=a,agent.layouts[0].kubepods=b", "at '/agent/layouts/0/cgroup': value must be one of 'v1', 'v2'"},
 	{"agent.layouts[0].cgroup=v2", "at '/agent/layouts/0': missing properties 'name', 'kubepods'"},
 	{"image.digest=abc", "at '/image/digest': 'abc' does not match"},
@@ -88,7 +107,14 @@ var refused = []struct{ set, says string }{
 	{"leases.namespace=kube-node-lease", "leases.namespace: kube-node-lease is Kubernetes' own; name another"},
 	{"agent.layouts[0].name=a,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=b,agent.layouts[1].name=a,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=b",
 		"agent.layouts: two are named a"},
+	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.cgroup=v1," + v2,
+		"agent.layouts: every node of layout v1 is one of layout v2 too, and may have one agent"},
+	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.pool=a,agent.layouts[0].nodeSelector.pool=a," + v2,
+		"agent.layouts: every node of layout v1 is one of layout v2 too, and may have one agent"},
 }
+
+// v2 is the layout of the default.
+const v2 = "agent.layouts[0].name=v2,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=kubepods.slice"
 
 func TestValuesThatThereAreNotAreRefusedWithTheOnesThatWereMeant(t *testing.T) {
 	for _, value := range refused {
@@ -97,6 +123,82 @@ func TestValuesThatThereAreNotAreRefusedWithTheOnesThatWereMeant(t *testing.T) {
 			t.Errorf("%s is taken", value.set)
 		} else if !strings.Contains(err.Error(), value.says) {
 			t.Errorf("%s: the answer is not %q: %v", value.set, value.says, err)
+		}
+	}
+}
+
+// TestNoDefaultCanBeTakenAway: Helm takes it away where somebody gives null, and a program would have an empty flag.
+func TestNoDefaultCanBeTakenAway(t *testing.T) {
+	text, err := os.ReadFile(plane.Absolute(t, chart+"/values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var defaults map[string]any
+	if err := yaml.Unmarshal(text, &defaults); err != nil {
+		t.Fatal(err)
+	}
+	outers, inners := []string{}, []string{}
+	for outer, value := range defaults {
+		outers = append(outers, outer+"=null")
+		inner, _ := value.(map[string]any)
+		for name := range inner {
+			inners = append(inners, outer+"."+name+"=null")
+		}
+	}
+	if len(outers) < 10 || len(inners) < 40 {
+		t.Fatalf("the defaults are %v and %v", outers, inners)
+	}
+	for _, taken := range [][]string{outers, inners} {
+		_, err := render(t, "--set", strings.Join(taken, ","))
+		if err == nil {
+			t.Fatalf("%v is taken", taken)
+		}
+		for _, value := range taken {
+			object, name, isInner := strings.Cut(strings.TrimSuffix(value, "=null"), ".")
+			if !isInner {
+				object, name = "", object
+			}
+			if !missing(err.Error(), object, name) {
+				t.Errorf("%s: the answer does not say so: %v", value, err)
+			}
+		}
+	}
+}
+
+// missing tells whether an answer says that an object lacks this name.
+func missing(answer, object, name string) bool {
+	at := "- at '" + strings.TrimSuffix("/"+object, "/") + "': missing propert"
+	for line := range strings.Lines(answer) {
+		if strings.HasPrefix(strings.TrimSpace(line), at) && strings.Contains(line, "'"+name+"'") {
+			return true
+		}
+	}
+	return false
+}
+
+func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
+	flags := map[string]string{
+		"agent.sampleInterval": "--sample-interval", "agent.leaseRenewInterval": "--lease-renew-interval", "leases.namespace": "--lease-namespace",
+		"controller.maxUnschedulable": "--max-unschedulable", "controller.rolloutNodesPerSecond": "--rollout-nodes-per-second",
+		"evictionBudget.fleet": "--eviction-budget-fleet", "evictionBudget.zone": "--eviction-budget-zone", "evictionBudget.node": "--eviction-budget-node",
+		"evictionBudget.namespace": "--eviction-budget-namespace", "evictionBudget.owner": "--eviction-budget-owner",
+	}
+	for _, values := range []string{
+		"agent.sampleInterval=1ms,agent.leaseRenewInterval=10s,controller.maxUnschedulable=1%,controller.rolloutNodesPerSecond=1",
+		"agent.sampleInterval=1m30s,agent.leaseRenewInterval=120s,controller.maxUnschedulable=100%,leases.namespace=heartbeats",
+		"agent.leaseRenewInterval=1m59s,evictionBudget.fleet=1000/1h,evictionBudget.zone=0/1s,evictionBudget.node=9/3600s",
+		"agent.leaseRenewInterval=2m,evictionBudget.namespace=8/60m,evictionBudget.owner=7/59m59s,evictionBudget.fleet=6/1m0s",
+	} {
+		rendered, err := render(t, "--set", values)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, value := range strings.Split(values, ",") {
+			name, wanted, _ := strings.Cut(value, "=")
+			if flag := flags[name] + "=" + wanted; !strings.Contains(rendered, "- "+flag+"\n") {
+				t.Errorf("%s: there is no %s", value, flag)
+			}
 		}
 	}
 }
@@ -142,12 +244,116 @@ func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
 		}
 		pods++
 		labels := field[map[string]any](t, spec, "nodeSelector")
-		if len(labels) != 2 || labels["kubernetes.io/os"] != "linux" {
+		if len(labels) != 3 || labels["kubernetes.io/os"] != "linux" || labels["kubernetes.io/arch"] != "amd64" {
 			t.Errorf("the nodes of %s %s are %v", object.GetKind(), object.GetName(), labels)
 		}
 	}
 	if pods != 4 {
 		t.Errorf("%d kinds of pods", pods)
+	}
+}
+
+func TestALayoutMayBeForAnotherArchitecture(t *testing.T) {
+	const arm = "agent.layouts[1].name=arm,agent.layouts[1].cgroup=v2,agent.layouts[1].kubepods=kubepods.slice,agent.layouts[1].nodeSelector.kubernetes\\.io/arch=arm64"
+	var found []any
+	for _, spec := range specs(t, "DaemonSet", "--set", v2+","+arm) {
+		found = append(found, field[map[string]any](t, spec, "nodeSelector")["kubernetes.io/arch"])
+	}
+	if fmt.Sprint(found) != "[amd64 arm64]" {
+		t.Errorf("the architectures are %v", found)
+	}
+}
+
+// specs are those of the pods of this kind.
+func specs(t *testing.T, kind string, args ...string) []map[string]any {
+	t.Helper()
+	rendered, err := render(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []map[string]any
+	for _, object := range objects(t, rendered) {
+		if spec, is, _ := unstructured.NestedMap(object.Object, "spec", "template", "spec"); is && object.GetKind() == kind {
+			found = append(found, spec)
+		}
+	}
+	if len(found) == 0 {
+		t.Fatalf("there is no %s", kind)
+	}
+	return found
+}
+
+// TestAgentsAreNotMadeWhereTheyCanNeverRun asks, of the selectors of the agents' pods, as the controller of DaemonSets does.
+func TestAgentsAreNotMadeWhereTheyCanNeverRun(t *testing.T) {
+	pools := `agent.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["batch"]}]}]}}}`
+	byDefault, batch := specs(t, "DaemonSet"), specs(t, "DaemonSet", "--set-json", pools)
+	for _, node := range []struct {
+		label, value string
+		specs        []map[string]any
+		runs         bool
+	}{
+		{"pool", "batch", byDefault, true},
+		{"type", "bare-metal", byDefault, true},
+		{"type", "virtual-kubelet", byDefault, false},
+		{"eks.amazonaws.com/compute-type", "ec2", byDefault, true},
+		{"eks.amazonaws.com/compute-type", "fargate", byDefault, false},
+		{"kubernetes.io/arch", "arm64", byDefault, false},
+		{"kubernetes.io/os", "windows", byDefault, false},
+		{"pool", "batch", batch, true},
+		{"pool", "web", batch, false},
+	} {
+		labels := map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+		labels[node.label] = node.value
+		for _, spec := range node.specs {
+			pod := &core.Pod{}
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &pod.Spec); err != nil {
+				t.Fatal(err)
+			}
+			runs, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(&core.Node{ObjectMeta: meta.ObjectMeta{Name: "it", Labels: labels}})
+			if err != nil || runs != node.runs {
+				t.Errorf("an agent runs where %s is %s: %t (%v)", node.label, node.value, runs, err)
+			}
+		}
+	}
+}
+
+func TestAnUpgradeTakesSoManyAgentsAtOnce(t *testing.T) {
+	for wanted, args := range map[string][]string{"10%": nil, "3": {"--set", "agent.maxUnavailable=3"}, "25%": {"--set", "agent.maxUnavailable=25%"}} {
+		rendered, err := render(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := []any{}
+		for _, object := range objects(t, rendered) {
+			if object.GetKind() == "DaemonSet" {
+				most, _, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "updateStrategy", "rollingUpdate", "maxUnavailable")
+				found = append(found, most)
+			}
+		}
+		if fmt.Sprint(found) != "["+wanted+"]" {
+			t.Errorf("%v are replaced at once, and not %s", found, wanted)
+		}
+	}
+}
+
+func TestEachBudgetOfEvictionsIsWhatTheControllerIsTold(t *testing.T) {
+	budgets := map[string]string{"fleet": "11/1m", "zone": "7/2m", "node": "5/3m", "namespace": "3/4m", "owner": "2/5m"}
+	set := []string{}
+	for scope, budget := range budgets {
+		set = append(set, "evictionBudget."+scope+"="+budget)
+	}
+	told := map[string]string{}
+	for _, spec := range specs(t, "Deployment", "--set", strings.Join(set, ",")) {
+		container := field[[]any](t, spec, "containers")[0].(map[string]any)
+		for _, arg := range field[[]any](t, container, "args") {
+			if budget, is := strings.CutPrefix(arg.(string), "--eviction-budget-"); is {
+				scope, size, _ := strings.Cut(budget, "=")
+				told[scope] = size
+			}
+		}
+	}
+	if !maps.Equal(told, budgets) {
+		t.Errorf("the controller is told %v, and not %v", told, budgets)
 	}
 }
 
