@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use self::finding::Finding;
-use self::findings::{findings, summary};
+use self::findings::{findings, notes, summary};
 use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;
@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_secs(2);
 const HELP: &str = "\
 Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of
 both may do and what holds them to it, the guard of evictions, heartbeats and clocks, the emergency stop, and policies that
-can do nothing. What you may not read is told as a finding. It only reads, and asks the API server who may do what.
+can do nothing. What you may not read is told as a finding. What may well be meant so is told as a note, and is no finding. It
+only reads, and asks the API server who may do what.
 
 Examples:
     plimsoll doctor
@@ -61,7 +62,7 @@ pub struct Args {
 enum Output {
     /// A paragraph for each finding.
     Text,
-    /// A JSON object in a line: {findings: [{about, what, do}], summary}.
+    /// A JSON object in a line: {findings: [{about, what, do}], notes: [the same], summary}.
     Json,
 }
 
@@ -78,19 +79,27 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             tokio::time::sleep(LOOK).await;
         }
     })?;
-    let (found, summary) = (findings(&seen), summary(&seen));
-    print(args.output, &found, &summary).context("failed to write to standard output")?;
+    let (found, notes, summary) = (findings(&seen), notes(&seen), summary(&seen));
+    print(args.output, &found, &notes, &summary).context("failed to write to standard output")?;
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
-fn print(output: Output, found: &[Finding], summary: &str) -> std::io::Result<()> {
+fn print(
+    output: Output,
+    found: &[Finding],
+    notes: &[Finding],
+    summary: &str,
+) -> std::io::Result<()> {
     let mut out = stdout().lock();
     if output == Output::Json {
-        let json = json!({"findings": found, "summary": summary});
+        let json = json!({"findings": found, "notes": notes, "summary": summary});
         return writeln!(out, "{json}");
     }
     for finding in found {
         writeln!(out, "{finding}\n")?;
+    }
+    for note in notes {
+        writeln!(out, "note: {note}\n")?;
     }
     match found.len() {
         0 => writeln!(out, "nothing is wrong: {summary}"),

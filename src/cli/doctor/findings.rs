@@ -47,6 +47,21 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
     checks.iter().flat_map(|check| check(seen)).collect()
 }
 
+/// What may well be meant so, and is for somebody to know: a policy can be there before the pods that it is for.
+pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
+    let idle = items(&seen.pod_qos).into_iter();
+    let idle = idle.filter(|it| it["status"]["matchedPods"] == 0);
+    let note = |it| {
+        let cure = "nothing, if such pods are to come; correct its selectors otherwise";
+        finding(
+            format!("PodQOS {}", full_name(it)),
+            "it matches no pod",
+            cure,
+        )
+    };
+    idle.map(note).collect()
+}
+
 /// What was looked at, in a line.
 pub(super) fn summary(seen: &Seen) -> String {
     let version = version_of(seen).map_or_else(|| "?".to_owned(), |(a, b)| format!("{a}.{b}"));
@@ -454,31 +469,20 @@ fn heartbeats(seen: &Seen) -> Vec<Finding> {
 /// Policies that can do nothing.
 fn policies(seen: &Seen) -> Vec<Finding> {
     let kinds = [
-        (
-            "NodeQOS",
-            &seen.node_qos,
-            "matchedNodes",
-            "node",
-            "spec.selector",
-        ),
-        (
-            "PodQOS",
-            &seen.pod_qos,
-            "matchedPods",
-            "pod",
-            "its selectors",
-        ),
-        ("AvoidanceAction", &seen.actions, "", "", ""),
+        ("NodeQOS", &seen.node_qos, "matchedNodes"),
+        // One without pods is a note.
+        ("PodQOS", &seen.pod_qos, ""),
+        ("AvoidanceAction", &seen.actions, ""),
     ];
     let mut found = Vec::new();
-    for (kind, answer, field, what, selector) in kinds {
+    for (kind, answer, field) in kinds {
         for object in items(answer) {
             let about = format!("{kind} {}", full_name(object));
             found.extend(conditions(&about, object));
             found.extend(out_of_sight(&about, object));
             if object["status"][field] == 0 {
-                let cure = format!("correct {selector}, or delete it");
-                found.push(finding(about, format!("it matches no {what}"), cure));
+                let cure = "correct spec.selector, or delete it";
+                found.push(finding(about, "it matches no node", cure));
             } else if kind == "AvoidanceAction" && items_of(&object["status"]["usedBy"]) == 0 {
                 found.push(finding(
                     about,

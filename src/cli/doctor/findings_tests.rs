@@ -425,14 +425,27 @@ fn admission_policies_that_are_not_in_force_are_told() {
 }
 
 #[test]
+fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
+    let mut seen = well();
+    assert_eq!(notes(&seen), []);
+    seen.pod_qos = of(vec![
+        policy("p", &json!({"matchedPods": 0})),
+        policy("used", &json!({"matchedPods": 2})),
+    ]);
+    assert_eq!(findings(&seen), []);
+    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("PodQOS p: it matches no pod\n"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn policies_that_can_do_nothing_are_told() {
     says(
         |it| it.node_qos = of(vec![policy("q", &json!({"matchedNodes": 0}))]),
         &["NodeQOS q", "no node"],
-    );
-    says(
-        |it| it.pod_qos = of(vec![policy("p", &json!({"matchedPods": 0}))]),
-        &["PodQOS p", "no pod"],
     );
     says(
         |it| it.actions = of(vec![policy("act", &json!({}))]),

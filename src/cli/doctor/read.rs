@@ -91,8 +91,9 @@ fn labels(component: &str) -> String {
     )
 }
 
-/// The nodes that may have an agent: all whose system is Linux, also where no label says so.
-const NODES: &str = "/api/v1/nodes?labelSelector=kubernetes.io/os%20notin%20%28windows%29";
+/// The nodes that may have an agent: all whose system is Linux, also where no label says so, but for those without cgroups to keep.
+const NODES: &str = "/api/v1/nodes?labelSelector=kubernetes.io/os%20notin%20%28windows%29,type%20notin%20%28virtual-kubelet%29,\
+                     eks.amazonaws.com/compute-type%20notin%20%28fargate%29";
 
 /// Reads it all.
 ///
