@@ -50,8 +50,16 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
         return;
     };
     nothing_is_installed(&plane);
-    plane.nodes(&["a".to_owned(), "windows".to_owned()]);
-    plane.kubectl(&["label", "node", "windows", "kubernetes.io/os=windows"]);
+    let without_agents = [
+        ("windows", "kubernetes.io/os=windows"),
+        ("virtual", "type=virtual-kubelet"),
+        ("fargate", "eks.amazonaws.com/compute-type=fargate"),
+    ];
+    plane.nodes(&["a".to_owned()]);
+    plane.nodes(&without_agents.map(|(node, _)| node.to_owned()));
+    for (node, label) in without_agents {
+        plane.kubectl(&["label", "node", node, label]);
+    }
     let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
     plane.apply(&[namespace("plimsoll", "baseline")]);
     let chart = rendered(&plane.tool("helm"), NAMESPACE);
@@ -71,6 +79,27 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     let (code, found) = doctor(&plane.file("ann", &ann));
     assert_eq!(code, Some(1));
     finds(&found, "plimsoll doctor", "nodes could not be read");
+    definitions_are_waited_for(&plane);
+}
+
+fn definitions_are_waited_for(plane: &ControlPlane) {
+    let wait = |plane: &ControlPlane, patience: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.env("KUBECONFIG", &plane.kubeconfig);
+        command.args(["crds", "--wait", patience]).output().unwrap()
+    };
+    let output = wait(plane, "4m");
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{output:?}"
+    );
+    plane.kubectl(&["delete", "crd", "podqoss.ensurance.crane.io"]);
+    plane.until("one is no longer served", SOON, |plane| {
+        let output = wait(plane, "1ms");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let missing = "failed to find podqoss.ensurance.crane.io within 1ms";
+        output.status.code() == Some(2) && said.contains(missing)
+    });
 }
 
 fn finds(found: &[(String, String)], about: &str, what: &str) {

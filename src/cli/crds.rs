@@ -3,18 +3,28 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
 
+use super::{duration, runtime};
+use crate::cluster::client::{call, connect};
+use crate::cluster::clock;
 use crate::crd::definitions;
+
+/// How often it is asked whether they are served.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Arguments of `plimsoll crds`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   plimsoll crds | kubectl apply -f -
   plimsoll crds --output-dir crds     write one file a kind
-  plimsoll crds --check crds          exit with 1 if the files there are not what would be written")]
+  plimsoll crds --check crds          exit with 1 if the files there are not what would be written
+  plimsoll crds --wait 1m             write nothing; wait until the cluster of your kubeconfig serves them, so that
+                                      policies can be made")]
 pub struct Args {
     /// Write one file a kind into this folder, rather than printing them.
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
@@ -22,10 +32,16 @@ pub struct Args {
     /// Compare with the files in this folder; exit with 1 where one differs.
     #[arg(long, value_name = "DIR")]
     check: Option<PathBuf>,
+    /// Wait so long until an API server serves them all; exit with 2 if it does not.
+    #[arg(long, value_name = "DURATION", value_parser = duration::positive, conflicts_with_all = ["output_dir", "check"])]
+    wait: Option<Duration>,
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(patience) = args.wait {
+        return runtime::start()?.block_on(served(patience));
+    }
     let files: Vec<(String, String)> = definitions()
         .iter()
         .map(|definition| Ok((file_name(definition), to_yaml(definition)?)))
@@ -35,6 +51,37 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (None, Some(dir)) => Ok(check_all(dir, &files)),
         (None, None) => print_all(&files),
     }
+}
+
+/// Waits until the API server of this environment serves all of them.
+async fn served(patience: Duration) -> anyhow::Result<ExitCode> {
+    let client = connect(None).await?;
+    let begun = clock::now();
+    while let Some(missing) = missing(&client).await {
+        if clock::now().since(begun) >= patience {
+            bail!(
+                "failed to find {missing} within {patience:?}: plimsoll crds | kubectl apply -f -"
+            );
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One that is not served, with why where the API server says so.
+async fn missing(client: &Client) -> Option<String> {
+    for definition in definitions() {
+        let spec = definition.spec;
+        let name = format!("{}.{}", spec.names.plural, spec.group);
+        let version = spec.versions.first().map_or("", |it| &it.name);
+        let version = format!("{}/{version}", spec.group);
+        match call(client.list_api_group_resources(&version)).await {
+            Ok(list) if list.resources.iter().any(|it| it.name == spec.names.plural) => {}
+            Ok(_) => return Some(name),
+            Err(error) => return Some(format!("{name} ({})", error.words())),
+        }
+    }
+    None
 }
 
 /// As controller-gen names them: `<group>_<plural>.yaml`.

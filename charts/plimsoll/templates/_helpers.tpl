@@ -101,6 +101,38 @@ pod that tolerates everything would be made on nodes of other kinds too. */}}
 nodeSelector: {{- include "plimsoll.nodeLabels" . | nindent 2 }}
 {{- end -}}
 
+{{/* The pod of a Job of Helm's hooks, the caller's dict giving root, component, account and args. */}}
+{{- define "plimsoll.jobPod" -}}
+metadata:
+  labels: {{- include "plimsoll.labels" . | nindent 4 }}
+  annotations: {plimsoll.dev/protected: "true"}
+spec:
+  restartPolicy: Never
+  serviceAccountName: {{ .account }}
+  automountServiceAccountToken: true
+  enableServiceLinks: false
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .root.Values.controller.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532, seccompProfile: {type: RuntimeDefault}}
+  {{- include "plimsoll.nodeSelector" (dict "wanted" .root.Values.controller.nodeSelector) | nindent 2 }}
+  tolerations:
+  # The nodes may all be closed, by us.
+  - {key: interference.crane.io, operator: Exists}
+  {{- with .root.Values.controller.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  containers:
+  - name: {{ .component }}
+    {{- include "plimsoll.image" .root | nindent 4 }}
+    args: {{- toYaml .args | nindent 4 }}
+    resources: {{- toYaml .root.Values.controller.resources | nindent 6 }}
+    securityContext: {{- include "plimsoll.hardening" .root | nindent 6 }}
+{{- end -}}
+
 {{/* "true" where cert-manager makes the certificate of the replicas. */}}
 {{- define "plimsoll.certManager" -}}
 {{- if and .Values.metricsAPI.enabled .Values.metricsAPI.certManager.enabled }}true{{ end -}}

@@ -27,13 +27,53 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 		c.Kubectl("delete", "-f", file)
 	}
 	c.refusesWhatCanNotWorkThere(t)
-	c.installsAndSaysThatPoliciesComeLater(t)
+	c.jobsEndWell()
+	c.bringsDefinitionsAndPolicies(t)
 	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
 	c.givesAgentsAPriorityLevelOfTheirOwn(t)
-	c.bringsPoliciesOnceThereAreDefinitions(t)
+	c.changesItsPolicies(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
 	c.leavesDefinitionsAndPoliciesWhenItGoes(t)
+	c.takesThePoliciesOfItsFirstRevisionWithIt(t)
+}
+
+func TestAClusterWithoutAdmissionPoliciesIsRefused(t *testing.T) {
+	off := "admissionregistration.k8s.io/v1/validatingadmissionpolicies=false,admissionregistration.k8s.io/v1/validatingadmissionpolicybindings=false"
+	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
+	c.namespace("plimsoll", "privileged")
+	_, err := c.helm("install", "plimsoll", "plimsoll", "--take-ownership")
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which holds each agent to its own node") {
+		t.Errorf("the answer is %v", err)
+	}
+}
+
+// jobsEndWell ends every Job of a release until the test ends: nobody is here who would make its pod.
+func (c cluster) jobsEndWell() {
+	const ended = `{"status":{"startTime":"2026-01-01T00:00:00Z","completionTime":"2026-01-01T00:00:01Z","succeeded":1,
+		"conditions":[{"type":"SuccessCriteriaMet","status":"True"},{"type":"Complete","status":"True"}]}}`
+	done := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			jobs, err := c.TryKubectl("", "get", "jobs", "-n", "plimsoll", "-o", "name")
+			for _, job := range strings.Fields(jobs) {
+				if err == nil {
+					c.TryKubectl("", "patch", job, "-n", "plimsoll", "--subresource=status", "--type=merge", "-p", ended)
+				}
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(500 * time.Millisecond):
+			}
+		}
+	}()
+	c.T.Cleanup(func() {
+		close(done)
+		<-stopped
+	})
 }
 
 // namespace makes one that is held to a Pod Security standard.
@@ -117,8 +157,8 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
-	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "restoreNode=worker-1")
-	if err == nil || !strings.Contains(err.Error(), "restoreNode is for `helm template`, not for a release") {
+	c.givesAgentsAPriorityLevelOfTheirOwn(t)
+	c.changesItsPolicies(t)
 		t.Errorf("the answer is %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
@@ -127,10 +167,35 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	}
 }
 
-func (c cluster) installsAndSaysThatPoliciesComeLater(t *testing.T) {
+func (c cluster) bringsDefinitionsAndPolicies(t *testing.T) {
 	notes := c.takes("install", "--set", "policies.preset=preview")
-	if !strings.Contains(notes, "ARE NOT THERE YET") || strings.Contains(notes, "kubectl label namespace") {
+	if !strings.Contains(notes, "The policies of preset preview are installed") || strings.Contains(notes, "kubectl label namespace") {
 		t.Errorf("the notes: %s", notes)
+	}
+	c.has("plimsoll-preview", "at the first installation")
+	if found := c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].spec.rules[*].strategy} {.items[*].spec.selector}"); strings.TrimSpace(found) != "Preview Preview Preview Preview" {
+		t.Errorf("the strategies of preset preview: %s", found)
+	}
+	// What waited for the definitions is gone.
+	if left := c.Kubectl("get", "jobs,serviceaccounts", "-n", "plimsoll", "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
+		t.Errorf("it left %s", left)
+	}
+}
+
+// has fails the test unless all policies there are those of presets so named, one of each kind at least.
+func (c cluster) has(name, when string) {
+	c.T.Helper()
+	found := strings.Fields(c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"))
+	kinds := map[string]bool{}
+	for _, policy := range found {
+		kind, named, _ := strings.Cut(policy, "/")
+		kinds[kind] = true
+		if !strings.HasPrefix(named, name) {
+			c.T.Errorf("%s there is %s", when, policy)
+		}
+	}
+	if len(kinds) != 3 {
+		c.T.Errorf("%s the policies are %v, not those of %s", when, found, name)
 	}
 }
 
@@ -194,18 +259,21 @@ func (c cluster) isTheOnlyReleaseInItsCluster(t *testing.T) {
 	}
 }
 
-func (c cluster) bringsPoliciesOnceThereAreDefinitions(t *testing.T) {
-	if found := c.Kubectl("get", "nodeqoss", "-o", "name"); found != "" {
-		t.Errorf("there are policies before their definitions: %s", found)
-	}
+// changesItsPolicies begins where a hook has made those of the first revision.
+func (c cluster) changesItsPolicies(t *testing.T) {
+	policy := func() string { return c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].metadata.uid}") }
+	first := policy()
 	c.takes("upgrade", "--reset-then-reuse-values")
-	if found := c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].spec.rules[*].strategy}"); found != "Preview Preview Preview Preview" {
-		t.Errorf("the strategies of preset preview: %s", found)
+	if now := policy(); now != first {
+		t.Errorf("an upgrade has made policies anew: %s was %s", now, first)
 	}
+	c.has("plimsoll-preview", "after an upgrade")
+	if _, err := c.ofRelease("rollback", "1"); err != nil {
+		t.Error(err)
+	}
+	c.has("plimsoll-preview", "rolled back to the first revision")
 	notes := c.takes("upgrade", "--set", "policies.preset=conservative")
-	if found := c.Kubectl("get", "nodeqoss", "-o", "name"); found != "nodeqos.ensurance.crane.io/plimsoll-conservative" {
-		t.Errorf("after another preset: %s", found)
-	}
+	c.has("plimsoll-conservative", "after another preset")
 	if !strings.Contains(notes, "The policies of preset conservative are installed") {
 		t.Errorf("the notes: %s", notes)
 	}
@@ -247,8 +315,26 @@ func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
 	if found := c.Kubectl("get", "clusterrolebindings,clusterroles,flowschemas,prioritylevelconfigurations,apiservices", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); found != "" {
 		t.Errorf("it left %s", found)
 	}
-	// The next one may have the definitions, by whatever name. (Nobody is here who would end the deletion of a namespace.)
-	if _, err := c.helm("install", "second", "other", "--take-ownership", "--set", "leases.namespace=heartbeats,leases.createNamespace=false"); err != nil {
+	// The next one may have the definitions, by whatever name.
+	if _, err := c.helm("install", "second", "other", "--take-ownership", "--set", elsewhere); err != nil {
 		t.Error(err)
+	}
+	if _, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "uninstall", "second", "--namespace", "other", "--no-hooks"); err != nil {
+		t.Error(err)
+	}
+}
+
+// elsewhere is where a release has its Leases when the namespace of one before is on its way: nobody is here who would end that.
+const elsewhere = "leases.namespace=heartbeats,leases.createNamespace=false"
+
+func (c cluster) takesThePoliciesOfItsFirstRevisionWithIt(t *testing.T) {
+	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
+	c.takes("install", "--set", "policies.preset=conservative,"+elsewhere)
+	c.has("plimsoll-conservative", "at another first installation")
+	if _, err := c.ofRelease("uninstall"); err != nil {
+		t.Error(err)
+	}
+	if left := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
+		t.Errorf("it left %s", left)
 	}
 }

@@ -22,8 +22,9 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
 	c.nodes("one", "two")
 	c.namespace("plimsoll", "privileged")
-	c.takes("install", "--wait", "--timeout=3m")
+	c.takes("install", "--wait", "--timeout=3m", "--set", "policies.preset=conservative")
 	c.ready("the release is installed")
+	c.has("plimsoll-conservative", "with the release")
 
 	c.passes()
 	if out, err := c.ofRelease("test", "--timeout=3m"); err != nil || !strings.Contains(out, "Succeeded") {
@@ -53,6 +54,9 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := c.Kubectl("get", "deployments,daemonsets,jobs,services,configmaps", "-n", "plimsoll", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); left != "" {
+		t.Errorf("it left %s", left)
+	}
+	if left := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
 		t.Errorf("it left %s", left)
 	}
 }
