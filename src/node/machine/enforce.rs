@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use super::event::News;
 use super::outside::Outside;
@@ -16,6 +17,9 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
+/// What could not be given back is tried again this often.
+const GIVE_BACK_AGAIN: Duration = Duration::from_secs(5);
+
 /// The throttler and the reclaimer.
 #[derive(Debug)]
 pub struct Actuators {
@@ -26,6 +30,8 @@ pub struct Actuators {
     unsupported: Option<&'static str>,
     /// Which kind of cgroup the pods held are limited by: their containers', or their own.
     pinned: BTreeMap<PodUid, bool>,
+    /// When the throttler last gave back what the plan does not ask for; `None`: there is no plan yet.
+    gave_back: Option<BootTime>,
 }
 
 /// One thing that was done or seen, in the terms of the engine and of the user.
@@ -186,15 +192,24 @@ impl Actuators {
             unsupported: None,
             hierarchy,
             pinned: BTreeMap::new(),
+            gave_back: None,
         };
         Ok((actuators, recovered))
     }
 
-    /// Reads back what is in force, which the last plan still asks for, and goes on with what was begun. Allocates
+    /// Reads back what is in force, which the last `plan` still asks for, and goes on with what was begun. Allocates
     /// nothing while there is nothing to tell.
-    pub fn check(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
-        self.throttler.extend(now);
+    pub fn check(&mut self, now: BootTime, plan: &Plan, effects: &mut Vec<Effect>) {
+        let throttles = &plan.throttles;
+        self.throttler.extend(now, throttles);
         effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
+        // Without rules there may be no other plan.
+        let is_due = |last| now.since(last) >= GIVE_BACK_AGAIN;
+        if self.gave_back.is_some_and(is_due) && self.throttler.owes(throttles) {
+            self.gave_back = Some(now);
+            let outcomes = self.throttler.give_back(now, throttles);
+            effects.extend(outcomes.into_iter().map(Effect::from));
+        }
         for outcome in self.reclaimer.poll() {
             effects.extend(self.reclaimed(outcome));
         }
@@ -209,6 +224,7 @@ impl Actuators {
         pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
+        self.gave_back = Some(now);
         let hierarchy = &self.hierarchy;
         let lookup = |uid: &PodUid| there(hierarchy, pods, uid).map(|known| known.cgroup.clone());
         let outcomes = self.throttler.apply(now, &plan.throttles, &lookup);

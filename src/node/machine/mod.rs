@@ -290,7 +290,7 @@ impl<O: Outside> Machine<O> {
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
-        self.actuators.check(now, &mut self.effects);
+        self.actuators.check(now, &self.plan, &mut self.effects);
         self.outside.poll(now, &mut self.effects);
         self.tell_effects(now);
         self.follow_containers(now);

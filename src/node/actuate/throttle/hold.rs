@@ -47,7 +47,7 @@ pub(super) struct Hold {
     pub terms: Terms,
     /// As the next journal will have them.
     pub next: Option<Terms>,
-    /// As the journal on disk has it.
+    /// As the journal on disk has it; where that has passed, when it is told anew.
     pub deadline: BootTime,
     /// As the next journal will have it.
     pub next_deadline: BootTime,

@@ -120,10 +120,7 @@ impl Throttler {
         let mut out = Vec::new();
         self.contested.retain(|_, until| *until > now);
         self.retry_unopened(&mut out);
-        self.release(
-            |uid| throttles.iter().all(|throttle| throttle.uid != *uid),
-            &mut out,
-        );
+        self.release(|uid| !asks(throttles, uid), &mut out);
         let by_container = |uid: &PodUid| {
             let mut asked = throttles.iter();
             asked.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
@@ -138,20 +135,34 @@ impl Throttler {
         out
     }
 
-    /// What the last [`Self::apply`] asked for is still asked for: evaluations may lie further apart than a throttle
+    /// The `throttles` of the last [`Self::apply`] are still asked for: evaluations may lie further apart than a throttle
     /// lasts by itself. The next [`Self::verify`] makes it durable where it has to be.
-    pub fn extend(&mut self, now: BootTime) {
-        self.holds.values_mut().for_each(|hold| hold.extend(now));
+    pub fn extend(&mut self, now: BootTime, throttles: &[Throttle]) {
+        for throttle in throttles {
+            if let Some(hold) = self.holds.get_mut(&throttle.uid) {
+                hold.extend(now);
+            }
+        }
+    }
+
+    /// Whether something is held that `throttles` do not ask for: it could not be given back, or not even be opened.
+    pub fn owes(&self, throttles: &[Throttle]) -> bool {
+        !self.unopened.is_empty() || self.holds.keys().any(|uid| !asks(throttles, uid))
+    }
+
+    /// Gives back what `throttles` do not ask for, and leaves the others as they are.
+    pub fn give_back(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
+        let mut out = Vec::new();
+        self.retry_unopened(&mut out);
+        self.release(|uid| !asks(throttles, uid), &mut out);
+        self.commit(now, &mut out);
+        out
     }
 
     /// Gives everything back.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
-        let mut out = Vec::new();
         self.folders.clear();
-        self.retry_unopened(&mut out);
-        self.release(|_| true, &mut out);
-        self.commit(now, &mut out);
-        out
+        self.give_back(now, &[])
     }
 
     /// The pods that are held at something now, each once; those whose files cannot be opened too: nobody knows
@@ -263,4 +274,8 @@ impl Throttler {
             }
         }
     }
+}
+
+fn asks(throttles: &[Throttle], uid: &PodUid) -> bool {
+    throttles.iter().any(|throttle| throttle.uid == *uid)
 }

@@ -78,7 +78,7 @@ pub enum Outcome {
     Failed {
         /// Which pod.
         uid: PodUid,
-        /// Whether this was on the way down; otherwise it is tried again at the next step.
+        /// Whether this was on the way down; otherwise it is tried again soon.
         throttling: bool,
         /// Why.
         error: KnobError,

@@ -7,7 +7,7 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
 
 use super::aim::micros;
-use super::hold::{Entry, Hold, Seen, Stage};
+use super::hold::{Entry, Hold, LIFETIME, Seen, Stage};
 use super::outcome::Outcome;
 use super::{CONTEST_PAUSE, Throttler};
 
@@ -55,14 +55,16 @@ impl Throttler {
     fn sort_out(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
         let mut disturbed = Vec::new();
         for (uid, mut hold) in std::mem::take(&mut self.holds) {
-            if hold.deadline <= now {
+            let expired = hold.deadline <= now;
+            if expired {
                 out.push(Outcome::Expired { uid: uid.clone() });
                 self.stale |= hold.release(&uid, |_| true, &mut self.effects, out);
+                hold.deadline = now + LIFETIME;
             } else if self.drop_gone(&uid, &mut hold, out) {
                 continue;
             }
             let foreign = foreign(&uid, &hold, out);
-            if foreign.is_empty() || hold.deadline <= now {
+            if foreign.is_empty() || expired {
                 self.holds.insert(uid, hold);
             } else {
                 disturbed.push(Disturbed { uid, hold, foreign });
