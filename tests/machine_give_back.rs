@@ -224,3 +224,30 @@ fn what_was_adopted_is_not_given_back_before_the_rules_are_judged() {
     );
     assert_ne!(ground.quota(), ORIGINAL);
 }
+
+#[test]
+fn the_last_state_of_the_rules_is_written_when_there_is_room_again() {
+    let mut ground = Ground::throttled();
+    let mut machine = ground.machine(Arc::default());
+    let in_the_way = ground.state().join("engine.new");
+    fs::create_dir(&in_the_way).unwrap();
+    machine.tick(ground.now);
+    // All is given back by then, and nothing is left to be judged.
+    let failed = told(&mut machine, &mut ground.now, 2 * MINUTE, "engine.json");
+    assert_eq!(
+        (ground.quota().as_str(), machine.is_acting()),
+        (ORIGINAL, false)
+    );
+    assert!(failed > 0, "it could not be written");
+    let file = ground.state().join("engine.json");
+    assert!(!file.exists());
+    fs::remove_dir(&in_the_way).unwrap();
+    let failed = told(
+        &mut machine,
+        &mut ground.now,
+        Duration::from_secs(10),
+        "engine.json",
+    );
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(failed == 0 && text.contains(r#""claims":[]"#), "{text}");
+}

@@ -212,6 +212,7 @@ impl Agent {
             self.due = now + RETRY;
             return Ok(());
         };
+        self.memory.retry(now);
         if self.pods.are_complete()
             && let Some(workloads) = self.pods.refresh(&mut self.place)
         {

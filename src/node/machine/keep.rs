@@ -49,6 +49,8 @@ pub(super) struct Keeper {
     path: PathBuf,
     writer: Writer,
     kept: BootTime,
+    /// The last that was to be kept could not be.
+    owes: bool,
     windows: Option<Kept<NodeWindows>>,
     windows_kept: BootTime,
 }
@@ -59,6 +61,7 @@ impl Keeper {
             path: state_dir.join(ENGINE_FILE),
             writer,
             kept: now,
+            owes: false,
             // Without a boot id nobody could tell whose windows they are.
             windows: Kept::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Worth::ThisBoot).ok(),
             windows_kept: now,
@@ -74,6 +77,11 @@ impl Keeper {
         now.since(self.kept) >= KEEP_INTERVAL
     }
 
+    /// What could not be written is to be tried again, as it is by now.
+    pub(super) fn is_owing(&self, now: BootTime) -> bool {
+        self.owes && self.is_due(now)
+    }
+
     pub(super) fn keep<P: Serialize>(
         &mut self,
         now: BootTime,
@@ -87,7 +95,9 @@ impl Keeper {
             state,
             evictions,
         };
-        state_dir::replace(&self.path, &states)
+        let kept = state_dir::replace(&self.path, &states);
+        self.owes = kept.is_err();
+        kept
     }
 
     /// The windows of the last process of this boot.

@@ -301,6 +301,9 @@ impl<O: Outside> Machine<O> {
         if self.plan.evaluated {
             self.act(now);
         }
+        if self.keeper.is_owing(now) {
+            self.keep_state(now, true);
+        }
         if self.keeper.are_windows_due(now) {
             self.keep_windows(now);
         }
