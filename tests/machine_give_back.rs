@@ -19,8 +19,8 @@ use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::clock::boot_time;
-use plimsoll::node::machine::Settings;
 use plimsoll::node::machine::workload::Workload;
+use plimsoll::node::machine::{Settings, restore_expired};
 use plimsoll::standalone::host;
 use tempfile::TempDir;
 
@@ -250,4 +250,32 @@ fn the_last_state_of_the_rules_is_written_when_there_is_room_again() {
     );
     let text = fs::read_to_string(&file).unwrap();
     assert!(failed == 0 && text.contains(r#""claims":[]"#), "{text}");
+}
+
+#[test]
+fn what_has_expired_is_given_back_from_the_journal_alone_and_the_rest_stays() {
+    let ground = Ground::throttled();
+    let restore = |after: Duration| {
+        let (state, hierarchy) = (ground.state(), ground.hierarchy.clone());
+        restore_expired(&state, hierarchy, ground.now + after)
+    };
+    assert_eq!(restore(29 * MINUTE).unwrap(), []);
+    let user = ground.throttler(ground.now);
+    assert_eq!(restore(29 * MINUTE).unwrap(), []);
+    let error = restore(31 * MINUTE).unwrap_err().to_string();
+    assert!(error.contains("is in use"), "{error}");
+    assert_eq!(ground.quota(), OURS);
+    drop(user);
+    let events = restore(31 * MINUTE).unwrap();
+    let texts: Vec<_> = events.iter().map(ToString::to_string).collect();
+    assert!(
+        texts.iter().any(|text| text.contains("expired")),
+        "{texts:?}"
+    );
+    assert_eq!(ground.quota(), ORIGINAL);
+    assert_eq!(restore(31 * MINUTE).unwrap(), []);
+    let nowhere = ground.dir.path().join("nowhere");
+    let nothing = restore_expired(&nowhere, ground.hierarchy.clone(), ground.now);
+    assert_eq!(nothing.unwrap(), []);
+    assert!(!nowhere.exists());
 }

@@ -32,14 +32,16 @@ use crate::engine::time::BootTime;
 use crate::node::actuate::api::ApiServer;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock;
-use crate::node::machine::Settings;
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
+use crate::node::machine::{self, Settings};
 use crate::node::report::node_metric;
 use crate::ordered;
 
 /// While there is no machine yet, what it needs is looked for this often.
 const RETRY: Duration = Duration::from_millis(500);
+/// Meanwhile it is looked this often whether the time of something has come that the last agent left in force.
+const DEADLINES: Duration = Duration::from_mins(1);
 
 const OFFLINE: &str =
     "the API server does not tell: going by the rules and pods that the last agent kept";
@@ -68,6 +70,8 @@ pub struct Agent {
     vitals: Vitals,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
+    /// When deadlines are looked at next, while there is no machine.
+    deadlines_due: BootTime,
     begun: BootTime,
     /// When there is something to do without being told anything.
     due: BootTime,
@@ -112,6 +116,7 @@ impl Agent {
             vitals,
             lock: None,
             machine: None,
+            deadlines_due: now,
             begun: now,
             due: now,
             waiting: String::new(),
@@ -207,12 +212,13 @@ impl Agent {
         } else if changed || stop_changed {
             self.give_rules();
         }
+        self.memory.retry(now);
         self.tell_trouble(now);
         let Some(machine) = &mut self.machine else {
+            self.keep_deadlines(now);
             self.due = now + RETRY;
             return Ok(());
         };
-        self.memory.retry(now);
         if self.pods.are_complete()
             && let Some(workloads) = self.pods.refresh(&mut self.place)
         {
@@ -365,6 +371,21 @@ impl Agent {
         if self.waiting != why {
             tracing::info!("waiting: {why}");
             self.waiting = why;
+        }
+    }
+
+    /// However long the wait: what the last agent left in force stays no longer than its journal says.
+    fn keep_deadlines(&mut self, now: BootTime) {
+        if now < self.deadlines_due {
+            return;
+        }
+        self.deadlines_due = now + DEADLINES;
+        let (state_dir, hierarchy) = (&self.options.state_dir, self.hierarchy.clone());
+        match machine::restore_expired(state_dir, hierarchy, now).map_err(AgentError::from) {
+            Ok(events) => events.iter().for_each(log),
+            // That one keeps them.
+            Err(error) if error.is_busy() => {}
+            Err(error) => tracing::warn!("{error}"),
         }
     }
 

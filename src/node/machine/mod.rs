@@ -41,7 +41,7 @@ use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 use crate::ordered;
 
-pub use self::restore::{Restored, restore};
+pub use self::restore::{Restored, restore, restore_expired};
 
 /// How a machine is run.
 #[derive(Clone, Debug)]

@@ -8,7 +8,9 @@ use super::event::{Event, News};
 use super::keep::ENGINE_FILE;
 use super::state_dir;
 use crate::engine::time::BootTime;
+use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
+use crate::node::journal::Journal;
 
 /// What became of it.
 #[derive(Debug)]
@@ -35,13 +37,7 @@ pub fn restore(
     actuators.restore_all(now, &mut effects);
     let left = actuators.held().count();
     let files = effects.len();
-    let mut events: Vec<Event> = effects
-        .into_iter()
-        .map(|effect| {
-            let pod = effect.pod.as_ref().map(ToString::to_string);
-            Event::notice(now, effect.news(pod))
-        })
-        .collect();
+    let mut events: Vec<Event> = effects.into_iter().map(|it| event(now, it)).collect();
     // The next process begins anew: nothing of what these say is in force any more.
     for file in [&ENGINE_FILE].into_iter().chain(besides) {
         if let Err(error) = state_dir::remove(&state_dir.join(file)) {
@@ -51,4 +47,30 @@ pub fn restore(
     }
     events.push(Event::notice(now, News::Restored { files, left }));
     Ok(Restored { events, left })
+}
+
+/// Gives back what an earlier process left in force until a time that has come; returns what was done. For while nobody goes
+/// on from the rest, which stays.
+///
+/// # Errors
+/// As [`restore`].
+pub fn restore_expired(
+    state_dir: &Path,
+    hierarchy: Hierarchy,
+    now: BootTime,
+) -> Result<Vec<Event>, MachineError> {
+    let journal = Journal::new(state_dir).map_err(OpenError::from)?;
+    let records = journal.load().map_err(OpenError::from)?;
+    if records.iter().all(|record| record.deadline > now) {
+        return Ok(Vec::new());
+    }
+    let (_, recovered) = Actuators::open(state_dir, hierarchy, now)?;
+    let outcomes = recovered.outcomes.into_iter();
+    Ok(outcomes.map(|it| event(now, it.into())).collect())
+}
+
+/// Nobody tells here what the pod is called.
+fn event(now: BootTime, effect: Effect) -> Event {
+    let pod = effect.pod.as_ref().map(ToString::to_string);
+    Event::notice(now, effect.news(pod))
 }
