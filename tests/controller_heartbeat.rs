@@ -348,6 +348,24 @@ fn who_begins_to_lead_gives_every_agent_its_full_time() {
 }
 
 #[test]
+#[test]
+fn a_lease_that_was_being_read_when_a_term_ended_is_read_again_in_the_next() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.away = true;
+    fleet.pass(SECOND * 50, &["a1"]);
+    fleet.now = fleet.now + SECOND * 10;
+    let asked = fleet.world.plan(fleet.now, 100);
+    let asks = |write: &Write| matches!(write, Write::Ask { node } if node == "a1");
+    assert!(asked.iter().any(asks), "{asked:?}");
+    // No answer comes before the term ends, and nobody waits for it then.
+    fleet.world.follow();
+    fleet.away = false;
+    fleet.world.lead();
+    fleet.look();
+    fleet.pass(SECOND * 70, &["a1"]);
+    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+}
+
 fn most_of_a_zone_silent_at_once_freezes_that_zone_and_no_other() {
     let mut fleet = Fleet::of(&[("a", 5), ("b", 5)]);
     for name in ["a0", "b0"] {

@@ -108,10 +108,11 @@ impl Silence {
         self.after
     }
 
-    /// Begins to tell: every agent counts as just heard, and nothing as told.
+    /// Begins to tell: every agent counts as just heard, and nothing as told. No answer comes to what was asked before.
     pub fn begin(&mut self) {
         for node in self.nodes.values_mut() {
             node.begin();
+            node.asking = Attempt::default();
         }
         self.back.clear();
         self.held.clear();
