@@ -25,6 +25,7 @@ enum Edit {
         action: usize,
         value: u32,
         preview: bool,
+        replaced: bool,
     },
     Action {
         name: usize,
@@ -44,15 +45,23 @@ fn edit() -> impl Strategy<Value = Edit> {
     prop_oneof![
         (0usize..6, 0usize..3).prop_map(|(node, pool)| Edit::Node(node, pool)),
         (0usize..6).prop_map(Edit::DeleteNode),
-        (0usize..4, 0usize..4, 0usize..4, 100u32..7000, any::<bool>()).prop_map(
-            |(name, pool, action, value, preview)| Edit::NodeQos {
-                name,
-                pool,
-                action,
-                value,
-                preview
-            }
-        ),
+        (
+            0usize..4,
+            0usize..4,
+            0usize..4,
+            100u32..7000,
+            any::<[bool; 2]>()
+        )
+            .prop_map(
+                |(name, pool, action, value, [preview, replaced])| Edit::NodeQos {
+                    name,
+                    pool,
+                    action,
+                    value,
+                    preview,
+                    replaced,
+                }
+            ),
         (0usize..4, any::<bool>(), any::<bool>()).prop_map(|(name, throttle, effect)| {
             Edit::Action {
                 name,
@@ -77,10 +86,16 @@ fn carry_out(cluster: &mut Cluster, edit: &Edit) {
             action,
             value,
             preview,
+            replaced,
         } => {
             let strategy = if preview { "Preview" } else { "None" };
             let spec = node_qos(POOLS.get(pool).copied(), NAMES[action], value, strategy);
-            cluster.apply(Kind::NodeQos, NAMES[name], &spec);
+            let edit = if replaced {
+                Cluster::replace
+            } else {
+                Cluster::apply
+            };
+            edit(cluster, Kind::NodeQos, NAMES[name], &spec);
         }
         Edit::Action {
             name,
@@ -138,6 +153,20 @@ proptest! {
         other.lead();
         prop_assert!(other.plan(cluster.now, 100).is_empty());
     }
+}
+
+#[test]
+fn a_policy_that_was_made_anew_while_nobody_watched_is_compiled() {
+    let mut cluster = ready(2);
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.rest();
+    cluster.replace(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Preview"),
+    );
+    cluster.rest();
+    assert_eq!(cluster.hashes(), cluster.compiled_in_full());
 }
 
 /// Nodes that are not to be closed, because too many are.

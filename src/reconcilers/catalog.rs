@@ -53,6 +53,7 @@ struct Part {
     uid: String,
     generation: i64,
     immediate: bool,
+    spec: Value,
     /// Its conditions, as last seen.
     status: Value,
 }
@@ -96,10 +97,12 @@ impl Catalog {
             part.status = status;
             uid.clone_into(&mut part.uid);
             part.immediate = immediate;
-            if part.generation == generation && generation > 0 {
+            part.generation = generation;
+            // The generation does not tell: of an object that was made anew, or put back from a backup, it may be the same.
+            if part.spec == object["spec"] {
                 return Affected::None;
             }
-            part.generation = generation;
+            part.spec.clone_from(&object["spec"]);
         }
         let objects = Objects::from_values([object.clone()]);
         if self
@@ -114,6 +117,7 @@ impl Catalog {
             uid: uid.to_owned(),
             generation,
             immediate,
+            spec: object["spec"].clone(),
             status: object["status"].clone(),
         };
         self.parts.insert(key, part);

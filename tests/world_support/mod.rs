@@ -42,6 +42,7 @@ pub struct Cluster {
     pub nodes: BTreeMap<String, NodeFacts>,
     pub watermarks: BTreeMap<String, Value>,
     pub generation: i64,
+    replaced: usize,
     writes: usize,
     /// Nodes whose agents say nothing.
     mute: BTreeSet<String>,
@@ -60,6 +61,7 @@ impl Cluster {
             nodes: BTreeMap::new(),
             watermarks: BTreeMap::new(),
             generation: 0,
+            replaced: 0,
             writes: 0,
             mute: BTreeSet::new(),
             tainted: BTreeSet::new(),
@@ -83,10 +85,29 @@ impl Cluster {
 
     pub fn apply(&mut self, kind: Kind, name: &str, spec: &Value) {
         self.generation += 1;
+        let before = self.objects.get(&(kind, name.to_owned()));
+        let uid = match before {
+            Some(before) => before["metadata"]["uid"].clone(),
+            None => json!(format!("made at {}", self.generation)),
+        };
+        self.take(kind, name, &uid, self.generation, spec);
+    }
+
+    /// Somebody deletes it and makes it anew while nobody watches: only the new object is seen, of the generation that
+    /// the other had.
+    pub fn replace(&mut self, kind: Kind, name: &str, spec: &Value) {
+        self.replaced += 1;
+        let before = self.objects.get(&(kind, name.to_owned()));
+        let generation = before.map_or(1, |it| it["metadata"]["generation"].as_i64().unwrap());
+        let uid = json!(format!("made anew, {}", self.replaced));
+        self.take(kind, name, &uid, generation, spec);
+    }
+
+    fn take(&mut self, kind: Kind, name: &str, uid: &Value, generation: i64, spec: &Value) {
         let object = json!({
             "apiVersion": "ensurance.crane.io/v1alpha1",
             "kind": kind.name(),
-            "metadata": {"name": name, "generation": self.generation},
+            "metadata": {"name": name, "uid": uid, "generation": generation},
             "spec": spec,
         });
         self.world.apply_policy(kind, name, &object);
