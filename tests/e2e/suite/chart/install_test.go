@@ -23,9 +23,10 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	others := plane.CertManagerDefinitions(t)
 	c.Define(others)
 	c.takesEveryCombination(t)
-	for _, file := range append(others, plane.Absolute(t, "crds")) {
+	for _, file := range others {
 		c.Kubectl("delete", "-f", file)
 	}
+	c.lacksDefinitions()
 	c.refusesWhatCanNotWorkThere(t)
 	c.jobsEndWell()
 	c.bringsDefinitionsAndPolicies(t)
@@ -46,6 +47,18 @@ func TestAClusterWithoutAdmissionPoliciesIsRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which holds each agent to its own node") {
 		t.Errorf("the answer is %v", err)
 	}
+}
+
+// lacksDefinitions deletes ours, until they are served no more: an API server follows a moment later.
+func (c cluster) lacksDefinitions() {
+	c.T.Helper()
+	c.Kubectl("delete", "-f", plane.Absolute(c.T, "crds"))
+	c.Eventually(time.Minute, "policies are no longer served", func() error {
+		if found, err := c.TryKubectl("", "get", "--raw", "/apis/ensurance.crane.io/v1alpha1"); err == nil {
+			return fmt.Errorf("there is %s", found)
+		}
+		return nil
+	})
 }
 
 // jobsEndWell ends every Job of a release until the test ends: nobody is here who would make its pod.
@@ -157,8 +170,8 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
-	c.givesAgentsAPriorityLevelOfTheirOwn(t)
-	c.changesItsPolicies(t)
+	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")
+	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the definitions, which this cluster lacks: plimsoll crds | kubectl apply") {
 		t.Errorf("the answer is %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
@@ -211,10 +224,11 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	for _, object := range objects(t, hooks) {
 		kinds[object.GetKind()+" "+object.GetAnnotations()["helm.sh/hook"]]++
 	}
-	if kinds["Pod test"] != 1 || kinds["Job pre-delete"] != 1 {
+	if kinds["Pod test"] != 1 || kinds["Job pre-delete"] != 1 || kinds["Job post-install"] != 1 || kinds["NodeQOS post-install,post-rollback"] != 1 {
 		t.Errorf("the hooks are %v", kinds)
 	}
-	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+	// Policies are there, as hooks made them.
+	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 		t.Error(err, out)
 	}
 }
@@ -328,7 +342,7 @@ func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
 const elsewhere = "leases.namespace=heartbeats,leases.createNamespace=false"
 
 func (c cluster) takesThePoliciesOfItsFirstRevisionWithIt(t *testing.T) {
-	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
+	c.lacksDefinitions()
 	c.takes("install", "--set", "policies.preset=conservative,"+elsewhere)
 	c.has("plimsoll-conservative", "at another first installation")
 	if _, err := c.ofRelease("uninstall"); err != nil {
