@@ -348,7 +348,6 @@ fn who_begins_to_lead_gives_every_agent_its_full_time() {
 }
 
 #[test]
-#[test]
 fn a_lease_that_was_being_read_when_a_term_ended_is_read_again_in_the_next() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.away = true;
@@ -366,6 +365,7 @@ fn a_lease_that_was_being_read_when_a_term_ended_is_read_again_in_the_next() {
     assert_eq!(fleet.told(), told("a1", "AgentSilent"));
 }
 
+#[test]
 fn most_of_a_zone_silent_at_once_freezes_that_zone_and_no_other() {
     let mut fleet = Fleet::of(&[("a", 5), ("b", 5)]);
     for name in ["a0", "b0"] {

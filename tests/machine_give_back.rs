@@ -108,6 +108,7 @@ fn machine(
     let settings = Settings {
         hierarchy,
         proc_root: "/proc".into(),
+        net_dev: None,
         state_dir,
         sample_interval: Duration::from_secs(1),
         sample_everything: false,
