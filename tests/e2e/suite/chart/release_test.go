@@ -19,7 +19,7 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	}
 	config := plane.WriteFile(t, filepath.Join(t.TempDir(), "admission.json"), limited)
 	c := cluster{plane.Start(t, []string{"--admission-control-config-file=" + config})}
-	c.Kubectl("delete", "-f", plane.Absolute(t, "crds"))
+	c.lacksDefinitions()
 	c.nodes("one", "two")
 	c.namespace("plimsoll", "privileged")
 	c.takes("install", "--wait", "--timeout=3m", "--set", "policies.preset=conservative")
