@@ -223,25 +223,23 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
     node.machine.load.set(HIGH);
+    // On a busy machine there may be other causes too.
+    let down = r#"failed calling webhook "evictions.example.dev""#;
+    let says = |it: &Value, field: &str| it[field].as_str().is_some_and(|it| it.contains(down));
     let refused = || {
         let told = node.status()["refused"].as_array().cloned();
-        let evict = |it: &Value| it["what"] == "evict";
-        told.unwrap_or_default()
-            .into_iter()
-            .filter(evict)
-            .collect::<Vec<_>>()
+        let told = told.unwrap_or_default().into_iter();
+        told.filter(|it| says(it, "reason")).collect::<Vec<_>>()
     };
-    agent.until("it is in the status", || !refused().is_empty());
+    agent.until_within(SOON * 4, "it is in the status", || !refused().is_empty());
     let first = refused();
     let [entry] = first.as_slice() else {
         panic!("one for all pods: {first:?}");
     };
     assert_eq!(
-        (&entry["rule"], &entry["pod"]),
-        (&json!("q/cpu"), &Value::Null)
+        (&entry["what"], &entry["rule"], &entry["pod"]),
+        (&json!("evict"), &json!("q/cpu"), &Value::Null)
     );
-    let down = r#"failed calling webhook "evictions.example.dev""#;
-    assert!(entry["reason"].as_str().unwrap().contains(down), "{entry}");
     let counted = |series: &str| {
         let (_, text) = agent.http("/metrics")?;
         let value = text.lines().find_map(|line| line.strip_prefix(series));
@@ -255,27 +253,25 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     let done = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
     assert_eq!(counted(done), Some(0), "nothing was evicted");
     let told = |event: &Value| {
-        event["reason"] == "EvictionRefused" && event["involvedObject"]["kind"] == "NodeWatermark"
+        event["reason"] == "EvictionRefused"
+            && event["involvedObject"]["kind"] == "NodeWatermark"
+            && says(event, "message")
     };
     let events = || {
-        node.plane
-            .list("events")
-            .into_iter()
-            .filter(told)
-            .collect::<Vec<_>>()
+        let events = node.plane.list("events").into_iter();
+        events.filter(told).collect::<Vec<_>>()
     };
-    agent.until("an event tells it", || !events().is_empty());
+    agent.until_within(SOON * 4, "an event tells it", || !events().is_empty());
     let events = events();
     assert!(
         events.len() == 1 && events[0]["series"].is_null(),
         "{events:?}"
     );
-    assert!(events[0]["message"].as_str().unwrap().contains(down));
     node.plane
         .kubectl(&["delete", "validatingwebhookconfiguration", "guard"]);
     agent.until_within(
         SOON * 4,
-        "a pod is evicted, and nothing is refused any more",
+        "a pod is evicted, and that is not refused any more",
         || refused().is_empty() && counted(done) >= Some(1),
     );
 }
