@@ -152,6 +152,37 @@ fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes(
 }
 
 #[test]
+fn nodes_that_run_windows_have_no_watermark_also_where_they_had_one() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    plane.nodes(&names(3));
+    let watermarks = |plane: &ControlPlane| {
+        let all = plane.list("nwm").into_iter();
+        all.map(|object| object["metadata"]["name"].clone())
+            .collect::<Vec<_>>()
+    };
+    let first = plane.controller("first", &[]);
+    plane.until("every node has a watermark", SOON, |p| {
+        watermarks(p) == ["node00", "node01", "node02"]
+    });
+    plane.kubectl(&["label", "node", "node01", "kubernetes.io/os=windows"]);
+    plane.until("its watermark goes", SOON, |p| {
+        watermarks(p) == ["node00", "node02"]
+    });
+    first.signal(Signal::SIGKILL);
+    plane.kubectl(&["label", "node", "node02", "kubernetes.io/os=windows"]);
+    plane.kubectl(&["label", "node", "node00", "kubernetes.io/os=linux"]);
+    let second = plane.controller("second", &[]);
+    plane.until("what an earlier controller made goes", SOON, |p| {
+        watermarks(p) == ["node00"]
+    });
+    plane.until("it counts one node", SOON, |_| {
+        (0.5..1.5).contains(&second.metric("plimsoll_controller_nodes "))
+    });
+}
+
+#[test]
 fn the_standby_takes_over_within_ten_seconds_and_repeats_nothing() {
     let Some(plane) = ControlPlane::start() else {
         return;

@@ -8,6 +8,7 @@ pub mod events;
 pub mod eviction;
 pub mod list;
 pub mod mounted;
+pub mod nodes;
 pub mod requests;
 pub mod reviews;
 pub mod taint;

@@ -66,6 +66,20 @@ where
     objects(Api::all_with(client, resource), page)
 }
 
+/// The same, of the objects with these labels.
+pub fn labelled_as<K>(
+    client: Client,
+    resource: &ApiResource,
+    page: u32,
+    labels: &str,
+) -> BoxStream<'static, Change<K>>
+where
+    K: Resource<DynamicType = ApiResource> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(page).labels(labels);
+    matching(Api::all_with(client, resource), config)
+}
+
 /// The same, of the objects that `api` is about.
 pub fn objects<K>(api: Api<K>, page: u32) -> BoxStream<'static, Change<K>>
 where

@@ -1,6 +1,7 @@
 //! Reads what `plimsoll doctor` judges: plain JSON, and tables where there may be thousands. What can't be read is kept as
 //! the reason why.
 
+use form_urlencoded::byte_serialize;
 use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use super::permissions::{Actor, wanted};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
+use crate::cluster::nodes::KEPT;
 use crate::crd::emergency_stop::OBJECT;
 use crate::ordered::sort;
 
@@ -91,9 +93,11 @@ fn labels(component: &str) -> String {
     )
 }
 
-/// The nodes that may have an agent: all whose system is Linux, also where no label says so, but for those without cgroups to keep.
-const NODES: &str = "/api/v1/nodes?labelSelector=kubernetes.io/os%20notin%20%28windows%29,type%20notin%20%28virtual-kubelet%29,\
-                     eks.amazonaws.com/compute-type%20notin%20%28fargate%29";
+/// The nodes that may have an agent.
+fn nodes() -> String {
+    let kept: String = byte_serialize(KEPT.as_bytes()).collect();
+    format!("/api/v1/nodes?labelSelector={kept}")
+}
 
 /// Reads it all.
 ///
@@ -138,7 +142,7 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
         daemon_sets,
         deployments,
         namespaces,
-        nodes: table(client, NODES).await,
+        nodes: table(client, &nodes()).await,
         agents,
         watermarks: table(client, "/apis/plimsoll.dev/v1alpha1/nodewatermarks").await,
         leases: list(&leases).await,

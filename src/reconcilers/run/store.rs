@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::super::lease::LeaseObject;
 use super::super::wire::{NodeObject, NodeSeen, Watermark, WatermarkObject};
 use super::super::world::World;
+use crate::cluster::nodes;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
 use crate::engine::time::BootTime;
@@ -85,9 +86,12 @@ impl Source {
             Self::Policy(kind) => watch::all(client, &policy_resource(kind))
                 .map(move |change| change.map(|object| Item::Policy(kind, object)))
                 .boxed(),
-            Self::Nodes => watch::all_as(client, &resource("", "v1", "Node", "nodes"), NODES)
-                .map(|change| change.map(|node| Item::Node(Box::new(node))))
-                .boxed(),
+            Self::Nodes => {
+                let nodes = resource("", "v1", "Node", "nodes");
+                watch::labelled_as(client, &nodes, NODES, nodes::KEPT)
+                    .map(|change| change.map(|node| Item::Node(Box::new(node))))
+                    .boxed()
+            }
             Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARKS)
                 .map(|change| change.map(|object| Item::Watermark(Box::new(object))))
                 .boxed(),
