@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::reconcilers::lease::Renewal;
@@ -473,6 +474,44 @@ fn nobody_is_missed_on_a_node_that_is_gone() {
     fleet.leases.remove("a1");
     fleet.pass(MINUTE, &[]);
     assert_eq!((fleet.told(), fleet.figures().agents), (vec![], 4));
+}
+
+#[test]
+fn only_nodes_that_a_policy_selects_and_that_have_no_agent_are_unkept() {
+    let mut fleet = Fleet::of(&[("a", 3), ("b", 2)]);
+    let unkept = |fleet: &mut Fleet| {
+        fleet.pass(SECOND * 10, &["a1"]);
+        fleet.world.unkept()
+    };
+    for name in ["a", "a9", "b9"] {
+        fleet.world.apply_node(name, node(&name[..1], false));
+    }
+    assert_eq!(unkept(&mut fleet), 0, "there is no policy");
+    let zone = json!({"matchLabels": {"topology.kubernetes.io/zone": "a"}});
+    let policy = json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS",
+        "metadata": {"name": "q"},
+        "spec": {"selector": zone, "rules": [{
+            "name": "cpu", "avoidanceThreshold": 2, "actionName": "close",
+            "metricRule": {"name": "cpu_total_usage", "value": 4000},
+        }]},
+    });
+    fleet.world.apply_policy(Kind::NodeQos, "q", &policy);
+    assert_eq!(unkept(&mut fleet), 2, "a and a9");
+    fleet.report("a9", 10);
+    assert_eq!(unkept(&mut fleet), 1, "who reports is there");
+    fleet.pass(MINUTE * 5, &["a1"]);
+    assert_eq!(
+        unkept(&mut fleet),
+        1,
+        "a silent agent is missed in other words"
+    );
+    fleet.leases.remove("a0");
+    fleet.world.delete_lease("a0");
+    assert_eq!(unkept(&mut fleet), 2, "its agent left");
+    fleet.world.delete_node("a");
+    fleet.world.delete_policy(Kind::NodeQos, "q");
+    assert_eq!(unkept(&mut fleet), 0);
 }
 
 #[test]

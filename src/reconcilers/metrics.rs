@@ -93,6 +93,7 @@ pub struct Metrics {
     silent_throttled: Gauge,
     held: Gauge,
     agents: Gauge,
+    unkept: Gauge,
     oldest: Gauge<f64, AtomicU64>,
     ages: Histogram,
     undefined: Gauge,
@@ -137,6 +138,7 @@ impl Default for Metrics {
             silent_throttled: Gauge::default(),
             held: Gauge::default(),
             agents: Gauge::default(),
+            unkept: Gauge::default(),
             oldest: Gauge::default(),
             ages: Histogram::new(AGES),
             undefined: Gauge::default(),
@@ -217,6 +219,8 @@ impl Metrics {
         let registry = &mut self.registry;
         let help = "Agents that hold the Lease of their node";
         registry.register("agents", help, self.agents.clone());
+        let help = "Nodes that a NodeQOS selects and on which no agent holds the Lease or reports: nobody keeps it there";
+        registry.register("unkept_nodes", help, self.unkept.clone());
         let help = "Agents that are silent: their Lease is not renewed, or they write nothing while something is in force";
         registry.register("silent_agents", help, self.silent.clone());
         let help = "Those of them whose node had throttled pods: see `plimsoll agent --restore`";
@@ -275,6 +279,7 @@ impl Metrics {
         set(&self.running, running);
         let silence = world.silence_figures();
         set(&self.agents, silence.agents);
+        set(&self.unkept, world.unkept());
         set(&self.silent, silence.silent);
         set(&self.silent_throttled, silence.throttling);
         set(&self.held, silence.held);

@@ -238,15 +238,21 @@ impl Silence {
         false
     }
 
-    /// Looks who is silent now.
-    pub fn look(&mut self, now: BootTime) -> Look {
+    /// The nodes on which an agent holds its Lease or reports, silent ones too, in order of name.
+    pub fn with_agent(&self) -> impl Iterator<Item = &String> {
+        let nodes = self.nodes.iter();
+        nodes.filter(|(_, node)| node.has_agent()).map(|it| it.0)
+    }
+
+    /// Looks who is silent now; `None`: that was done a moment ago.
+    pub fn look(&mut self, now: BootTime) -> Option<Look> {
         for name in std::mem::take(&mut self.just_heard) {
             if let Some(node) = self.nodes.get_mut(&name) {
                 node.heard.get_or_insert(now);
             }
         }
         if self.looked.is_some_and(|looked| now.since(looked) < LOOK) {
-            return Look::default();
+            return None;
         }
         self.looked = Some(now);
         let mut look = Look {
@@ -259,7 +265,7 @@ impl Silence {
                 node.look(name, now, self.after, &mut look);
             }
         }
-        look
+        Some(look)
     }
 
     /// Finds the zones in which nothing is undone, and counts.

@@ -105,6 +105,8 @@ pub struct World {
     /// Nodes whose taint was taken away because their agent is silent.
     silent: BTreeSet<String>,
     silence: Silence,
+    /// Nodes that a `NodeQOS` selects and that have no agent.
+    unkept: usize,
     /// How old heartbeats were when the next was seen.
     ages: Vec<Duration>,
     /// Whose agents fell silent (true), or are heard again.
@@ -136,6 +138,7 @@ impl World {
             softened: BTreeSet::new(),
             silent: BTreeSet::new(),
             silence: Silence::new(settings.silent_agent_after),
+            unkept: 0,
             ages: Vec::new(),
             silences: Vec::new(),
             rollouts: BTreeMap::new(),

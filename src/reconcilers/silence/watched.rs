@@ -107,7 +107,11 @@ impl Watched {
 
     /// It neither holds a Lease nor reports, and nothing is in force there that it would have to tell of.
     pub(super) fn is_idle(&self) -> bool {
-        self.grace().is_none() && !self.state().is_anything()
+        !self.has_agent() && !self.state().is_anything()
+    }
+
+    pub(super) const fn has_agent(&self) -> bool {
+        self.lease.is_some() || self.reports.is_some()
     }
 
     fn silent_for(&self, now: BootTime) -> Duration {
@@ -151,7 +155,7 @@ impl Watched {
         let dead = state.ready && self.silent_for(now) >= dead_after;
         let leaves = dead && state.throttled > 0 && !self.told_throttled;
         let opens = dead && state.tainted && !self.opened && self.opening.is_due(now);
-        let tells = self.grace().is_some() && !self.told;
+        let tells = self.has_agent() && !self.told;
         if !(tells || leaves || opens) || !self.is_sure(name, now, look) {
             return;
         }

@@ -67,6 +67,24 @@ impl World {
         self.silence.figures()
     }
 
+    /// Nodes that a `NodeQOS` selects and that have no agent, as of the last look.
+    pub const fn unkept(&self) -> usize {
+        self.unkept
+    }
+
+    /// Both are in order of name: one walk along them is much less than a search for each node.
+    fn count_unkept(&self) -> usize {
+        let mut with_agent = self.silence.with_agent().peekable();
+        let mut has_agent = |name: &String| {
+            while with_agent.next_if(|other| *other < name).is_some() {}
+            with_agent.peek() == Some(&name)
+        };
+        let nodes = self.nodes.iter();
+        nodes
+            .filter(|(name, node)| !node.class.selected.is_empty() && !has_agent(name))
+            .count()
+    }
+
     /// A watch was cut: what was not seen since does not count as silence.
     pub fn missed(&mut self) {
         self.silence.restart();
@@ -79,7 +97,10 @@ impl World {
 
     /// What is to be done about silent agents.
     pub(super) fn plan_openings(&mut self, now: BootTime) -> Vec<Write> {
-        let mut look = self.silence.look(now);
+        let Some(mut look) = self.silence.look(now) else {
+            return Vec::new();
+        };
+        self.unkept = self.count_unkept();
         let open = std::mem::take(&mut look.open);
         let ask = std::mem::take(&mut look.ask);
         self.tell_silence(look);
