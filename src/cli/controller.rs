@@ -116,8 +116,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
 
-    /// At most this part of the matched nodes is closed to new pods at once, such as 30%; further ones get a taint
-    /// that only asks the scheduler to prefer others
+    /// At most this part of the nodes that any rule may close, those of all policies together, is closed to new pods at
+    /// once, such as 30%; further ones get a taint that only asks the scheduler to prefer others
     #[arg(long, value_name = "PERCENT", default_value = "30%", value_parser = percent)]
     max_unschedulable: u8,
 

@@ -37,7 +37,7 @@ pub use policies::StatusWrite;
 pub struct Settings {
     /// Nodes a second that an edit reaches once its canaries did well.
     pub rollout_nodes_per_second: f64,
-    /// Percent of the matched nodes that may be closed at once.
+    /// Percent of the nodes that any rule may close, those of all policies together, that may be closed at once.
     pub max_unschedulable_percent: u8,
     /// The taint of an agent that was not heard for so long is taken away.
     pub silent_agent_after: Duration,
