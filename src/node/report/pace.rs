@@ -1,15 +1,17 @@
 //! When the status is written: soon after a change of state, and now and then while something is in force; never
-//! because a value moves. How far an emergency stop has come is waited for by people.
+//! because a value moves. How far an emergency stop has come is waited for by people, and whether a node is closed by the
+//! controller, which keeps most nodes open.
 
 use std::time::Duration;
 
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::condition::STOPPED;
+use crate::crd::node_watermark::scheduling::ENABLED;
 use crate::engine::time::BootTime;
 
 /// Two writes are at least so far apart.
 const LEAST: Duration = Duration::from_secs(10);
-/// Of which the second tells how far an emergency stop has come.
+/// Of which the second tells what others wait for.
 const URGENT: Duration = Duration::from_secs(1);
 /// While something is in force, values are not older than this.
 const MOST: Duration = Duration::from_mins(5);
@@ -46,7 +48,7 @@ impl Pace {
                 return Step::Rest;
             }
             MOST
-        } else if stop(written) == stop(status) {
+        } else if stop(written) == stop(status) && closing(written) == closing(status) {
             LEAST
         } else {
             URGENT
@@ -85,6 +87,12 @@ fn stop(status: &NodeWatermarkStatus) -> Option<&str> {
     Some(&stopped.reason)
 }
 
+/// The effect of the taint, and whether there is to be one.
+fn closing(status: &NodeWatermarkStatus) -> (&str, bool) {
+    let scheduling = status.scheduling.as_ref();
+    scheduling.map_or((ENABLED, false), |it| (&it.state, !it.rules.is_empty()))
+}
+
 /// But for the values.
 fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
     let masked = |status: &NodeWatermarkStatus| {
@@ -100,7 +108,7 @@ fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::node_watermark::RuleStatus;
+    use crate::crd::node_watermark::{RuleStatus, SchedulingStatus};
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)
@@ -153,6 +161,41 @@ mod tests {
         pace.wrote(stopped("Released"), at(102));
         assert_eq!(pace.step(&stopped("Released"), at(9999)), Step::Rest);
         assert_eq!(pace.step(&status("Normal", 1.0), at(9999)), Step::Write);
+    }
+
+    #[test]
+    fn that_a_node_closes_and_opens_is_written_after_a_second() {
+        let closes = |state: &str, rules: &[&str]| NodeWatermarkStatus {
+            scheduling: Some(SchedulingStatus {
+                state: state.to_owned(),
+                rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
+                since: None,
+            }),
+            ..NodeWatermarkStatus::default()
+        };
+        let second = Step::Wait(Duration::from_secs(1));
+        let mut pace = Pace::default();
+        pace.wrote(NodeWatermarkStatus::default(), at(100));
+        // It is open, as any node is of which nothing is known yet.
+        assert_eq!(
+            pace.step(&closes("Enabled", &[]), at(100)),
+            Step::Wait(Duration::from_secs(10))
+        );
+        assert_eq!(pace.step(&closes("Enabled", &["q/r"]), at(100)), second);
+        pace.wrote(closes("Enabled", &["q/r"]), at(101));
+        assert_eq!(pace.step(&closes("NoSchedule", &["q/r"]), at(101)), second);
+        pace.wrote(closes("NoSchedule", &["q/r"]), at(102));
+        // The controller has heard of it by now: another rule that asks for the same is no news.
+        assert_eq!(
+            pace.step(&closes("NoSchedule", &["q/r", "q/s"]), at(102)),
+            Step::Wait(Duration::from_secs(10))
+        );
+        assert_eq!(
+            pace.step(&closes("PreferNoSchedule", &["q/r"]), at(103)),
+            Step::Write
+        );
+        pace.wrote(closes("PreferNoSchedule", &["q/r"]), at(103));
+        assert_eq!(pace.step(&closes("Enabled", &[]), at(104)), Step::Write);
     }
 
     #[test]

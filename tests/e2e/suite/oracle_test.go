@@ -105,7 +105,7 @@ func (o *oracle) waitUndone(limit time.Duration) {
 	}
 	o.waitAccounted(5*time.Second, 0)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
-	// A status is written at most every ten seconds.
+	// But for whether the node is closed, a status is written at most every ten seconds.
 	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.tellsNothing)
 }
 
