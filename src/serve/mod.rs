@@ -1,5 +1,6 @@
 //! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`, and JSON documents of its own.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::Hash;
 use std::net::SocketAddr;
@@ -13,10 +14,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::family::Family;
 use thiserror::Error;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, yield_now};
 
-/// So many requests at a time; more wait.
+/// So many connections at a time. The next takes the place of the oldest, so that those who never ask keep no probe out.
 const MOST_CONNECTIONS: usize = 32;
 
 /// What is served.
@@ -68,29 +69,40 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
 
 /// Answers for ever.
 pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut connections = VecDeque::new();
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-            return;
-        };
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, or the peer is gone: the next may be better.
-            tokio::task::yield_now().await;
+            yield_now().await;
             continue;
         };
-        let source = Arc::clone(&source);
-        tokio::spawn(async move {
-            let answer = service_fn(|request| {
-                let response = answer(&request, &*source);
-                async { Ok::<_, Infallible>(response) }
-            });
-            let mut http = http1::Builder::new();
-            http.keep_alive(false);
-            // A peer that goes away early is no concern of ours.
-            drop(http.serve_connection(TokioIo::new(stream), answer).await);
-            drop(permit);
-        });
+        let connection = tokio::spawn(serve_one(stream, Arc::clone(&source)));
+        connections.push_back(connection.abort_handle());
+        make_room(&mut connections).await;
     }
+}
+
+async fn make_room(connections: &mut VecDeque<AbortHandle>) {
+    connections.retain(|connection| !connection.is_finished());
+    if connections.len() <= MOST_CONNECTIONS {
+        return;
+    }
+    if let Some(oldest) = connections.pop_front() {
+        oldest.abort();
+    }
+    // However many come at once: who has asked is answered before all who came later are let in.
+    yield_now().await;
+}
+
+async fn serve_one(stream: TcpStream, source: Arc<dyn Source>) {
+    let answer = service_fn(|request| {
+        let response = answer(&request, &*source);
+        async { Ok::<_, Infallible>(response) }
+    });
+    let mut http = http1::Builder::new();
+    http.keep_alive(false);
+    // A peer that goes away early is no concern of ours.
+    drop(http.serve_connection(TokioIo::new(stream), answer).await);
 }
 
 fn answer(request: &Request<Incoming>, source: &dyn Source) -> Response<Full<Bytes>> {
@@ -138,3 +150,6 @@ fn of_type(status: StatusCode, kind: &'static str, body: String) -> Response<Ful
     headers.insert(hyper::header::CONTENT_TYPE, kind);
     response
 }
+
+#[cfg(test)]
+mod tests;
