@@ -50,14 +50,55 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
         return;
     };
     nothing_is_installed(&plane);
-    let without_agents = [
+    installed(&plane);
+    no_pod_has_started(&plane);
+    pods_could_not_be_made(&plane);
+    what_holds_agents_is_gone(&plane);
+    stopped_and_without_rights(&plane);
+    by_others(&plane);
+    definitions_are_waited_for(&plane);
+}
+
+#[test]
+fn policies_that_an_api_server_does_not_ask_are_told() {
+    let disabled = &["--disable-admission-plugins=ValidatingAdmissionPolicy"];
+    let Some(plane) = ControlPlane::start_with(disabled).filter(ControlPlane::is_own) else {
+        return;
+    };
+    installed(&plane);
+    let all = "there, and refuse nothing: plimsoll-agent-lease, plimsoll-agent-event, plimsoll-agent-node, plimsoll-agent-watermark, \
+               plimsoll-controller-node and 2 more;";
+    plane.until("the policies refuse nothing", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        has(&found, "admission policies", all)
+    });
+    // It has tried, and changed nothing.
+    assert_eq!(plane.get("node", "a")["metadata"]["labels"]["pool"], "a");
+    for (what, name) in [
+        ("node", "a"),
+        ("apiservice", "v1alpha1.metrics.plimsoll.dev"),
+        ("validatingwebhookconfiguration", "plimsoll-evictions"),
+    ] {
+        let labels = &plane.get(what, name)["metadata"]["labels"];
+        assert!(labels["plimsoll.dev/doctor"].is_null(), "{what}: {labels}");
+    }
+    for what in ["leases", "events"] {
+        let left = plane.kubectl(&["get", what, "--all-namespaces", "-o", "name"]);
+        assert!(!left.contains("plimsoll-doctor"), "{left}");
+    }
+}
+
+/// What the chart has, of which nothing runs, with a node of every sort.
+fn installed(plane: &ControlPlane) {
+    let labelled = [
+        ("arm", "kubernetes.io/arch=arm64"),
         ("windows", "kubernetes.io/os=windows"),
         ("virtual", "type=virtual-kubelet"),
         ("fargate", "eks.amazonaws.com/compute-type=fargate"),
     ];
     plane.nodes(&["a".to_owned()]);
-    plane.nodes(&without_agents.map(|(node, _)| node.to_owned()));
-    for (node, label) in without_agents {
+    plane.nodes(&labelled.map(|(node, _)| node.to_owned()));
+    for (node, label) in labelled {
         plane.kubectl(&["label", "node", node, label]);
     }
     let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
@@ -70,16 +111,10 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
         .partition(|it| it["kind"] == "Namespace");
     plane.apply(&first);
     plane.apply(&rest);
-    no_pod_has_started(&plane);
-    what_holds_agents_is_gone(&plane);
-    stopped_and_without_rights(&plane);
-    // Whoever may read little is told so.
-    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
-    let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
-    let (code, found) = doctor(&plane.file("ann", &ann));
-    assert_eq!(code, Some(1));
-    finds(&found, "plimsoll doctor", "nodes could not be read");
-    definitions_are_waited_for(&plane);
+    plane.apply(&[json!({
+        "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "a"},
+        "spec": {"nodeUID": "u", "hash": "0123456789abcdef"},
+    })]);
 }
 
 fn definitions_are_waited_for(plane: &ControlPlane) {
@@ -143,12 +178,51 @@ fn no_pod_has_started(plane: &ControlPlane) {
     let agents = "DaemonSet plimsoll/plimsoll-agent-v2";
     finds(&found, agents, "selects no node");
     finds(&found, "agents", "on 1 node none runs: a");
+    let foreign = "on 1 node of another architecture than amd64 none runs: arm";
+    finds(&found, "agents", foreign);
     finds(&found, "namespace plimsoll", "is baseline");
     let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
     finds(&found, guard, "no caBundle");
 }
 
+/// As where the cluster has another Pod Security standard by default; nobody makes any pods here.
+fn pods_could_not_be_made(plane: &ControlPlane) {
+    let label = "pod-security.kubernetes.io/enforce-";
+    plane.kubectl(&["label", "namespace", NAMESPACE, label]);
+    let why = "pods \"x\" is forbidden: violates PodSecurity \"baseline:latest\"";
+    let event = |name: &str, reason: &str, message: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": NAMESPACE}, "reason": reason, "message": message,
+            "type": "Warning", "lastTimestamp": "2026-01-01T00:00:00Z",
+            "involvedObject": {"apiVersion": "apps/v1", "kind": "DaemonSet", "namespace": NAMESPACE, "name": "plimsoll-agent-v2"},
+        })
+    };
+    plane.create(&[
+        event("one", "FailedCreate", why),
+        event("other", "SuccessfulDelete", "another"),
+    ]);
+    let status = json!({"status": {"currentNumberScheduled": 0, "desiredNumberScheduled": 1, "numberMisscheduled": 0, "numberReady": 0}});
+    let patch = format!("--patch={status}");
+    let set = "plimsoll-agent-v2";
+    let merge = ["--subresource=status", "--type=merge", &patch];
+    plane.kubectl(&[&["patch", "daemonset", "-n", NAMESPACE, set][..], &merge].concat());
+    let (_, found) = doctor(&plane.kubeconfig);
+    let what = format!("1 pod of 1 could not be made: {why}");
+    finds(&found, "DaemonSet plimsoll/plimsoll-agent-v2", &what);
+    let twice = has(&found, "agents", "on 1 node none runs: a");
+    assert!(!twice, "{found:?}");
+}
+
 fn what_holds_agents_is_gone(plane: &ControlPlane) {
+    // One that is there, and judges nobody.
+    let nobody = r#"{"spec":{"matchConditions":[{"name":"nobody","expression":"false"}]}}"#;
+    let policy = ["validatingadmissionpolicy", "plimsoll-controller-api"];
+    plane.kubectl(&[&["patch", "--type=merge", "-p", nobody][..], &policy].concat());
+    plane.until("it refuses nothing", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let through = "there, and refuse nothing: plimsoll-controller-api;";
+        has(&found, "admission policies", through)
+    });
     for (kind, name) in [
         ("validatingwebhookconfiguration", "plimsoll-evictions"),
         ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
@@ -176,5 +250,30 @@ fn stopped_and_without_rights(plane: &ControlPlane) {
         let agent = "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status";
         let object = "ConfigMap plimsoll-node-lease/plimsoll-stop";
         has(&found, "permissions of agents", agent) && has(&found, object, "stopped: why")
+    });
+}
+
+fn by_others(plane: &ControlPlane) {
+    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
+    let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
+    let ann = plane.file("ann", &ann);
+    // Whoever may read little is told so.
+    let (code, found) = doctor(&ann);
+    assert_eq!(code, Some(1));
+    finds(&found, "plimsoll doctor", "nodes could not be read");
+    // Whoever may read all, and nothing else, is told what was not tried.
+    let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]);
+    let kind = |kind: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "look"}});
+    let (mut role, mut binding) = (kind("ClusterRole"), kind("ClusterRoleBinding"));
+    role["rules"] = all;
+    binding["roleRef"] =
+        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "look"});
+    binding["subjects"] =
+        json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]);
+    plane.apply(&[role, binding]);
+    plane.until("she may read all", SOON, |_| {
+        let (_, found) = doctor(&ann);
+        let untried = "could not be tried: serviceaccounts \"plimsoll-agent\" is forbidden: User \"ann\" cannot impersonate";
+        has(&found, "plimsoll doctor", untried)
     });
 }

@@ -1,10 +1,13 @@
 //! `plimsoll doctor`.
 
+mod agents;
 mod finding;
 mod findings;
 mod holding;
 mod permissions;
 mod read;
+mod tables;
+mod trials;
 
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
@@ -28,7 +31,8 @@ const HELP: &str = "\
 Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of
 both may do and what holds them to it, the guard of evictions, heartbeats and clocks, the emergency stop, and policies that
 can do nothing. What you may not read is told as a finding. What may well be meant so is told as a note, and is no finding. It
-only reads, and asks the API server who may do what.
+writes nothing: it reads, asks the API server who may do what, and tries, as dry runs in the name of agents and controller
+(the right to impersonate), what admission policies have to refuse.
 
 Examples:
     plimsoll doctor
@@ -48,9 +52,9 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     wait: Option<Duration>,
 
-    /// Namespace of the Leases that agents renew
-    #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
-    lease_namespace: String,
+    /// Namespace of the Leases that agents renew [default: what the agents are told]
+    #[arg(long, value_name = "NAME")]
+    lease_namespace: Option<String>,
 
     /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
     #[arg(long, value_name = "FILE")]
@@ -72,7 +76,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let client = connect(args.kubeconfig.as_deref()).await?;
         let (begun, wait) = (clock::now(), args.wait.unwrap_or_default());
         loop {
-            let seen = read::read(&client, &args.lease_namespace).await?;
+            let seen =
+                read::read(&client, args.lease_namespace.as_deref(), LEASE_NAMESPACE).await?;
             if findings(&seen).is_empty() || clock::now().since(begun) >= wait {
                 return anyhow::Ok(seen);
             }

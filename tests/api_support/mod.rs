@@ -38,6 +38,8 @@ pub struct ControlPlane {
     apiserver: Option<Process>,
     /// Where the binaries are, and the ports of etcd and the API server.
     own: (PathBuf, u16, u16),
+    /// More flags of the API server.
+    flags: &'static [&'static str],
 }
 
 fn root() -> &'static Path {
@@ -107,6 +109,11 @@ pub fn now() -> Instant {
 impl ControlPlane {
     /// The one of `PLIMSOLL_E2E_KUBECONFIG`, or one of our own; `None`, said loudly, where there is neither.
     pub fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// The same, with more flags for the API server, if it is our own.
+    pub fn start_with(flags: &'static [&'static str]) -> Option<Self> {
         let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| root().join("target/e2e/bin"));
         let kubectl = bin.join("kubectl");
         let missing = ["etcd", "kube-apiserver", "kubectl"]
@@ -121,6 +128,7 @@ impl ControlPlane {
                 etcd: None,
                 apiserver: None,
                 own: (bin, 0, 0),
+                flags,
             };
             plane.install_definitions();
             return Some(plane);
@@ -136,7 +144,7 @@ impl ControlPlane {
         let (client, peer) = (free_port(), free_port());
         let etcd = etcd(&bin, dir.path(), client, peer);
         let port = free_port();
-        let apiserver = apiserver(&bin, dir.path(), client, port);
+        let apiserver = apiserver(&bin, dir.path(), client, port, flags);
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, kubeconfig_of(port).to_string()).unwrap();
         let plane = Self {
@@ -146,6 +154,7 @@ impl ControlPlane {
             etcd: Some(etcd),
             apiserver: Some(apiserver),
             own: (bin, client, port),
+            flags,
         };
         plane.until("the API server is ready", Duration::from_mins(5), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
@@ -227,7 +236,8 @@ impl ControlPlane {
     /// Starts it again.
     pub fn start_again(&mut self) {
         let (bin, etcd, port) = &self.own;
-        self.apiserver = Some(apiserver(bin, self.dir.path(), *etcd, *port));
+        let flags = self.flags;
+        self.apiserver = Some(apiserver(bin, self.dir.path(), *etcd, *port, flags));
         self.until("the API server is back", Duration::from_mins(1), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
         });
@@ -493,7 +503,7 @@ fn etcd(bin: &Path, dir: &Path, client: u16, peer: u16) -> Process {
     Process(etcd.unwrap())
 }
 
-fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16) -> Process {
+fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16, flags: &[&str]) -> Process {
     let pair = rcgen::KeyPair::generate().unwrap();
     let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
     fs::write(&key, pair.serialize_pem()).unwrap();
@@ -517,6 +527,7 @@ fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16) -> Process {
             key.display()
         ))
         .args(aggregation::flags(dir))
+        .args(flags)
         .stderr(log(dir, "kube-apiserver"))
         .stdout(Stdio::null())
         .spawn();

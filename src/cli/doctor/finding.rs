@@ -55,3 +55,12 @@ pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
         more => format!("{shown} and {more} more"),
     }
 }
+
+/// `namespace/name`, or the name alone.
+pub(super) fn full_name(object: &Value) -> String {
+    let word = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    match word("namespace") {
+        "" => word("name").to_owned(),
+        namespace => format!("{namespace}/{}", word("name")),
+    }
+}

@@ -1,28 +1,29 @@
 //! What is wrong with an installation, and what to do about it: pure, from what was read.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-use super::finding::{Finding, finding, items, list};
+use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions};
+use super::finding::{Finding, finding, full_name, items, list};
 use super::holding::{guard, held};
-use super::read::{Answer, Refused, Seen};
+use super::read::{Answer, Refused, Seen, arguments};
+use super::tables::{names, pods, running};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{definitions, missing_fields, node_watermark};
 use crate::node::machine::wording::count;
 
 /// The oldest Kubernetes that is supported, 1.33.
 const OLDEST: (u64, u64) = (1, 33);
-/// A node's clock that is ahead of ours by more is wrong, or ours is.
-const AHEAD: SignedDuration = SignedDuration::from_secs(5);
-/// A Lease that ran out so long ago is a silent agent's.
-const GRACE: Duration = Duration::from_secs(10);
+/// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
+const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
 const DEFINE: &str = "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
-const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
+const READ: &str = "run it as somebody who may read that";
+const RETRY: &str = "look again; if it stays so, look at the API server";
+pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
 
 /// All that is wrong, the roots of others first.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
@@ -32,16 +33,19 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         stopped,
         defined,
         controller,
+        leader,
         installations,
         aggregation,
-        layouts,
         privileged,
-        agents,
+        doubled,
+        layouts,
+        bare,
         versions,
         permissions,
         heartbeats,
         held,
         guard,
+        compiled,
         policies,
     ];
     checks.iter().flat_map(|check| check(seen)).collect()
@@ -66,50 +70,9 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
 pub(super) fn summary(seen: &Seen) -> String {
     let version = version_of(seen).map_or_else(|| "?".to_owned(), |(a, b)| format!("{a}.{b}"));
     let nodes = names(&seen.nodes).len();
-    let running: usize = seen.agents.iter().map(|pods| running(pods).len()).sum();
+    let running = running(&pods(seen)).len();
     let policies = items(&seen.node_qos).len();
     format!("Kubernetes {version}, {nodes} nodes, {running} agents running, {policies} NodeQOS")
-}
-
-/// The cells of a table's columns, row by row; empty where it can't be read.
-fn cells<'a, const N: usize>(table: &'a Answer, columns: [&str; N]) -> Vec<[&'a str; N]> {
-    let Ok(table) = table else { return Vec::new() };
-    let defined = table["columnDefinitions"].as_array();
-    let place = |name: &str| defined?.iter().position(|column| column["name"] == name);
-    let places = columns.map(place);
-    let rows = table["rows"].as_array().into_iter().flatten();
-    let cell =
-        |row: &'a Value, place: Option<usize>| place.and_then(|place| row["cells"][place].as_str());
-    rows.map(|row| places.map(|place| cell(row, place).unwrap_or_default()))
-        .collect()
-}
-
-fn names(table: &Answer) -> BTreeSet<&str> {
-    cells(table, ["Name"])
-        .into_iter()
-        .map(|[name]| name)
-        .collect()
-}
-
-/// Nodes with an agent whose containers all are ready.
-fn running(pods: &Answer) -> BTreeSet<&str> {
-    let pods = cells(pods, ["Ready", "Node"]).into_iter();
-    let ready = |ready: &str| {
-        ready
-            .split_once('/')
-            .is_some_and(|(is, of)| is == of && is != "0")
-    };
-    pods.filter(|[is, _]| ready(is))
-        .map(|[_, node]| node)
-        .collect()
-}
-
-fn full_name(object: &Value) -> String {
-    let word = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-    match word("namespace") {
-        "" => word("name").to_owned(),
-        namespace => format!("{namespace}/{}", word("name")),
-    }
 }
 
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -165,20 +128,25 @@ fn unread(seen: &Seen) -> Vec<Finding> {
         ("AvoidanceActions", &seen.actions),
     ];
     let pods = seen.agents.iter().map(|pods| ("pods of agents", pods));
+    let namespaces = seen.namespaces.iter();
+    let namespaces = namespaces.map(|(_, it)| ("the namespace of agents", it));
+    let elections = seen.elections.iter();
+    let elections = elections.map(|it| ("the Lease of the leader", it));
     let unread = |(what, answer): (&str, &Answer)| {
-        let why = &answer
-            .as_ref()
-            .err()
-            .filter(|error| !error.is_missing())?
-            .why;
-        let what = format!("{what} could not be read: {why}");
-        Some(finding(
-            "plimsoll doctor",
-            what,
-            "run it as somebody who may read that",
-        ))
+        let error = answer.as_ref().err().filter(|it| !it.is_missing())?;
+        let what = format!("{what} could not be read: {}", error.why);
+        Some(finding("plimsoll doctor", what, to_read(error)))
     };
-    all.into_iter().chain(pods).filter_map(unread).collect()
+    let more = pods.chain(namespaces).chain(elections);
+    all.into_iter().chain(more).filter_map(unread).collect()
+}
+
+fn to_read(error: &Refused) -> &'static str {
+    if matches!(error.code, Some(401 | 403)) {
+        READ
+    } else {
+        RETRY
+    }
 }
 
 fn stopped(seen: &Seen) -> Vec<Finding> {
@@ -220,7 +188,7 @@ fn defined(seen: &Seen) -> Vec<Finding> {
             Err(error) if error.is_missing() => &Value::Null,
             Err(error) => {
                 let what = format!("it could not be read: {}", error.why);
-                return Some(finding(about, what, "run it as somebody who may read that"));
+                return Some(finding(about, what, to_read(error)));
             }
         };
         match missing_fields(definition, document) {
@@ -251,12 +219,77 @@ fn controller(seen: &Seen) -> Vec<Finding> {
     let unready = all.into_iter().filter_map(|it| {
         let count = |of: &str, field: &str| it[of][field].as_u64().unwrap_or(0);
         let (ready, wanted) = (count("status", "readyReplicas"), count("spec", "replicas"));
-        let cure = "kubectl describe pod, and kubectl logs, of those that are not ready say why";
-        let what = format!("{ready} of {wanted} replicas are ready");
+        let refused = condition(it, "ReplicaFailure").filter(|it| it["status"] == "True");
+        let (why, cure) = match refused {
+            _ if wanted == 0 => (String::new(), "kubectl scale it to 2 replicas"),
+            Some(_) => (
+                format!("; {}", message(refused)),
+                "have what refuses its pods admit them",
+            ),
+            None => (
+                String::new(),
+                "kubectl describe pod, and kubectl logs, of those that are not ready say why",
+            ),
+        };
+        let what = format!("{ready} of {wanted} replicas are ready{why}");
         (ready < wanted || wanted == 0)
             .then(|| finding(format!("Deployment {}", full_name(it)), what, cure))
     });
     unready.collect()
+}
+
+/// Whether any replica of a controller is ready.
+fn controllers_run(seen: &Seen) -> bool {
+    let ready = |it: &&Value| it["status"]["readyReplicas"].as_u64() > Some(0);
+    items(&seen.deployments).iter().any(ready)
+}
+
+/// Replicas that are ready, and none of which leads.
+fn leader(seen: &Seen) -> Vec<Finding> {
+    if !controllers_run(seen) {
+        return Vec::new();
+    }
+    let leads = |lease: &Value| {
+        let spec = &lease["spec"];
+        let renewed: Option<Timestamp> = spec["renewTime"].as_str().and_then(|it| it.parse().ok());
+        let lasts = SignedDuration::from_secs(spec["leaseDurationSeconds"].as_i64().unwrap_or(0));
+        let is_fresh = renewed.is_some_and(|at| seen.now.duration_since(at) < lasts + AWAY);
+        is_fresh
+            && !spec["holderIdentity"]
+                .as_str()
+                .unwrap_or_default()
+                .is_empty()
+    };
+    let is_lead = |answer: &&Answer| match answer {
+        Ok(lease) => leads(lease),
+        Err(error) => !error.is_missing(),
+    };
+    if seen.elections.iter().all(|it| is_lead(&it)) {
+        return Vec::new();
+    }
+    let cure = "kubectl logs of its replicas say what keeps them from their Lease";
+    let what = "no replica leads: no policy is compiled for any node";
+    vec![finding("controller", what, cure)]
+}
+
+/// Nodes that nobody has compiled policies for.
+fn compiled(seen: &Seen) -> Vec<Finding> {
+    if seen.watermarks.is_err() || !controllers_run(seen) {
+        return Vec::new();
+    }
+    let there = names(&seen.watermarks);
+    let lacks = |node: &&str| !there.contains(node);
+    let without: Vec<&str> = names(&seen.nodes).into_iter().filter(lacks).collect();
+    if without.is_empty() {
+        return Vec::new();
+    }
+    let what = format!(
+        "there is none for {}: {}",
+        count(without.len(), "node"),
+        list(without)
+    );
+    let cure = "kubectl logs of the controller that leads says why it does not write them";
+    vec![finding("NodeWatermarks", what, cure)]
 }
 
 fn installations(seen: &Seen) -> Vec<Finding> {
@@ -284,8 +317,19 @@ fn installations(seen: &Seen) -> Vec<Finding> {
 
 /// Only where the API of node metrics is installed.
 fn aggregation(seen: &Seen) -> Vec<Finding> {
-    let Ok(service) = &seen.api_service else {
-        return Vec::new();
+    let about = "APIService v1alpha1.metrics.plimsoll.dev";
+    let service = match &seen.api_service {
+        Ok(service) => service,
+        Err(error) => {
+            let is_wanted = !arguments(&seen.deployments, "--metrics-api-service=").is_empty();
+            let what = "it is missing, so that kubectl get nodemetrics can't work";
+            let cure = "install the chart anew, with helm upgrade";
+            let is_gone = is_wanted && error.is_missing();
+            return is_gone
+                .then(|| finding(about, what, cure))
+                .into_iter()
+                .collect();
+        }
     };
     let mut found = Vec::new();
     let ca = seen
@@ -301,105 +345,9 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
     if available.is_none_or(|it| it["status"] != "True") {
         let what = format!("it is not available: {}", message(available));
         let cure = "look at the controller's pods, and whether API servers reach them (NetworkPolicy, firewall)";
-        found.push(finding(
-            "APIService v1alpha1.metrics.plimsoll.dev",
-            what,
-            cure,
-        ));
+        found.push(finding(about, what, cure));
     }
     found
-}
-
-/// A `DaemonSet` whose pods do not come up: most often its layout does not fit the nodes.
-fn layouts(seen: &Seen) -> Vec<Finding> {
-    if seen.daemon_sets.is_err() {
-        return Vec::new();
-    }
-    let all = items(&seen.daemon_sets);
-    if all.is_empty() {
-        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
-    }
-    let unfit = all.into_iter().filter_map(|it| {
-        let count = |field: &str| it["status"][field].as_u64().unwrap_or(0);
-        let (ready, wanted) = (count("numberReady"), count("desiredNumberScheduled"));
-        let about = format!("DaemonSet {}", full_name(it));
-        if wanted == 0 {
-            let cure = "label nodes as its layout's nodeSelector says, or take it out of agent.layouts";
-            return Some(finding(about, "it selects no node", cure));
-        }
-        let cure = "kubectl describe pod of one that is not ready: where it names a folder below /sys/fs/cgroup, the layout \
-                    does not fit the node (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)";
-        (ready < wanted).then(|| finding(about, format!("{ready} of {wanted} agents are ready"), cure))
-    });
-    unfit.collect()
-}
-
-fn privileged(seen: &Seen) -> Vec<Finding> {
-    let label = "pod-security.kubernetes.io/enforce";
-    let held = seen.namespaces.iter().filter_map(|(name, object)| {
-        let level = object.as_ref().ok()?["metadata"]["labels"][label].as_str()?;
-        (level != "privileged").then(|| {
-            let what = format!("{label} is {level}: it admits no pod that mounts cgroups");
-            let cure = format!("kubectl label namespace {name} --overwrite {label}=privileged");
-            finding(format!("namespace {name}"), what, cure)
-        })
-    });
-    held.collect()
-}
-
-/// Nodes without a running agent, and such with two.
-fn agents(seen: &Seen) -> Vec<Finding> {
-    if seen.agents.is_empty() || seen.agents.iter().any(Result::is_err) || seen.nodes.is_err() {
-        return Vec::new();
-    }
-    let mut found = Vec::new();
-    let mut there = BTreeSet::new();
-    let mut twice = BTreeSet::new();
-    for node in seen.agents.iter().flat_map(running) {
-        if !there.insert(node) {
-            twice.insert(node);
-        }
-    }
-    let without: Vec<&str> = names(&seen.nodes).difference(&there).copied().collect();
-    if !without.is_empty() {
-        let what = format!(
-            "on {} none runs: {}",
-            count(without.len(), "node"),
-            list(without.iter().copied())
-        );
-        let cure = "give agent.layouts an entry that fits them; where a pod is there, kubectl describe says why it does not run";
-        found.push(finding("agents", what, cure));
-    }
-    if !twice.is_empty() {
-        let what = format!(
-            "on {} there is more than one: {}",
-            count(twice.len(), "node"),
-            list(twice.iter().copied())
-        );
-        found.push(finding(
-            "agents",
-            what,
-            "make the nodeSelectors of agent.layouts exclude each other",
-        ));
-    }
-    found
-}
-
-/// Agents of another version than this program, of which alone can be said what is right for them.
-fn versions(seen: &Seen) -> Vec<Finding> {
-    let ours = env!("CARGO_PKG_VERSION");
-    let agents = cells(&seen.watermarks, ["Agent"]).into_iter();
-    let others: BTreeSet<&str> = agents
-        .map(|[version]| version)
-        .filter(|version| !version.is_empty() && *version != ours)
-        .collect();
-    if others.is_empty() {
-        return Vec::new();
-    }
-    let what = format!("some are of version {}, and this is {ours}", list(others));
-    let cure =
-        "run the plimsoll of their version, or upgrade them; within an upgrade wait for its end";
-    vec![finding("agents", what, cure)]
 }
 
 fn permissions(seen: &Seen) -> Vec<Finding> {
@@ -421,51 +369,6 @@ fn permissions(seen: &Seen) -> Vec<Finding> {
     found
 }
 
-/// Leases that are renewed no more, and clocks that are ahead.
-fn heartbeats(seen: &Seen) -> Vec<Finding> {
-    let known = names(&seen.nodes);
-    let leases = items(&seen.leases).into_iter().filter_map(|it| {
-        let renewed: Timestamp = it["spec"]["renewTime"].as_str()?.parse().ok()?;
-        let lasts = it["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
-        let node = it["metadata"]["name"]
-            .as_str()
-            .filter(|node| known.contains(node))?;
-        Some((
-            node,
-            seen.now.duration_since(renewed),
-            Duration::from_secs(lasts),
-        ))
-    });
-    let (mut silent, mut ahead) = (Vec::new(), Vec::new());
-    for (node, age, lasts) in leases {
-        if age < -AHEAD {
-            ahead.push(node);
-        } else if age > SignedDuration::try_from(lasts + GRACE).unwrap_or(SignedDuration::MAX) {
-            silent.push(node);
-        }
-    }
-    let mut found = Vec::new();
-    if !silent.is_empty() {
-        let what = format!(
-            "{} silent, or their clocks behind: {}",
-            count(silent.len(), "agent"),
-            list(silent)
-        );
-        let cure = "plimsoll top says since when; kubectl logs of the agent says why; compare `date` there and here";
-        found.push(finding("heartbeats", what, cure));
-    }
-    if !ahead.is_empty() {
-        let what = format!(
-            "{} ahead of this machine by more than 5 s: {}",
-            count(ahead.len(), "clock"),
-            list(ahead)
-        );
-        let cure = "compare `date` there and here, and let NTP set what is wrong";
-        found.push(finding("clocks", what, cure));
-    }
-    found
-}
-
 /// Policies that can do nothing.
 fn policies(seen: &Seen) -> Vec<Finding> {
     let kinds = [
@@ -478,6 +381,10 @@ fn policies(seen: &Seen) -> Vec<Finding> {
     for (kind, answer, field) in kinds {
         for object in items(answer) {
             let about = format!("{kind} {}", full_name(object));
+            if let Some(unjudged) = unjudged(&about, object) {
+                found.push(unjudged);
+                continue;
+            }
             found.extend(conditions(&about, object));
             found.extend(out_of_sight(&about, object));
             if object["status"][field] == 0 {
@@ -511,23 +418,32 @@ fn items_of(list: &Value) -> usize {
     list.as_array().map_or(0, Vec::len)
 }
 
-/// What the controller says of it: not in force, in part or as a whole.
-fn conditions(about: &str, object: &Value) -> Option<Finding> {
+/// What nobody has judged as it is now.
+fn unjudged(about: &str, object: &Value) -> Option<Finding> {
+    let cure = "the controller judges it within seconds: does it run?";
     if object["status"]["conditions"].is_null() {
-        let cure = "the controller judges it within seconds: does it run?";
         return Some(finding(about, "nobody has judged it yet", cure));
     }
-    let ready = condition(object, "Ready").filter(|it| it["status"] == "False");
-    let ignored = condition(object, "FieldsNotEnforced").filter(|it| it["status"] == "True");
-    let cure = "correct it as the message says; plimsoll check names line and field";
-    match (ready, ignored) {
-        (Some(_), _) => Some(finding(about, message(ready), cure)),
-        (None, Some(_)) => {
-            let cure = "take the fields out, or know that they do nothing";
-            Some(finding(about, message(ignored), cure))
-        }
-        (None, None) => None,
+    let judged = object["status"]["observedGeneration"].as_i64();
+    let is_old = judged < object["metadata"]["generation"].as_i64();
+    is_old.then(|| finding(about, "nobody has judged its last edit yet", cure))
+}
+
+/// What the controller says of it: not in force, in part or as a whole, or not on all nodes.
+fn conditions(about: &str, object: &Value) -> Option<Finding> {
+    let is = |kind: &str, status: &str| condition(object, kind).filter(|it| it["status"] == status);
+    if let ready @ Some(_) = is("Ready", "False") {
+        let cure = "correct it as the message says; plimsoll check names line and field";
+        return Some(finding(about, message(ready), cure));
     }
+    if let ignored @ Some(_) = is("FieldsNotEnforced", "True") {
+        let cure = "take the fields out, or know that they do nothing";
+        return Some(finding(about, message(ignored), cure));
+    }
+    let is_stuck = |it: &&Value| it["reason"] == "CanariesAct" || it["reason"] == "NoCanary";
+    let stuck = is("RolledOut", "False").filter(is_stuck)?;
+    let cure = "as the message says; the nodes go on with the policy as it was before";
+    Some(finding(about, message(Some(stuck)), cure))
 }
 
 #[cfg(test)]

@@ -8,13 +8,18 @@ use serde_json::json;
 
 use super::super::permissions::Actor;
 use super::super::read::Review;
+use super::super::trials::Trial;
 use super::*;
+
+#[path = "agents_tests.rs"]
+mod agents;
 
 const OURS: &str = env!("CARGO_PKG_VERSION");
 
-fn table(columns: [&str; 3], rows: &[[&str; 3]]) -> Answer {
-    let columns = columns.map(|name| json!({"name": name}));
-    let rows: Vec<Value> = rows.iter().map(|cells| json!({"cells": cells})).collect();
+fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Answer {
+    let columns = columns.map(|name| json!({"name": name})).to_vec();
+    let row = |cells: &[&str; N]| json!({"cells": cells.to_vec()});
+    let rows: Vec<Value> = rows.iter().map(row).collect();
     Ok(json!({"columnDefinitions": columns, "rows": rows}))
 }
 
@@ -34,8 +39,17 @@ fn meta(name: &str) -> Value {
     json!({"name": name, "namespace": "plimsoll", "labels": {"app.kubernetes.io/instance": "plimsoll"}})
 }
 
-fn pods(rows: &[[&str; 3]]) -> Answer {
-    table(["Name", "Ready", "Node"], rows)
+fn pods(rows: &[[&str; 4]]) -> Answer {
+    table(["Name", "Ready", "Status", "Node"], rows)
+}
+
+/// A `DaemonSet` of so many pods that were made, are ready and are wanted.
+fn set(name: &str, [made, ready, wanted]: [u32; 3]) -> Value {
+    json!({
+        "metadata": meta(name),
+        "status": {"currentNumberScheduled": made, "numberReady": ready, "desiredNumberScheduled": wanted},
+        "spec": {"template": {"spec": {"serviceAccountName": "agent"}}},
+    })
 }
 
 fn lease(node: &str, renewed: &str) -> Value {
@@ -64,13 +78,33 @@ fn policy(name: &str, status: &Value) -> Value {
 }
 
 /// Admission policies of the accounts `agent` and `controller`.
-const HELD: [&str; 5] = [
+const HELD: [&str; 7] = [
     "agent-node",
     "agent-lease",
     "agent-watermark",
     "agent-event",
     "controller-node",
+    "controller-api",
+    "controller-webhook",
 ];
+
+/// A policy's answer, or another's.
+fn forbidden(why: &str) -> Answer {
+    Err(Refused {
+        code: Some(403),
+        why: why.to_owned(),
+    })
+}
+
+fn trial(policy: &str) -> Trial {
+    let why = format!(
+        "nodes is forbidden: ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: no"
+    );
+    Trial {
+        policy: policy.to_owned(),
+        answer: forbidden(&why),
+    }
+}
 
 fn held(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"failurePolicy": "Fail"}})
@@ -81,7 +115,9 @@ fn binding(name: &str, action: &str) -> Value {
 }
 
 fn guard(failure: &str, bundle: &str) -> Value {
-    let hook = json!({"failurePolicy": failure, "clientConfig": {"caBundle": bundle}});
+    let rules = json!([{"resources": ["pods/eviction"]}]);
+    let hook =
+        json!({"failurePolicy": failure, "clientConfig": {"caBundle": bundle}, "rules": rules});
     json!({"metadata": {"name": "guard"}, "webhooks": [hook]})
 }
 
@@ -96,25 +132,29 @@ fn well() -> Seen {
             json!({"status": {"conditions": [{"type": "Available", "status": "True"}]}}),
         ),
         schemas: ["ensurance.crane.io", "plimsoll.dev"].map(schema),
-        daemon_sets: of(vec![json!({
-            "metadata": meta("agent-v2"), "status": {"numberReady": 2, "desiredNumberScheduled": 2},
-            "spec": {"template": {"spec": {"serviceAccountName": "agent"}}},
-        })]),
+        daemon_sets: of(vec![set("agent-v2", [2, 2, 2])]),
         deployments: of(vec![json!({
             "metadata": meta("controller"), "status": {"readyReplicas": 2},
             "spec": {"replicas": 2, "template": {"spec": {
-                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--eviction-webhook=guard"]}],
+                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--eviction-webhook=guard",
+                    "--metrics-api-service=metrics", "--lease-name=controller"]}],
             }}},
         })]),
+        elections: vec![Ok(election("me", "2026-01-01T00:00:58Z"))],
         namespaces: vec![(
             "plimsoll".to_owned(),
             Ok(json!({"metadata": {"name": "plimsoll"}})),
         )],
+        refusals: vec![of(Vec::new())],
         nodes: table(
             ["Name", "Status", "Roles"],
             &[["a", "Ready", ""], ["b", "Ready", ""]],
         ),
-        agents: vec![pods(&[["x", "1/1", "a"], ["y", "1/1", "b"]])],
+        foreign: table(["Name"], &[]),
+        agents: vec![pods(&[
+            ["agent-v2-x", "1/1", "Running", "a"],
+            ["agent-v2-y", "1/1", "Running", "b"],
+        ])],
         watermarks: table(
             ["Name", "Stopped", "Agent"],
             &[["a", "", OURS], ["b", "", OURS], ["c", "", ""]],
@@ -138,7 +178,12 @@ fn well() -> Seen {
             what: "patch nodes".to_owned(),
             allowed: Ok(true),
         }],
+        trials: HELD.map(trial).to_vec(),
     }
+}
+
+fn election(holder: &str, renewed: &str) -> Value {
+    json!({"spec": {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 8}})
 }
 
 /// The one finding about an installation that is well but for this.
@@ -171,6 +216,8 @@ fn nothing_is_found_where_nothing_is_wrong() {
     // Without the API of node metrics nobody needs what it needs.
     let mut without = well();
     (without.api_service, without.aggregation) = (refused(404), Ok(json!({"data": {}})));
+    let controller = without.deployments.as_mut().expect("a list");
+    controller["items"][0]["spec"]["template"]["spec"]["containers"] = json!([]);
     assert_eq!(findings(&without), []);
 }
 
@@ -192,7 +239,20 @@ fn what_may_not_be_read_is_told_and_nothing_is_concluded_from_it() {
         |it| it.agents = vec![refused(403)],
         &["pods of agents could not be read"],
     );
-    says(|it| it.leases = refused(500), &["Leases could not be read"]);
+    let rights = "run it as somebody who may read that";
+    says(|it| it.stop = refused(403), &["emergency stop", rights]);
+    says(
+        |it| it.leases = refused(500),
+        &["Leases could not be read", "look at the API server"],
+    );
+    says(
+        |it| it.namespaces[0].1 = refused(403),
+        &["the namespace of agents could not be read"],
+    );
+    says(
+        |it| it.elections = vec![refused(403)],
+        &["the Lease of the leader could not be read"],
+    );
     says(
         |it| it.schemas[1] = refused(403),
         &["definition of NodeWatermark", "could not be read"],
@@ -250,6 +310,52 @@ fn a_controller_that_is_missing_or_not_ready_is_told() {
         |it| it.deployments = of(vec![down]),
         &["Deployment plimsoll/controller", "1 of 2 replicas"],
     );
+    let none = json!({"metadata": meta("controller"), "spec": {"replicas": 0}, "status": {}});
+    says(
+        |it| it.deployments = of(vec![none]),
+        &["0 of 0 replicas are ready", "kubectl scale"],
+    );
+    let why = "insufficient quota to match these scopes";
+    let refused = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
+    let unmade = json!({"metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"conditions": [refused]}});
+    says(
+        |it| it.deployments = of(vec![unmade]),
+        &["0 of 2 replicas", why, "admit them"],
+    );
+}
+
+#[test]
+fn controllers_of_which_none_leads_are_told() {
+    let none = "no replica leads";
+    let of_old = election("me", "2026-01-01T00:59:51Z");
+    says(
+        |it| it.elections = vec![Ok(election("", "2026-01-01T00:00:58Z"))],
+        &[none],
+    );
+    says(|it| it.elections = vec![refused(404)], &[none]);
+    let mut seen = well();
+    seen.elections = vec![Ok(of_old.clone())];
+    seen.leases = of(Vec::new());
+    seen.agents = Vec::new();
+    seen.now = "2026-01-01T01:00:58Z".parse().expect("a time");
+    assert_eq!(findings(&seen), [], "8 s, and a minute more");
+    seen.now = "2026-01-01T01:01:00Z".parse().expect("a time");
+    assert_eq!(findings(&seen).len(), 1);
+    // Of what is not ready nobody expects that it leads.
+    seen.deployments.as_mut().expect("a list")["items"][0]["status"] = json!({});
+    let found = findings(&seen);
+    assert!(
+        found[0].what.contains("0 of 2 replicas") && found.len() == 1,
+        "{found:?}"
+    );
+}
+
+#[test]
+fn nodes_without_rules_are_told_while_a_controller_runs() {
+    let one = |seen: &mut Seen| {
+        seen.watermarks = table(["Name", "Stopped", "Agent"], &[["a", "", OURS]]);
+    };
+    says(one, &["NodeWatermarks: there is none for 1 node: b"]);
 }
 
 #[test]
@@ -277,6 +383,10 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
         |it| it.aggregation = Ok(json!({"data": {}})),
         &["API aggregation", "metricsAPI.enabled=false"],
     );
+    says(
+        |it| it.api_service = refused(404),
+        &["APIService", "missing"],
+    );
     let away = json!({"status": {"conditions": [
         {"type": "Available", "status": "False", "reason": "MissingEndpoints", "message": "no endpoints"},
     ]}});
@@ -284,45 +394,6 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
         |it| it.api_service = Ok(away),
         &["APIService", "no endpoints (MissingEndpoints)"],
     );
-}
-
-#[test]
-fn agents_that_do_not_come_up_and_nodes_without_one_are_told() {
-    let unfit = |ready: u32, wanted: u32| {
-        let set = json!({"metadata": meta("agent-v2"), "status": {"numberReady": ready, "desiredNumberScheduled": wanted}});
-        of(vec![set])
-    };
-    says(
-        |it| it.daemon_sets = unfit(1, 2),
-        &["1 of 2 agents", "agent.layouts"],
-    );
-    says(|it| it.daemon_sets = unfit(0, 0), &["selects no node"]);
-    says(
-        |it| it.agents = vec![pods(&[["x", "1/1", "a"], ["y", "0/1", "b"]])],
-        &["on 1 node none runs: b"],
-    );
-    let twice = [["x", "1/1", "a"], ["y", "1/1", "b"]];
-    says(
-        |it| it.agents = vec![pods(&twice), pods(&twice[..1])],
-        &["more than one: a", "exclude each other"],
-    );
-}
-
-#[test]
-fn a_namespace_that_admits_no_agent_is_told() {
-    let label = "pod-security.kubernetes.io/enforce";
-    let held = json!({"metadata": {"labels": {label: "baseline"}}});
-    says(
-        |it| it.namespaces[0].1 = Ok(held),
-        &[
-            "is baseline",
-            "kubectl label namespace plimsoll --overwrite",
-        ],
-    );
-    let open = json!({"metadata": {"labels": {label: "privileged"}}});
-    let mut seen = well();
-    seen.namespaces[0].1 = Ok(open);
-    assert_eq!(findings(&seen), []);
 }
 
 #[test]
@@ -345,29 +416,6 @@ fn a_permission_that_lacks_is_told() {
 }
 
 #[test]
-fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
-    let leases = |times: [&str; 2]| {
-        of(vec![
-            lease("a", times[0]),
-            lease("b", times[1]),
-            lease("gone", "2025-01-01T00:00:00Z"),
-        ])
-    };
-    let fresh = "2026-01-01T00:00:59Z";
-    says(
-        |it| it.leases = leases([fresh, "2026-01-01T00:00:09Z"]),
-        &["1 agent silent", ": b"],
-    );
-    says(
-        |it| it.leases = leases(["2026-01-01T00:01:06Z", fresh]),
-        &["1 clock ahead", ": a"],
-    );
-    let mut seen = well();
-    seen.leases = leases(["2026-01-01T00:01:05Z", "2026-01-01T00:00:10Z"]);
-    assert_eq!(findings(&seen), [], "5 s ahead, and 50 s after 40 s");
-}
-
-#[test]
 fn a_guard_that_guards_nothing_is_told() {
     let about = "ValidatingWebhookConfiguration guard";
     says(
@@ -379,13 +427,21 @@ fn a_guard_that_guards_nothing_is_told() {
         &[about, "failurePolicy"],
     );
     says(|it| it.webhooks = of(Vec::new()), &[about, "is missing"]);
+    let mut blind = guard("Fail", "pem");
+    blind["webhooks"][0]["rules"][0]["resources"] = json!(["pods"]);
+    says(
+        |it| it.webhooks = of(vec![blind]),
+        &[about, "pods/eviction"],
+    );
     says(
         |it| it.webhooks = refused(403),
         &["webhooks could not be read"],
     );
     let mut seen = well();
     seen.webhooks = of(Vec::new());
-    seen.deployments.as_mut().expect("a list")["items"][0]["spec"]["template"] = json!({});
+    let controller = seen.deployments.as_mut().expect("a list");
+    let args = &mut controller["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"];
+    args.as_array_mut().expect("a list").remove(1);
     assert_eq!(findings(&seen), [], "nobody wants it");
 }
 
@@ -406,17 +462,20 @@ fn admission_policies_that_are_not_in_force_are_told() {
         )
     });
     says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
-    let loose = HELD.map(|name| {
-        let mut policy = held(name);
-        if name == "controller-node" {
-            policy["spec"]["failurePolicy"] = "Ignore".into();
-        }
-        policy
-    });
-    says(only(0, loose.to_vec()), &["not in force: controller-node;"]);
+    for weak in ["controller-node", "controller-api", "controller-webhook"] {
+        let loose = HELD.map(|name| {
+            let mut policy = held(name);
+            if name == weak {
+                policy["spec"]["failurePolicy"] = "Ignore".into();
+            }
+            policy
+        });
+        let not = format!("not in force: {weak};");
+        says(only(0, loose.to_vec()), &[&not]);
+    }
     says(
         |it| it.admission = [refused(404), refused(404)],
-        &["agent-node, agent-lease", "ValidatingAdmissionPolicy"],
+        &["agent-node, agent-lease", "helm upgrade"],
     );
     says(
         |it| it.admission[1] = refused(403),
@@ -439,6 +498,46 @@ fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
         said[0].starts_with("PodQOS p: it matches no pod\n"),
         "{said:?}"
     );
+}
+
+#[test]
+fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
+    let through = |it: &mut Seen| it.trials[6].answer = Ok(json!({}));
+    says(
+        through,
+        &[
+            "there, and refuse nothing: controller-webhook;",
+            "--disable-admission-plugins",
+        ],
+    );
+    // Told once: what is not bound refuses nothing.
+    let unbound = |it: &mut Seen| {
+        it.trials[0].answer = Ok(json!({}));
+        it.admission[1] = of(HELD[1..].iter().map(|name| binding(name, "Deny")).collect());
+    };
+    says(unbound, &["not in force: agent-node;"]);
+    let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
+    let untried = |it: &mut Seen| it.trials[0].answer = forbidden(denied);
+    says(
+        untried,
+        &[
+            "agent-node refuses",
+            "could not be tried",
+            "may impersonate",
+        ],
+    );
+    let other = |it: &mut Seen| it.trials[1].answer = refused(500);
+    says(
+        other,
+        &[
+            "agent-lease refuses",
+            "could not be tried",
+            "the answer says",
+        ],
+    );
+    let mut seen = well();
+    seen.trials[2].answer = refused(404);
+    assert_eq!(findings(&seen), [], "there was nothing to try it with");
 }
 
 #[test]
@@ -474,6 +573,34 @@ fn policies_that_can_do_nothing_are_told() {
         |it| it.node_qos = of(vec![waits]),
         &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
     );
-    let unseen = of(vec![json!({"metadata": {"name": "q"}})]);
-    says(|it| it.node_qos = unseen, &["nobody has judged it yet"]);
+    let stuck = json!([
+        {"type": "Ready", "status": "True"},
+        {"type": "RolledOut", "status": "False", "reason": "NoCanary", "message": "the edit waits"},
+    ]);
+    let stuck =
+        json!({"metadata": {"name": "q"}, "status": {"matchedNodes": 1, "conditions": stuck}});
+    let mut goes = stuck.clone();
+    goes["status"]["conditions"][1]["reason"] = "Progressing".into();
+    says(
+        |it| it.node_qos = of(vec![stuck]),
+        &["the edit waits (NoCanary)", "as it was before"],
+    );
+    let mut seen = well();
+    seen.node_qos = of(vec![goes]);
+    assert_eq!(findings(&seen), [], "it is on its way");
+    let unseen = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
+    says(
+        |it| it.node_qos = unseen("q"),
+        &["nobody has judged it yet"],
+    );
+    says(
+        |it| it.actions = unseen("act"),
+        &["nobody has judged it yet"],
+    );
+    let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));
+    edited["metadata"]["generation"] = 2.into();
+    says(
+        |it| it.node_qos = of(vec![edited]),
+        &["judged its last edit"],
+    );
 }

@@ -3,72 +3,95 @@
 use serde_json::Value;
 
 use super::finding::{Finding, finding, items, list};
-use super::read::{Answer, Refused, Seen, accounts};
+use super::read::{Answer, Seen, accounts, arguments, items_in};
+use super::trials::Verdict;
 
 const ANEW: &str = "install the chart anew, with helm upgrade";
+/// What follows where nothing holds them.
+const THEN: &str = "whoever has the token of an agent, or of the controller, may do to any node what they should do to none";
+/// Which webhook the controller is told to keep.
+const WEBHOOK: &str = "--eviction-webhook=";
 
-/// The admission policies that the chart has for these workloads' accounts.
-fn policies_of(workloads: &Answer, kinds: &[&str]) -> Vec<String> {
-    let accounts = accounts(workloads).into_iter();
-    accounts
-        .flat_map(|(_, account)| kinds.iter().map(move |kind| format!("{account}-{kind}")))
-        .collect()
+/// The admission policies that the chart has for these accounts, and for what the controller is told to keep.
+fn policies_wanted(seen: &Seen) -> Vec<String> {
+    let has = |argument: &str| !arguments(&seen.deployments, argument).is_empty();
+    let mut controllers = vec!["node"];
+    if has("--metrics-api-service=") {
+        controllers.push("api");
+    }
+    if has(WEBHOOK) {
+        controllers.push("webhook");
+    }
+    let agents = vec!["node", "lease", "watermark", "event"];
+    let both = [
+        (&seen.daemon_sets, agents),
+        (&seen.deployments, controllers),
+    ];
+    let mut wanted = Vec::new();
+    for (workloads, kinds) in both {
+        for (_, account) in accounts(workloads) {
+            wanted.extend(kinds.iter().map(|kind| format!("{account}-{kind}")));
+        }
+    }
+    wanted
 }
 
 /// What holds agents to their own node, and the controller to what it does: a policy that is not in force refuses nobody.
 pub(super) fn held(seen: &Seen) -> Vec<Finding> {
-    let [
-        Ok(_)
-        | Err(Refused {
-            code: Some(404), ..
-        }),
-        Ok(_)
-        | Err(Refused {
-            code: Some(404), ..
-        }),
-    ] = &seen.admission
-    else {
-        return Vec::new();
-    };
-    let [policies, bindings] = &seen.admission;
-    let refuses = |name: &str| {
-        let is_strict =
-            |it: &&Value| it["metadata"]["name"] == name && it["spec"]["failurePolicy"] != "Ignore";
-        let denies = |it: &&Value| {
-            let mut actions = it["spec"]["validationActions"]
-                .as_array()
-                .into_iter()
-                .flatten();
-            it["spec"]["policyName"] == name && actions.any(|action| action == "Deny")
-        };
-        items(policies).iter().any(is_strict) && items(bindings).iter().any(denies)
-    };
-    let mut wanted = policies_of(&seen.daemon_sets, &["node", "lease", "watermark", "event"]);
-    wanted.extend(policies_of(&seen.deployments, &["node"]));
-    wanted.retain(|name| !refuses(name));
-    if wanted.is_empty() {
+    let is_known = |answer: &Answer| !answer.as_ref().is_err_and(|error| !error.is_missing());
+    if !seen.admission.iter().all(is_known) {
         return Vec::new();
     }
-    let what = format!(
-        "not in force: {}; whoever has the token of an agent, or of the controller, may do to any node what they should do to none",
-        list(wanted.iter().map(String::as_str))
-    );
-    let cure = "install the chart's policies anew, with helm upgrade; API servers must not disable ValidatingAdmissionPolicy";
-    vec![finding("admission policies", what, cure)]
+    let (sound, unsound): (Vec<_>, Vec<_>) = policies_wanted(seen)
+        .into_iter()
+        .partition(|name| is_bound(seen, name));
+    let mut found = Vec::new();
+    if !unsound.is_empty() {
+        let what = format!("not in force: {}; {THEN}", names(&unsound));
+        found.push(finding("admission policies", what, ANEW));
+    }
+    let tried = seen.trials.iter();
+    let tried = tried.filter(|trial| sound.contains(&trial.policy));
+    let (mut through, mut untried) = (Vec::new(), Vec::new());
+    for trial in tried {
+        match trial.verdict() {
+            Verdict::Held | Verdict::Missing => {}
+            Verdict::LetThrough => through.push(trial.policy.clone()),
+            Verdict::Untried(why) => untried.push((&trial.policy, why)),
+        }
+    }
+    if !through.is_empty() {
+        let what = format!("there, and refuse nothing: {}; {THEN}", names(&through));
+        let cure = "take ValidatingAdmissionPolicy out of --disable-admission-plugins of every kube-apiserver; where it is not there, \
+                    install the chart anew, with helm upgrade";
+        found.push(finding("admission policies", what, cure));
+    }
+    if let Some((policy, why)) = untried.first() {
+        let what = format!("whether {policy} refuses what it should could not be tried: {why}");
+        let cure = if why.contains("impersonate") {
+            "run it as somebody who may impersonate the ServiceAccounts of the release, as helm test may"
+        } else {
+            "it was a dry run in the name of that ServiceAccount: the answer says what came before the policy"
+        };
+        found.push(finding("plimsoll doctor", what, cure));
+    }
+    found
 }
 
-/// The names of the webhooks that the controller is told to keep.
-fn webhooks_wanted(deployments: &Answer) -> Vec<&str> {
-    let containers = |it| items_in(it, "/spec/template/spec/containers");
-    let all = items(deployments).into_iter().flat_map(containers);
-    all.flat_map(|container| items_in(container, "/args"))
-        .filter_map(|argument| argument.as_str()?.strip_prefix("--eviction-webhook="))
-        .collect()
+fn names(policies: &[String]) -> String {
+    list(policies.iter().map(String::as_str))
 }
 
-fn items_in<'a>(value: &'a Value, path: &str) -> Vec<&'a Value> {
-    let list = value.pointer(path).and_then(Value::as_array);
-    list.into_iter().flatten().collect()
+/// Whether a policy is there, and bound so that it refuses.
+fn is_bound(seen: &Seen, name: &str) -> bool {
+    let [policies, bindings] = &seen.admission;
+    let is_strict =
+        |it: &&Value| it["metadata"]["name"] == name && it["spec"]["failurePolicy"] != "Ignore";
+    let denies = |it: &&Value| {
+        let actions = items_in(it, "/spec/validationActions");
+        it["spec"]["policyName"] == name && actions.iter().any(|action| *action == "Deny")
+    };
+    items(policies).iter().any(is_strict) && items(bindings).iter().any(denies)
 }
 
 /// The webhook by which API servers ask whether an agent may evict.
@@ -89,6 +112,15 @@ pub(super) fn guard(seen: &Seen) -> Vec<Finding> {
             let what = "it is missing, so that agents evict without a budget, and a stolen token evicts anything";
             return Some(finding(about, what, ANEW));
         }
+        let asks = |it: &&Value| {
+            let rules = items_in(it, "/rules");
+            let resources = rules.into_iter().flat_map(|it| items_in(it, "/resources"));
+            resources.into_iter().any(|it| it == "pods/eviction")
+        };
+        if !hooks.iter().any(|it| asks(&it)) {
+            let what = "its rules do not name pods/eviction, so that agents evict without a budget";
+            return Some(finding(about, what, ANEW));
+        }
         if hooks.iter().any(|it| it["failurePolicy"] != "Fail") {
             let what = "its failurePolicy is not Fail, so that agents evict without a budget while the controller is away";
             return Some(finding(about, what, ANEW));
@@ -106,7 +138,7 @@ pub(super) fn guard(seen: &Seen) -> Vec<Finding> {
         }
         None
     };
-    webhooks_wanted(&seen.deployments)
+    arguments(&seen.deployments, WEBHOOK)
         .into_iter()
         .filter_map(judge)
         .collect()

@@ -6,7 +6,10 @@ use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 
+use super::finding::items;
 use super::permissions::{Actor, wanted};
+use super::tables::names;
+use super::trials::{Attempt, Objects, Trial, by_agent, by_controller};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::nodes::KEPT;
@@ -67,10 +70,16 @@ pub(super) struct Seen {
     pub schemas: [Answer; 2],
     pub daemon_sets: Answer,
     pub deployments: Answer,
+    /// The Leases by which one replica leads.
+    pub elections: Vec<Answer>,
     /// The namespaces that agents are in.
     pub namespaces: Vec<(String, Answer)>,
+    /// Events of `DaemonSet`s there whose pods could not be made.
+    pub refusals: Vec<Answer>,
     /// Table of the nodes.
     pub nodes: Answer,
+    /// Table of those that the image is not for.
+    pub foreign: Answer,
     /// Tables of the agents' pods.
     pub agents: Vec<Answer>,
     /// Table of the `NodeWatermark`s.
@@ -84,6 +93,7 @@ pub(super) struct Seen {
     pub pod_qos: Answer,
     pub actions: Answer,
     pub reviews: Vec<Review>,
+    pub trials: Vec<Trial>,
 }
 
 /// Our objects of a component.
@@ -98,12 +108,34 @@ fn nodes() -> String {
     let kept: String = byte_serialize(KEPT.as_bytes()).collect();
     format!("/api/v1/nodes?labelSelector={kept}")
 }
+/// Those of another architecture than the image's.
+const FOREIGN: &str = "%2Ckubernetes.io/arch%2Ckubernetes.io/arch%20notin%20%28amd64%29";
+/// What `DaemonSet`s were refused.
+const REFUSALS: &str = "fieldSelector=involvedObject.kind%3DDaemonSet%2Creason%3DFailedCreate";
+/// Where agents have their Leases.
+const LEASES: &str = "--lease-namespace=";
 
-/// Reads it all.
+const COORDINATION: &str = "/apis/coordination.k8s.io/v1";
+const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+const OURS: &str = "labelSelector=app.kubernetes.io/name%3Dplimsoll";
+/// The groups of our definitions.
+const POLICIES: &str = "ensurance.crane.io/v1alpha1";
+const RULES: &str = "plimsoll.dev/v1alpha1";
+const API_SERVICE: &str =
+    "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
+/// What the API server says of itself to aggregated ones.
+const AUTHENTICATION: &str =
+    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+
+/// Reads it all. Where agents have their Leases they say themselves, unless it is given; `usual`: nobody does.
 ///
 /// # Errors
 /// The API server can't be reached at all.
-pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Result<Seen> {
+pub(super) async fn read(
+    client: &Client,
+    given: Option<&str>,
+    usual: &str,
+) -> anyhow::Result<Seen> {
     let version = get(client, "/version").await;
     if let Err(Refused { code: None, why }) = &version {
         anyhow::bail!("failed to reach the API server: {why}");
@@ -112,39 +144,26 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
     let apps = |plural: &str, of: &str| format!("/apis/apps/v1/{plural}?{}", labels(of));
     let daemon_sets = list(&apps("daemonsets", "agent")).await;
     let deployments = list(&apps("deployments", "controller")).await;
-    let (namespaces, agents) = agents(client, &daemon_sets).await;
-    let policies =
-        async |plural: &str| list(&format!("/apis/ensurance.crane.io/v1alpha1/{plural}")).await;
-    let reviews = reviews(client, lease_namespace, [&daemon_sets, &deployments]).await;
-    let auth = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
-    let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{lease_namespace}/leases");
+    let said = arguments(&daemon_sets, LEASES).first().copied();
+    let lease_namespace = given.or(said).unwrap_or(usual).to_owned();
+    let leases = format!("{COORDINATION}/namespaces/{lease_namespace}/leases");
     let stop = format!("/api/v1/namespaces/{lease_namespace}/configmaps/{OBJECT}");
-    let admission = async |plural: &str| {
-        let ours = "labelSelector=app.kubernetes.io/name%3Dplimsoll";
-        list(&format!(
-            "/apis/admissionregistration.k8s.io/v1/{plural}?{ours}"
-        ))
-        .await
-    };
-    Ok(Seen {
+    let policies = async |plural: &str| list(&format!("/apis/{POLICIES}/{plural}")).await;
+    let admission = async |plural: &str| list(&format!("{ADMISSION}/{plural}?{OURS}")).await;
+    let schema = async |group: &str| list(&format!("/openapi/v3/apis/{group}")).await;
+    let mut seen = Seen {
         now: clock::wall(),
-        lease_namespace: lease_namespace.to_owned(),
         version,
-        aggregation: list(auth).await,
-        api_service: list(
-            "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev",
-        )
-        .await,
-        schemas: [
-            list("/openapi/v3/apis/ensurance.crane.io/v1alpha1").await,
-            list("/openapi/v3/apis/plimsoll.dev/v1alpha1").await,
-        ],
-        daemon_sets,
-        deployments,
-        namespaces,
+        aggregation: list(AUTHENTICATION).await,
+        api_service: list(API_SERVICE).await,
+        schemas: [schema(POLICIES).await, schema(RULES).await],
+        elections: elections(client, &deployments).await,
+        namespaces: Vec::new(),
+        refusals: Vec::new(),
         nodes: table(client, &nodes()).await,
-        agents,
-        watermarks: table(client, "/apis/plimsoll.dev/v1alpha1/nodewatermarks").await,
+        foreign: table(client, &format!("{}{FOREIGN}", nodes())).await,
+        agents: Vec::new(),
+        watermarks: table(client, &format!("/apis/{RULES}/nodewatermarks")).await,
         leases: list(&leases).await,
         webhooks: admission("validatingwebhookconfigurations").await,
         admission: [
@@ -155,29 +174,111 @@ pub(super) async fn read(client: &Client, lease_namespace: &str) -> anyhow::Resu
         node_qos: policies("nodeqoss").await,
         pod_qos: policies("podqoss").await,
         actions: policies("avoidanceactions").await,
-        reviews,
-    })
+        reviews: reviews(client, &lease_namespace, [&daemon_sets, &deployments]).await,
+        trials: Vec::new(),
+        daemon_sets,
+        deployments,
+        lease_namespace,
+    };
+    seen.trials = trials(client, attempts(&seen)).await;
+    of_agents(client, &mut seen).await;
+    Ok(seen)
 }
 
-/// The namespaces of these workloads, and the agents' pods in each.
-async fn agents(client: &Client, workloads: &Answer) -> (Vec<(String, Answer)>, Vec<Answer>) {
-    let (mut namespaces, mut pods) = (Vec::new(), Vec::new());
-    for namespace in namespaces_of(workloads) {
+/// The namespaces of the agents, with their pods, and why some could not be made.
+async fn of_agents(client: &Client, seen: &mut Seen) {
+    for namespace in namespaces_of(&seen.daemon_sets) {
         let path = format!("/api/v1/namespaces/{namespace}");
-        pods.push(table(client, &format!("{path}/pods?{}", labels("agent"))).await);
-        namespaces.push((namespace, get(client, &path).await));
+        let pods = format!("{path}/pods?{}", labels("agent"));
+        seen.agents.push(table(client, &pods).await);
+        let refusals = format!("{path}/events?{REFUSALS}");
+        seen.refusals.push(get(client, &refusals).await);
+        seen.namespaces.push((namespace, get(client, &path).await));
     }
-    (namespaces, pods)
 }
 
-fn namespaces_of(list: &Answer) -> Vec<String> {
-    let items = list.as_ref().ok().and_then(|list| list["items"].as_array());
-    let names = items.into_iter().flatten();
-    let names = names.filter_map(|it| it["metadata"]["namespace"].as_str());
+/// The Leases that the controllers are told to have.
+async fn elections(client: &Client, deployments: &Answer) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    for deployment in items(deployments) {
+        let namespace = deployment["metadata"]["namespace"].as_str();
+        for name in told(deployment, "--lease-name=") {
+            let namespace = namespace.unwrap_or_default();
+            let path = format!("{COORDINATION}/namespaces/{namespace}/leases/{name}");
+            answers.push(get(client, &path).await);
+        }
+    }
+    answers
+}
+
+fn namespaces_of(workloads: &Answer) -> Vec<String> {
+    let all = items(workloads).into_iter();
+    let names = all.filter_map(|it| it["metadata"]["namespace"].as_str());
     let mut names: Vec<String> = names.map(str::to_owned).collect();
     sort(&mut names);
     names.dedup();
     names
+}
+
+/// What these workloads are told by this argument.
+pub(super) fn arguments<'a>(workloads: &'a Answer, argument: &str) -> Vec<&'a str> {
+    let all = items(workloads).into_iter();
+    all.flat_map(|it| told(it, argument)).collect()
+}
+
+/// What the containers of one are told.
+fn told<'a>(workload: &'a Value, argument: &str) -> Vec<&'a str> {
+    let containers = items_in(workload, "/spec/template/spec/containers");
+    let arguments = containers.into_iter().flat_map(|it| items_in(it, "/args"));
+    arguments
+        .filter_map(|it| it.as_str()?.strip_prefix(argument))
+        .collect()
+}
+
+/// What is in the list there.
+pub(super) fn items_in<'a>(value: &'a Value, path: &str) -> Vec<&'a Value> {
+    let list = value.pointer(path).and_then(Value::as_array);
+    list.into_iter().flatten().collect()
+}
+
+/// What is to be tried, with objects that there are.
+fn attempts(seen: &Seen) -> Vec<Attempt> {
+    let first = |table| names(table).into_iter().next().unwrap_or_default();
+    let objects = Objects {
+        node: first(&seen.nodes),
+        watermark: first(&seen.watermarks),
+        leases: &seen.lease_namespace,
+    };
+    let mut attempts = Vec::new();
+    for (namespace, account) in accounts(&seen.daemon_sets) {
+        attempts.extend(by_agent(&user(&namespace, &account), &account, objects));
+    }
+    for (namespace, account) in accounts(&seen.deployments) {
+        let user = user(&namespace, &account);
+        let all = by_controller(&user, &account, &seen.deployments, objects.node);
+        attempts.extend(all);
+    }
+    attempts
+}
+
+/// Tries it all, in the names of others.
+async fn trials(client: &Client, attempts: Vec<Attempt>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for attempt in attempts {
+        let kind = match attempt.method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let request = hyper::Request::builder()
+            .method(attempt.method)
+            .uri(&attempt.path)
+            .header("impersonate-user", &attempt.user)
+            .header("content-type", kind);
+        let answer = ask(client, request, attempt.body.to_string().into_bytes()).await;
+        let policy = attempt.policy;
+        trials.push(Trial { policy, answer });
+    }
+    trials
 }
 
 async fn get(client: &Client, path: &str) -> Answer {
@@ -207,7 +308,7 @@ async fn reviews(
     let mut reviews = Vec::new();
     for (actor, workloads) in [(Actor::Agent, agents), (Actor::Controller, controllers)] {
         for (namespace, account) in accounts(workloads) {
-            let user = format!("system:serviceaccount:{namespace}:{account}");
+            let user = user(&namespace, &account);
             for attributes in wanted(actor, &namespace, leases) {
                 reviews.push(Review {
                     actor,
@@ -221,18 +322,24 @@ async fn reviews(
     reviews
 }
 
+/// As an API server knows it.
+fn user(namespace: &str, account: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{account}")
+}
+
+/// The service account of a workload's pods.
+pub(super) fn account(workload: &Value) -> Option<&str> {
+    workload["spec"]["template"]["spec"]["serviceAccountName"].as_str()
+}
+
 /// Namespace and service account of each workload, each once.
 pub(super) fn accounts(workloads: &Answer) -> Vec<(String, String)> {
-    let items = workloads
-        .as_ref()
-        .ok()
-        .and_then(|list| list["items"].as_array());
-    let account = |it: &Value| {
+    let all = items(workloads);
+    let named = |it: &Value| {
         let namespace = it["metadata"]["namespace"].as_str()?.to_owned();
-        let account = it["spec"]["template"]["spec"]["serviceAccountName"].as_str()?;
-        Some((namespace, account.to_owned()))
+        Some((namespace, account(it)?.to_owned()))
     };
-    let mut accounts: Vec<_> = items.into_iter().flatten().filter_map(account).collect();
+    let mut accounts: Vec<_> = all.into_iter().filter_map(named).collect();
     sort(&mut accounts);
     accounts.dedup();
     accounts

@@ -1,0 +1,333 @@
+//! Whether every node has its one agent that works, and what keeps it from that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::finding::{Finding, finding, full_name, items, list};
+use super::findings::INSTALL;
+use super::read::{Seen, account};
+use super::tables::{Pod, cells, names, pods, running, unique};
+use crate::node::machine::wording::count;
+
+/// A node's clock that is ahead of ours by more is wrong, or ours is.
+const AHEAD: SignedDuration = SignedDuration::from_secs(5);
+/// A Lease that ran out so long ago is a silent agent's.
+const GRACE: Duration = Duration::from_secs(10);
+/// To which Pod Security standard a namespace holds its pods.
+const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
+const PRIVILEGED: &str = "privileged";
+/// Where a pod is that no node was found for.
+const NOWHERE: &str = "<none>";
+
+/// A namespace that says that it admits no pod that mounts cgroups.
+pub(super) fn privileged(seen: &Seen) -> Vec<Finding> {
+    let held = seen.namespaces.iter().filter_map(|(name, object)| {
+        let level = object.as_ref().ok()?["metadata"]["labels"][ENFORCE].as_str()?;
+        let what = format!("{ENFORCE} is {level}: it admits no pod that mounts cgroups");
+        (level != PRIVILEGED).then(|| finding(format!("namespace {name}"), what, admit(name)))
+    });
+    held.collect()
+}
+
+/// What has a namespace admit agents.
+fn admit(namespace: &str) -> String {
+    format!("kubectl label namespace {namespace} --overwrite {ENFORCE}={PRIVILEGED}")
+}
+
+/// Nodes that more than one layout selects.
+pub(super) fn doubled(seen: &Seen) -> Vec<Finding> {
+    let pods = pods(seen);
+    let doubled = sets_of_doubled(&pods);
+    if doubled.is_empty() {
+        return Vec::new();
+    }
+    let sets = unique(doubled.values().flatten().copied());
+    let what = format!(
+        "on {} there is one of more than one layout ({}): {}",
+        count(doubled.len(), "node"),
+        list(sets),
+        list(doubled.into_keys())
+    );
+    let cure =
+        "only one of them can run: make the nodeSelectors of agent.layouts exclude each other";
+    vec![finding("agents", what, cure)]
+}
+
+/// The `DaemonSet`s that have pods there, of each node where these are several.
+fn sets_of_doubled<'a>(pods: &[Pod<'a>]) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
+    let mut sets: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for pod in pods {
+        if pod.node != NOWHERE && !pod.is_ending() {
+            sets.entry(pod.node).or_default().insert(pod.set());
+        }
+    }
+    sets.retain(|_, sets| sets.len() > 1);
+    sets
+}
+
+/// A `DaemonSet` that has no pods, or whose pods do not come up.
+pub(super) fn layouts(seen: &Seen) -> Vec<Finding> {
+    if seen.daemon_sets.is_err() {
+        return Vec::new();
+    }
+    let all = items(&seen.daemon_sets);
+    if all.is_empty() {
+        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
+    }
+    let pods = pods(seen);
+    let doubled = sets_of_doubled(&pods);
+    let mut found = Vec::new();
+    for set in all {
+        let tally = Tally::of(set);
+        if tally.wanted == 0 {
+            let cure =
+                "label nodes as its layout's nodeSelector says, or take it out of agent.layouts";
+            found.push(finding(about(set), "it selects no node", cure));
+        }
+        if tally.unmade() > 0 {
+            found.extend(unmade(seen, set, &tally));
+        }
+        if tally.ready < tally.made {
+            found.extend(unready(set, &tally, &pods, &doubled));
+        }
+    }
+    found
+}
+
+fn about(it: &Value) -> String {
+    format!("DaemonSet {}", full_name(it))
+}
+
+/// How many agents a `DaemonSet` has.
+struct Tally {
+    made: u64,
+    ready: u64,
+    wanted: u64,
+}
+
+impl Tally {
+    fn of(set: &Value) -> Self {
+        let count = |field: &str| set["status"][field].as_u64().unwrap_or(0);
+        Self {
+            made: count("currentNumberScheduled"),
+            ready: count("numberReady"),
+            wanted: count("desiredNumberScheduled"),
+        }
+    }
+
+    const fn unmade(&self) -> u64 {
+        self.wanted.saturating_sub(self.made)
+    }
+}
+
+/// Nobody lets it make its pods. `None` where its namespace says why.
+fn unmade(seen: &Seen, set: &Value, tally: &Tally) -> Option<Finding> {
+    let namespace = set["metadata"]["namespace"].as_str().unwrap_or_default();
+    let object = seen.namespaces.iter().find(|(name, _)| name == namespace);
+    let object = object.and_then(|(_, object)| object.as_ref().ok());
+    let level = object.and_then(|it| it["metadata"]["labels"][ENFORCE].as_str());
+    let why = refusal(seen, set);
+    let is_standard = why.map_or(level != Some(PRIVILEGED), |why| why.contains("PodSecurity"));
+    if is_standard && level.is_some_and(|level| level != PRIVILEGED) {
+        return None;
+    }
+    let lacking = count(usize::try_from(tally.unmade()).unwrap_or(usize::MAX), "pod");
+    let what = why.map_or_else(
+        || format!("{lacking} of {} could not be made", tally.wanted),
+        |why| format!("{lacking} of {} could not be made: {why}", tally.wanted),
+    );
+    let cure = match why {
+        Some(_) if is_standard => admit(namespace),
+        Some(why) if why.contains("security context constraint") => {
+            let account = account(set).unwrap_or_default();
+            format!("oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
+        }
+        Some(_) => {
+            "have what refuses them admit them; then they are made within minutes".to_owned()
+        }
+        None if is_standard => format!(
+            "where the cluster holds namespaces to a Pod Security standard by default: {}; kubectl describe daemonset says what refuses them",
+            admit(namespace)
+        ),
+        None => "kubectl describe daemonset says what refuses them".to_owned(),
+    };
+    Some(finding(about(set), what, cure))
+}
+
+/// What the last pod that it could not make was refused for.
+fn refusal<'a>(seen: &'a Seen, set: &Value) -> Option<&'a str> {
+    let events = seen.refusals.iter().flat_map(items);
+    let name = |object: &Value| (object["namespace"].clone(), object["name"].clone());
+    let ours = events.filter(|it| name(&it["involvedObject"]) == name(&set["metadata"]));
+    let last = ours.max_by_key(|it| it["lastTimestamp"].as_str());
+    last?["message"].as_str()
+}
+
+/// Its pods are there, and some are not ready. `None` where all these are on nodes that another layout selects too.
+fn unready(
+    set: &Value,
+    tally: &Tally,
+    pods: &[Pod<'_>],
+    doubled: &BTreeMap<&str, BTreeSet<&str>>,
+) -> Option<Finding> {
+    let name = set["metadata"]["name"].as_str().unwrap_or_default();
+    let waiting = |pod: &&Pod<'_>| pod.set() == name && (pod.is_ending() || !pod.is_ready());
+    let waiting: Vec<_> = pods.iter().filter(waiting).collect();
+    if !waiting.is_empty() && waiting.iter().all(|pod| doubled.contains_key(pod.node)) {
+        return None;
+    }
+    let ready = format!("{} of {} agents are ready", tally.ready, tally.wanted);
+    if waiting.is_empty() {
+        let cure = "kubectl get nodes: that of an agent that is not ready may be away; kubectl describe pod says of each";
+        return Some(finding(about(set), ready, cure));
+    }
+    let mut states: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for pod in waiting {
+        states.entry(pod.status).or_default().push(pod.node);
+    }
+    let told = states.iter().map(|(state, nodes)| {
+        let nodes = nodes.iter().copied().filter(|node| *node != NOWHERE);
+        match list(nodes).as_str() {
+            "" => (*state).to_owned(),
+            nodes => format!("{state} on {nodes}"),
+        }
+    });
+    let told: Vec<String> = told.collect();
+    let cures = unique(states.into_keys().map(cure_of));
+    let cures: Vec<&str> = cures.into_iter().collect();
+    let what = format!("{ready}; {}", told.join("; "));
+    Some(finding(about(set), what, cures.join("; ")))
+}
+
+/// What to do about a pod in this state.
+fn cure_of(state: &str) -> &'static str {
+    match state {
+        "Pending" => {
+            "kubectl describe pod of one that is Pending says what its node lacks (agent.resources, agent.priorityClassName)"
+        }
+        "ContainerCreating" => {
+            "kubectl describe pod of one that is being created: where it names a folder below /sys/fs/cgroup, the layout does \
+             not fit the node (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)"
+        }
+        "ErrImagePull" | "ImagePullBackOff" => {
+            "kubectl describe pod of one whose image can't be pulled says why (image.repository, image.digest, imagePullSecrets)"
+        }
+        "CrashLoopBackOff" | "Error" => "kubectl logs --previous of one that ended says why",
+        "Terminating" => "kubectl get nodes: one that does not end is on a node that is away",
+        _ => "kubectl describe pod, and kubectl logs, say what one waits for",
+    }
+}
+
+/// Nodes that no layout selects, or that no image is for.
+pub(super) fn bare(seen: &Seen) -> Vec<Finding> {
+    if seen.agents.is_empty() || seen.agents.iter().any(Result::is_err) || seen.nodes.is_err() {
+        return Vec::new();
+    }
+    let (pods, nodes) = (pods(seen), names(&seen.nodes));
+    let running = running(&pods);
+    let mut foreign = names(&seen.foreign);
+    foreign.retain(|node| !running.contains(node));
+    let mut found = Vec::new();
+    if !foreign.is_empty() {
+        let what = format!(
+            "on {} of another architecture than amd64 none runs: {}",
+            count(foreign.len(), "node"),
+            list(foreign.iter().copied())
+        );
+        let cure = "nothing, if no policy is meant for them: the image is for amd64; else build one for theirs, and name it (image.repository)";
+        found.push(finding("agents", what, cure));
+    }
+    let placed = unique(pods.iter().map(|pod| pod.node));
+    let lacks = |node: &&str| !placed.contains(node) && !foreign.contains(node);
+    let without: Vec<&str> = nodes.into_iter().filter(lacks).collect();
+    if without.len() > awaited(seen, &pods) {
+        let what = format!(
+            "on {} none runs: {}",
+            count(without.len(), "node"),
+            list(without)
+        );
+        let cure = "give agent.layouts an entry that fits them: nodeSelector, cgroup, kubepods";
+        found.push(finding("agents", what, cure));
+    }
+    found
+}
+
+/// Pods that would be somewhere if they could; `layouts` tells of them.
+fn awaited(seen: &Seen, pods: &[Pod<'_>]) -> usize {
+    let sets = items(&seen.daemon_sets).into_iter();
+    let unmade: u64 = sets.map(|set| Tally::of(set).unmade()).sum();
+    let nowhere = pods.iter().filter(|pod| pod.node == NOWHERE).count();
+    usize::try_from(unmade).unwrap_or(usize::MAX) + nowhere
+}
+
+/// Agents of another version than this program, of which alone can be said what is right for them.
+pub(super) fn versions(seen: &Seen) -> Vec<Finding> {
+    let ours = env!("CARGO_PKG_VERSION");
+    let agents = cells(&seen.watermarks, ["Agent"]).into_iter();
+    let agents = agents.map(|[version]| version);
+    let others = unique(agents.filter(|version| !version.is_empty() && *version != ours));
+    if others.is_empty() {
+        return Vec::new();
+    }
+    let what = format!("some are of version {}, and this is {ours}", list(others));
+    let cure =
+        "run the plimsoll of their version, or upgrade them; within an upgrade wait for its end";
+    vec![finding("agents", what, cure)]
+}
+
+/// Leases that are not there, or are renewed no more, and clocks that are ahead.
+pub(super) fn heartbeats(seen: &Seen) -> Vec<Finding> {
+    let (known, pods) = (names(&seen.nodes), pods(seen));
+    let mut mute = running(&pods);
+    let (mut silent, mut ahead) = (Vec::new(), Vec::new());
+    for lease in items(&seen.leases) {
+        let Some((node, age, lasts)) = heartbeat(seen, lease) else {
+            continue;
+        };
+        mute.remove(node);
+        if !known.contains(node) {
+            continue;
+        }
+        if age < -AHEAD {
+            ahead.push(node);
+        } else if age > SignedDuration::try_from(lasts + GRACE).unwrap_or(SignedDuration::MAX) {
+            silent.push(node);
+        }
+    }
+    let mut found = Vec::new();
+    let mut tell = |about: &str, nodes: Vec<&str>, one: &str, what: &str, cure: &str| {
+        if !nodes.is_empty() {
+            let what = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
+            found.push(finding(about, what, cure));
+        }
+    };
+    if seen.leases.is_ok() {
+        let cure = "kubectl logs of the agent says what its API server answers";
+        let mute = mute.into_iter().collect();
+        let what = format!("without a Lease in {}", seen.lease_namespace);
+        tell("heartbeats", mute, "agent", &what, cure);
+    }
+    let cure = "where kubectl get nodes says NotReady, mend the node; else plimsoll top says since when, and kubectl logs of the agent \
+                why; compare `date` there and here";
+    let what = "silent, or their clocks behind";
+    tell("heartbeats", silent, "agent", what, cure);
+    let cure = "compare `date` there and here, and let NTP set what is wrong";
+    let what = "ahead of this machine by more than 5 s";
+    tell("clocks", ahead, "clock", what, cure);
+    found
+}
+
+/// Of whom a Lease is, how old it is, and how long it lasts.
+fn heartbeat<'a>(seen: &Seen, lease: &'a Value) -> Option<(&'a str, SignedDuration, Duration)> {
+    let renewed: Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
+    let lasts = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
+    let node = lease["metadata"]["name"].as_str()?;
+    Some((
+        node,
+        seen.now.duration_since(renewed),
+        Duration::from_secs(lasts),
+    ))
+}
