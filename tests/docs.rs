@@ -173,6 +173,56 @@ fn every_alert_has_its_entry_in_the_runbook_and_fires_and_is_quiet_in_a_test() {
     }
 }
 
+/// What a page tells to run under a heading, without comments: what is indented, or fenced as sh.
+fn commands(page: &str, heading: &str) -> Vec<String> {
+    let text = read(page);
+    let lines = text
+        .lines()
+        .skip_while(|line| line.trim_start_matches(['#', ' ']) != heading);
+    let mut fence = None;
+    let mut commands = Vec::new();
+    for line in lines.skip(1) {
+        let command = match (line.strip_prefix("```"), fence) {
+            (Some(kind), None) => {
+                fence = Some(kind);
+                continue;
+            }
+            (Some(_), Some(_)) => {
+                fence = None;
+                continue;
+            }
+            (None, Some("sh")) => line,
+            (None, Some(_)) => continue,
+            (None, None) if line.starts_with('#') => break,
+            (None, None) => match line.strip_prefix("    ") {
+                Some(command) => command,
+                None => continue,
+            },
+        };
+        let command = command.split("  #").next().unwrap_or_default();
+        commands.push(command.trim_end().to_owned());
+    }
+    commands
+}
+
+#[test]
+fn every_page_installs_as_the_guide_does() {
+    let guide = commands("docs/install.md", "Install");
+    assert_eq!(guide.len(), 3, "{guide:?}");
+    for (page, heading) in [
+        ("README.md", "Use it on your cluster"),
+        ("charts/plimsoll/README.md", "Plimsoll's Helm chart"),
+    ] {
+        let told = commands(page, heading).into_iter().map(|command| {
+            let image = " --set image.repository=registry.example/plimsoll";
+            command.replace("--namespace ", "-n ").replace(image, "")
+        });
+        let told: Vec<String> = told.collect();
+        let is_told = told.windows(guide.len()).any(|part| part == guide);
+        assert!(is_told, "{page} tells {told:#?}, and not {guide:#?}");
+    }
+}
+
 #[test]
 fn every_relative_link_leads_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

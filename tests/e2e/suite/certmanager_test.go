@@ -104,15 +104,11 @@ func withCertManager(t *testing.T) {
 	if out := page.Run(t, "Certificates"); strings.Count(out, "True") != 2 {
 		t.Errorf("not both certificates are ready: %s", out)
 	}
-	eventually(t, 2*time.Minute, "the replicas of before are gone", func() error {
-		holder := kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
-		pods := kubectl(t, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "-o", "jsonpath={.items[*].metadata.name}")
-		leader, _, _ := strings.Cut(holder, "_")
-		if len(strings.Fields(pods)) != 2 || leader == "" || !strings.Contains(pods, leader) {
-			return fmt.Errorf("%q leads, and there are %s", holder, pods)
-		}
-		return nil
-	})
+	theReplicasAreNew(t)
+	runbook := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+kubeconfig)
+	if out := runbook.Run(t, "With cert-manager"); !strings.Contains(out, "Certificate is up to date and has not expired") {
+		t.Errorf("the runbook's commands say %s", out)
+	}
 }
 
 // issued is what cert-manager has made last.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"plimsoll.dev/suite/pages"
 )
@@ -24,7 +25,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 	page.Helm(absolute("target/e2e/bin/helm"), values)
 	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {nobody: has-this}},
   rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2, actionName: disable, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000}}]}}`)
-	t.Cleanup(func() { kubectl(t, "delete", "nodeqos", "runbook") })
+	t.Cleanup(func() { kubectl(t, "delete", "nodeqos", "runbook", "--ignore-not-found") })
 	says := map[string]string{
 		"PlimsollNoLeader":               "holderIdentity",
 		"PlimsollTwoLeaders":             "plimsoll-controller",
@@ -40,8 +41,9 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		"PlimsollEvictionsUnrecorded":    "evictions.json",
 		"PlimsollStopped":                "resume",
 	}
+	const withCertManager, renewed = "With cert-manager", "The Secret is new and the log names an old date"
 	for _, heading := range page.Headings() {
-		if heading == "PlimsollCertificateExpires" { // it asks cert-manager too
+		if heading == withCertManager || heading == renewed { // the one where it runs, the other below
 			continue
 		}
 		out := page.Look(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
@@ -49,6 +51,24 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 			t.Errorf("%s: %q is not in what its commands print:\n%s", heading, says[heading], out)
 		}
 	}
+	guide := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
+	for _, heading := range guide.Headings() {
+		switch heading {
+		case "Edits":
+			if out := guide.Run(t, heading, " NAME", " runbook"); strings.Count(out, "annotated") != 2 {
+				t.Errorf("%s: it says %s", heading, out)
+			}
+		case "A node without an agent", "Certificates": // they have scenes of their own
+		default:
+			t.Errorf("nothing is run of what docs/kubernetes.md has under the heading %q", heading)
+		}
+	}
+	kubectl(t, "delete", "nodeqos", "runbook")
+	t.Run("what the first page tells to use on a cluster", theReadmesCommands)
+	t.Run("new replicas", func(t *testing.T) {
+		page.Run(t, renewed)
+		theReplicasAreNew(t)
+	})
 	stop := pages.Read(t, absolute("."), "docs/emergency-stop.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	t.Cleanup(func() {
 		tryKubectl("", "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop-")
@@ -58,4 +78,41 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		t.Errorf("it says %s", out)
 	}
 	stop.AllRun()
+}
+
+// readmePolicy is one that does nothing, and that nothing is wrong with.
+const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: readme}, spec: {disableScheduling: {}}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: readme}, spec: {rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2,
+  actionName: readme, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000000}}]}}
+`
+
+// theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs).
+func theReadmesCommands(t *testing.T) {
+	const heading = "Use it on your cluster"
+	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
+	page.From(heading, "plimsoll doctor")
+	page.File("policy.yaml", readmePolicy)
+	t.Cleanup(func() { kubectl(t, "delete", "nodeqos/readme", "avoidanceaction/readme", "--ignore-not-found") })
+	// What scenes before have left may take a moment to settle.
+	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor", "plimsoll doctor --wait=2m")
+	for _, wanted := range []string{"nothing is wrong: ", "0 errors and 0 warnings", "nodeqos.ensurance.crane.io/readme created"} {
+		if !strings.Contains(out, wanted) {
+			t.Errorf("%q is not in what its commands print:\n%s", wanted, out)
+		}
+	}
+}
+
+// theReplicasAreNew waits for the end of a roll-out of the controller, and for one of its replicas to lead.
+func theReplicasAreNew(t *testing.T) {
+	t.Helper()
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+	eventually(t, 2*time.Minute, "the replicas of before are gone", func() error {
+		pods := kubectl(t, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "-o", "jsonpath={.items[*].metadata.name}")
+		leader, _, _ := strings.Cut(holder(t), "_")
+		if len(strings.Fields(pods)) != 2 || leader == "" || !strings.Contains(pods, leader) {
+			return fmt.Errorf("%q leads, and there are %s", leader, pods)
+		}
+		return nil
+	})
 }

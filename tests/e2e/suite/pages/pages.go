@@ -1,6 +1,7 @@
 //go:build e2e
 
-// Package pages runs what the documentation tells to run, word for word: the indented lines of a page, heading by heading.
+// Package pages runs what the documentation tells to run, word for word: the lines of a page that are indented, or fenced as sh, heading
+// by heading.
 package pages
 
 import (
@@ -43,11 +44,15 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 			t.Fatal(err)
 		}
 	}
-	heading, shown := "", false
+	heading, fence := "", ""
 	for _, line := range strings.Split(string(text), "\n") {
-		if strings.HasPrefix(line, "```") { // what is printed
-			shown = !shown
-		} else if shown {
+		if after, fenced := strings.CutPrefix(line, "```"); fenced && fence == "" {
+			fence = "```" + after
+		} else if fenced {
+			fence = ""
+		} else if fence == "```sh" {
+			p.scripts[heading] += line + "\n"
+		} else if fence != "" { // what is printed
 			continue
 		} else if strings.HasPrefix(line, "#") {
 			heading = strings.TrimLeft(line, "# ")
@@ -107,6 +112,24 @@ func (p *Page) Look(t *testing.T, heading string, words ...string) string {
 		}
 	}
 	return all.String()
+}
+
+// From leaves out what stands under a heading before the line that begins so: what another test runs.
+func (p *Page) From(heading, begin string) {
+	p.t.Helper()
+	before, rest, found := strings.Cut("\n"+p.scripts[heading], "\n"+begin)
+	if !found || before == "" {
+		p.t.Fatalf("under the heading %q no line after others begins with %q", heading, begin)
+	}
+	p.scripts[heading] = begin + rest
+}
+
+// File puts a file where the commands run.
+func (p *Page) File(name, content string) {
+	p.t.Helper()
+	if err := os.WriteFile(filepath.Join(p.folder, name), []byte(content), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // Headings are those that have commands.
