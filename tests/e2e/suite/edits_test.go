@@ -19,7 +19,7 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 		second := s.metric() + "_hard"
 		s.setMetric(second, cold)
 		t.Cleanup(func() { s.setMetric(second, 0) })
-		s.action(mild, "{coolDownSeconds: 1, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 80}}}")
+		s.action(mild, "{coolDownSeconds: 1, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 80}}}")
 		s.action(hard, "{coolDownSeconds: 1, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 40}}}")
 		s.allow(s.name, "", "throttle")
 		s.rule(mild, rule{action: mild})
@@ -27,23 +27,39 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 		s.waitKept(mild)
 		s.waitKept(hard)
 
+		// The harder rule ends: up to where the milder one holds, and no further; the node is open, which only the harder one closes.
 		s.set(hot)
 		s.setMetric(second, hot)
 		s.waitRatio(30*time.Second, limited, 40)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
-		// The harder rule ends: up to where the milder one holds, and no further; the node stays closed.
 		s.setMetric(second, cold)
 		cap := s.waitRatio(30*time.Second, limited, 80)
-		always(t, 4*time.Second, "what the milder rule needs stays", func() error {
-			if err := s.held(limited, cap); err != nil {
-				return err
-			}
-			if found, err := taint(node); err != nil || found == nil {
+		s.waitNoTaint(10 * time.Second)
+		always(t, 3*time.Second, "what the milder rule needs stays, and nothing else", func() error {
+			if found, err := taint(node); err != nil || found != nil {
 				return fmt.Errorf("taint is %v (%v)", found, err)
 			}
-			return nil
+			return s.held(limited, cap)
 		})
+		// The milder one ends, of which the harder one needs nothing.
+		s.setMetric(second, hot)
+		limited.cap = s.waitRatio(30*time.Second, limited, 40)
+		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
 		s.set(cold)
+		eventually(t, 30*time.Second, "the milder rule is over", func() error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			for _, rule := range now.Status.Rules {
+				if rule.ID == mild+"/hot" && rule.State == "Normal" {
+					return nil
+				}
+			}
+			return fmt.Errorf("rules are %+v", now.Status.Rules)
+		})
+		always(t, 3*time.Second, "what the harder rule needs stays", func() error { return s.holds(limited) })
+		s.setMetric(second, cold)
 		s.waitRestored(20*time.Second, limited.folder, limited.before)
 		s.waitNoTaint(20 * time.Second)
 	})
@@ -93,6 +109,7 @@ func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
 			{"the PodQOS is deleted", func() { kubectl(t, "delete", "podqos", s.name) }},
 			{"the AvoidanceAction is deleted", func() { kubectl(t, "delete", "avoidanceaction", s.name) }},
 			{"the NodeQOS no longer selects the node", func() { kubectl(t, "label", "node", node, s.label()+"-") }},
+			{"the NodeQOS is edited to select others", func() { s.rule(s.name, rule{action: s.name, labels: s.label() + ": other"}) }},
 			{"the PodQOS no longer selects the pod", func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
 			{"the pod is protected", func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
 		} {

@@ -154,6 +154,8 @@ func (s *scene) folder(pod string) string {
 // the latter's values sorted: a container that was restarted has another name.
 type settings map[string]string
 
+const settingFiles = "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
+
 func (s *scene) settings(folder string) settings {
 	s.Helper()
 	read, err := readSettings(s.node, folder)
@@ -164,8 +166,7 @@ func (s *scene) settings(folder string) settings {
 }
 
 func readSettings(node, folder string) (settings, error) {
-	names := "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
-	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", folder, names))
+	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", folder, settingFiles))
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -16,11 +17,15 @@ import (
 // record is a line of the agent's journal: a cgroup file that it changed.
 type record struct{ UID, Cgroup, Lever, File, Original, Ours string }
 
-func journal(node string) (records []record, err error) {
+func journal(node string) ([]record, error) {
 	text, err := tryOnNode(node, "cat /var/lib/plimsoll/journal")
 	if err != nil {
 		return nil, err
 	}
+	return records(text)
+}
+
+func records(text string) (records []record, err error) {
 	for _, line := range strings.Split(text, "\n") {
 		if !strings.HasPrefix(line, "{") {
 			continue
@@ -96,6 +101,45 @@ func (o *oracle) account(floor int) error {
 	return nil
 }
 
+// leftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
+// the journal tells of: what nobody would ever restore. All of it is read in one go before another agent starts.
+func (o *oracle) leftByKilling(pid string) (left []string, err error) {
+	script := fmt.Sprintf("set -e; kill -KILL %s; n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; cat /var/lib/plimsoll/journal; ", pid, pid)
+	files := settingFiles + " */" + strings.ReplaceAll(settingFiles, " ", " */")
+	for uid, v := range o.before {
+		script += fmt.Sprintf("cd %s; grep -sH '' %s | sed 's|^|%s |'; ", v.folder, files, uid)
+	}
+	out, err := tryOnNode(o.scene.node, script)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := records(out)
+	if err != nil {
+		return nil, err
+	}
+	journalled := map[string]bool{}
+	for _, entry := range entries {
+		journalled[entry.UID+" "+path.Join(entry.Lever, entry.File)] = true
+	}
+	for _, line := range strings.Split(out, "\n") {
+		uid, setting, _ := strings.Cut(line, " ")
+		if v := o.before[uid]; v != nil {
+			if file, value, _ := strings.Cut(setting, ":"); !v.had(file, value) && !journalled[uid+" "+file] {
+				left = append(left, fmt.Sprintf("%s of %s, which holds %q", file, v.name, value))
+			}
+		}
+	}
+	return left, nil
+}
+
+// had tells whether a file of the pod, or of one of its containers, held this before.
+func (v *victim) had(file, value string) bool {
+	if folder, name := path.Split(file); folder != "" {
+		return slices.Contains(strings.Split(v.before["containers/"+name], ", "), value)
+	}
+	return v.before["pod/"+file] == value
+}
+
 // waitUndone waits until all is as before: files, journal, taint, status (I6, I7).
 func (o *oracle) waitUndone(limit time.Duration) {
 	o.scene.Helper()
@@ -128,17 +172,19 @@ func (o *oracle) tellsNothing() error {
 // waitAgent waits until the agent of a node is ready, and its container is not the one before.
 func waitAgent(s *scene, not string) {
 	s.Helper()
-	eventually(s, 90*time.Second, "the agent is ready", func() error {
-		name := agentPod(s.node)
-		pod, err := kube.CoreV1().Pods(namespace).Get(background, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if !isReady(pod) || pod.Status.ContainerStatuses[0].ContainerID == not {
-			return fmt.Errorf("%s: %+v", name, pod.Status.ContainerStatuses)
-		}
-		return nil
-	})
+	eventually(s, 90*time.Second, "the agent is ready", func() error { return s.agentReady(not) })
+}
+
+func (s *scene) agentReady(not string) error {
+	name := agentPod(s.node)
+	pod, err := kube.CoreV1().Pods(namespace).Get(background, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if !isReady(pod) || pod.Status.ContainerStatuses[0].ContainerID == not {
+		return fmt.Errorf("%s: %+v", name, pod.Status.ContainerStatuses)
+	}
+	return nil
 }
 
 // agentContainer is the id of the agent's container on a node.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -68,8 +69,8 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 					return fmt.Errorf("%s would be done to %q, not %s; all: %v", key, would[key], pod, now.Status.Would)
 				}
 			}
-			if _, ok := would[evict+"/hot disableScheduling"]; !ok {
-				return fmt.Errorf("it does not say that scheduling would be disabled: %v", now.Status.Would)
+			if _, ok := would[evict+"/hot disableScheduling"]; !ok || how["disableScheduling"] != string(corev1.TaintEffectNoSchedule) {
+				return fmt.Errorf("it does not say that scheduling would be disabled, and how: %v", now.Status.Would)
 			}
 			return nil
 		})
@@ -87,8 +88,13 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 			}
 			return nil
 		})
-		if told := strings.Join(events(t, "Pod", s.name, "slowed"), "\n"); !strings.Contains(told, throttle+"/hot") {
-			t.Errorf("no event names the rule that would throttle the pod:\n%s", told)
+		for _, wanted := range []struct{ kind, ns, name, reason, rule string }{
+			{"Pod", s.name, "slowed", "WouldThrottle", throttle},
+			{"Pod", s.name, moved, "WouldEvict", evict},
+			{"Node", "", node, "WouldEvict", evict},
+			{"Node", "", node, "WouldDisableScheduling", evict},
+		} {
+			s.waitTold(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)
 		}
 		// What is counted as written may lag behind the requests.
 		eventually(t, 15*time.Second, "all that was written are events and the status", func() error {
@@ -108,6 +114,9 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		s.rule(throttle, rule{action: throttle})
 		s.rule(evict, rule{action: evict})
 		s.waitEnding(20*time.Second, moved)
+		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
+		s.waitTold("Pod", s.name, moved, "PodEvicted", evict)
+		s.waitTold("Node", "", node, "SchedulingDisabled", evict)
 		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
 			told := s.throttled("slowed")
 			if told == nil || told.Rule != throttle+"/hot" || told.ToMillicores == nil {
@@ -126,6 +135,20 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		s.set(cold)
 		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
 		s.waitNoTaint(20 * time.Second)
+	})
+}
+
+// waitTold waits until an event about an object, with this reason, names the rule of a NodeQOS.
+func (s *scene) waitTold(kind, ns, name, reason, nodeQOS string) {
+	s.Helper()
+	eventually(s, 15*time.Second, fmt.Sprintf("%s of %s %s for %s is told", reason, kind, name, nodeQOS), func() error {
+		all := events(s, kind, ns, name)
+		for _, event := range all {
+			if strings.HasPrefix(event, reason+": ") && strings.Contains(event, nodeQOS+"/hot") {
+				return nil
+			}
+		}
+		return fmt.Errorf("its events are:\n%s", strings.Join(all, "\n"))
 	})
 }
 

@@ -328,6 +328,24 @@ func events(t testing.TB, kind, ns, name string) []string {
 	return told
 }
 
+// timesTold is how often each event about an object was told, as `Reason: message`.
+func timesTold(t testing.TB, kind, ns, name string) map[string]int {
+	t.Helper()
+	list, err := kube.CoreV1().Events(ns).List(background, metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, event := range list.Items {
+		times := 1
+		if event.Series != nil {
+			times = int(event.Series.Count)
+		}
+		counts[event.Reason+": "+event.Message] += times
+	}
+	return counts
+}
+
 // gaugeAddress is the address of the service that serves the tests' metrics.
 var gaugeAddress string
 
