@@ -469,32 +469,11 @@ fn an_agent_that_starts_without_an_api_server_goes_on_with_what_the_last_one_kne
         });
 }
 
-/// The agent's own pod and the `DaemonSet` that owns it.
-fn with_daemon_set(node: &Node) -> [&'static str; 4] {
-    let template = json!({
-        "metadata": {"labels": {"app": "agent"}},
-        "spec": {"containers": [{"name": "agent", "image": "none"}]},
-    });
-    node.plane.create(&[json!({
-        "apiVersion": "apps/v1", "kind": "DaemonSet",
-        "metadata": {"name": "agent", "namespace": "default"},
-        "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": template},
-    })]);
-    let there = node.plane.get("daemonset", "agent");
-    let mut own = pod("agent-x", "batch");
-    own["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "controller": true,
-        "uid": there["metadata"]["uid"],
-    }]);
-    node.pod(&own);
-    ["--namespace", "default", "--pod-name", "agent-x"]
-}
-
 #[test]
 fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    let own = with_daemon_set(&node);
+    let own = node.with_daemon_set();
     node.keep(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&own);
@@ -528,7 +507,7 @@ fn assert_nothing_is_told_to_be_in_force(node: &Node) {
 fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_later() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    let own = with_daemon_set(&node);
+    let own = node.with_daemon_set();
     node.keep(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&own);

@@ -134,6 +134,11 @@ impl CallError {
         }
     }
 
+    /// The API server itself says that there is no such object: what stands before it may answer 404 as well.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Kube(kube::Error::Api(status)) if status.code == 404 && status.reason == "NotFound")
+    }
+
     /// How long the server asks to be left alone for.
     pub fn retry_after(&self) -> Option<Duration> {
         let Self::Kube(kube::Error::Api(status)) = self else {

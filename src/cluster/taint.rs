@@ -108,14 +108,11 @@ impl TaintError {
     }
 
     fn call(verb: &'static str, node: &str, source: CallError) -> Self {
-        match source.code() {
-            Some(404) => Self::NoNode(node.to_owned()),
-            _ => Self::Call {
-                verb,
-                node: node.to_owned(),
-                source,
-            },
+        let node = node.to_owned();
+        if source.is_not_found() {
+            return Self::NoNode(node);
         }
+        Self::Call { verb, node, source }
     }
 }
 
@@ -146,6 +143,11 @@ impl Marked {
     /// The effect of our taint; the strongest, where there are two.
     pub fn effect(&self) -> Option<TaintEffect> {
         self.taints.iter().flatten().filter_map(ours).max()
+    }
+
+    /// Whether a taint of ours is there, or a condition that tells of one.
+    pub fn is_marked(&self) -> bool {
+        !self.bears(Bearing::Nothing)
     }
 
     /// Whether nothing has to be written for the node to bear this.

@@ -9,6 +9,7 @@
 )]
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -95,19 +96,47 @@ impl Node {
         there["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
+    /// The agent's own pod and the `DaemonSet` that owns it; by which arguments it knows them.
+    pub fn with_daemon_set(&self) -> [&'static str; 4] {
+        let template = json!({
+            "metadata": {"labels": {"app": "agent"}},
+            "spec": {"containers": [{"name": "agent", "image": "none"}]},
+        });
+        self.plane.create(&[json!({
+            "apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"name": "agent", "namespace": "default"},
+            "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": template},
+        })]);
+        let there = self.plane.get("daemonset", "agent");
+        let mut own = pod("agent-x", "batch");
+        own["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "controller": true,
+            "uid": there["metadata"]["uid"],
+        }]);
+        self.pod(&own);
+        ["--namespace", "default", "--pod-name", "agent-x"]
+    }
+
     /// What the node has to keep, as the controller would write it.
     pub fn keep(&self, spec: &Value) {
+        self.try_keep(spec).unwrap();
+    }
+
+    /// The same, where the API server may refuse it.
+    pub fn try_keep(&self, spec: &Value) -> Result<String, String> {
         let mut spec = spec.clone();
         if spec["nodeUID"].is_null() {
             spec["nodeUID"] = self.uid.clone().into();
         }
-        let hash = format!("{:016x}", spec.to_string().len());
-        spec["hash"] = hash.into();
+        let mut hasher = DefaultHasher::new();
+        spec.to_string().hash(&mut hasher);
+        spec["hash"] = format!("{:016x}", hasher.finish()).into();
         let watermark = json!({
             "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark",
             "metadata": {"name": NODE}, "spec": spec,
         });
-        self.plane.apply(&[watermark]);
+        let apply = ["apply", "-f", "-"];
+        self.plane.try_kubectl(&apply, &watermark.to_string())
     }
 
     /// The Lease of its agent, or null.

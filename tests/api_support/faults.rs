@@ -4,16 +4,18 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
-use futures::stream;
+use futures::stream::{self, StreamExt as _};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use plimsoll::cluster::client::connect;
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -26,8 +28,37 @@ pub enum Fault {
     CutBefore,
     /// The request is carried out, and the connection cut before the answer.
     CutAfter,
+    /// The request is carried out, and the connection cut in the middle of the first thing that is answered.
+    CutWithin,
     /// The request is carried out, and there never is an answer.
     NeverAnswer,
+}
+
+/// What servers and networks do to a call that has an answer, each in words.
+pub fn of_calls() -> Vec<(&'static str, Fault)> {
+    let refused = |code: u16| {
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "a fault"});
+        Fault::Answer(code, None, body.to_string())
+    };
+    // As flow control answers: a header, and plain text.
+    let busy = "Too many requests, please try again later.".to_owned();
+    vec![
+        ("401", refused(401)),
+        ("403", refused(403)),
+        ("a 404 that is not of the API server", refused(404)),
+        ("409", refused(409)),
+        ("410", refused(410)),
+        ("429", Fault::Answer(429, Some(1), busy)),
+        ("500", refused(500)),
+        (
+            "an answer that makes no sense",
+            Fault::Answer(200, None, "not json".to_owned()),
+        ),
+        ("a cut before the request", Fault::CutBefore),
+        ("a cut after the request", Fault::CutAfter),
+        ("a cut in the middle of the answer", Fault::CutWithin),
+        ("no answer", Fault::NeverAnswer),
+    ]
 }
 
 /// A request that arrived: method and path with the query.
@@ -106,7 +137,7 @@ impl Proxy {
 
     /// A kubeconfig by which the proxy is the cluster.
     pub fn kubeconfig(&self) -> serde_json::Value {
-        serde_json::json!({
+        json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
             "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
             "users": [{"name": "nobody", "user": {}}],
@@ -159,7 +190,11 @@ async fn pass(
             std::future::pending().await
         }
         _ => {
-            let mut response = Response::new(passed_on(body, cuts));
+            let body = passed_on(body, cuts);
+            let mut response = Response::new(match fault {
+                Some(Fault::CutWithin) => halved(body),
+                _ => body,
+            });
             *response.status_mut() = parts.status;
             Ok(response)
         }
@@ -180,6 +215,21 @@ fn passed_on(body: kube::client::Body, mut cuts: watch::Receiver<()>) -> UnsyncB
         }
     });
     StreamBody::new(frames).boxed_unsync()
+}
+
+/// Half of the first frame, and then a cut.
+fn halved(mut body: UnsyncBoxBody<Bytes, Cut>) -> UnsyncBoxBody<Bytes, Cut> {
+    let half = async move {
+        let frame = body.frame().await.ok_or(Cut)??;
+        let data = frame.into_data().map_err(|_| Cut)?;
+        Ok(Frame::data(data.slice(..data.len() / 2)))
+    };
+    let cut = async {
+        // What was sent is to arrive.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Err(Cut)
+    };
+    StreamBody::new(stream::once(half).chain(stream::once(cut))).boxed_unsync()
 }
 
 fn answer(code: u16, wait: Option<u64>, body: String) -> Answer {

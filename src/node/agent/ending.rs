@@ -94,7 +94,7 @@ fn judge(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>
     let name = &owner.name;
     let found = match answer {
         Ok(found) => found,
-        Err(error) if error.code() == Some(404) => {
+        Err(error) if error.is_not_found() => {
             return Ending::Restore(format!("DaemonSet {name} is deleted"));
         }
         Err(error) => {
@@ -228,8 +228,8 @@ mod tests {
         .expect("a DaemonSet")
     }
 
-    fn answered(code: u16) -> CallError {
-        let mut status = Status::failure("no", "No");
+    fn answered(code: u16, reason: &str) -> CallError {
+        let mut status = Status::failure("no", reason);
         status.code = code;
         CallError::Kube(kube::Error::Api(status.boxed()))
     }
@@ -254,7 +254,7 @@ mod tests {
     fn a_daemonset_that_is_gone_or_going_or_another_means_the_end() {
         let pod = json!({"containers": []});
         assert!(!ends(Ok(daemon_set(&json!({}), &pod))));
-        assert!(ends(Err(answered(404))));
+        assert!(ends(Err(answered(404, "NotFound"))));
         assert!(ends(Ok(daemon_set(&json!({"uid": "another"}), &pod))));
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
         assert!(ends(Ok(daemon_set(&deleted, &pod))));
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn an_account_without_rights_means_the_end() {
         for code in [401, 403] {
-            assert!(ends(Err(answered(code))), "{code}");
+            assert!(ends(Err(answered(code, "Denied"))), "{code}");
             let ending = unlisted(Some(code));
             assert!(matches!(ending, Ending::Restore(_)), "{ending:?}");
         }
@@ -277,8 +277,13 @@ mod tests {
     #[test]
     fn from_doubt_everything_stays() {
         for code in [429, 500, 503, 504] {
-            assert!(!ends(Err(answered(code))), "{code}");
+            assert!(!ends(Err(answered(code, "Failure"))), "{code}");
         }
+        let not_ours = "Failed to parse error data";
+        assert!(
+            !ends(Err(answered(404, not_ours))),
+            "a 404 of what stands before the API server"
+        );
         assert!(!ends(Err(CallError::TimedOut)));
         for ending in [unlisted(Some(500)), unlisted(None), unowned(None)] {
             assert!(matches!(ending, Ending::Leave(_)), "{ending:?}");

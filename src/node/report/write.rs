@@ -15,12 +15,19 @@ use super::status::seconds;
 use crate::cluster::backoff::{backoff, rest};
 use crate::cluster::client::{CallError, call};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
+use crate::engine::time::BootTime;
 use crate::node::clock;
 
 /// Who owns the fields that an agent writes.
 pub const FIELD_MANAGER: &str = "plimsoll-agent";
 /// Pauses after a write that failed.
 const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// What is not found was deleted, most likely: the watch says so by then, and of which UID the next is.
+const GONE: Duration = Duration::from_secs(10);
+/// What an API server says of a field that the definition it has does not know.
+const NOT_DECLARED: &str = "field not declared in schema";
+const CURE: &str = "the definition of NodeWatermark is of another version (`plimsoll crds | kubectl apply --server-side \
+                    --force-conflicts -f -`)";
 
 /// What is to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,10 +74,8 @@ struct Writer {
     uid: String,
     pauses: Option<ExponentialBackoff>,
     /// Not before then.
-    until: crate::engine::time::BootTime,
+    until: BootTime,
     failure: Option<String>,
-    /// There is no object of this UID.
-    gone: Option<String>,
 }
 
 impl Writer {
@@ -82,11 +87,9 @@ impl Writer {
         report: Report,
         writes: &watch::Sender<Writes>,
     ) -> Option<Duration> {
-        if self.gone.as_ref() == Some(&report.uid) {
-            return None;
-        }
         if self.uid != report.uid {
             self.pace.forget();
+            self.until = BootTime::default();
             self.uid.clone_from(&report.uid);
         }
         let now = clock::boot_time();
@@ -119,13 +122,15 @@ impl Writer {
             }
             Err(error) => error,
         };
-        // Deleted: the watch says so soon, and of which UID the next is.
         if error.code() == Some(404) {
             self.pace.forget();
-            self.gone = Some(report.uid);
-            return None;
+            self.until = now + GONE;
+            return Some(GONE);
         }
-        let words = error.words();
+        let mut words = error.words();
+        if words.contains(NOT_DECLARED) {
+            words = format!("{CURE}: {words}");
+        }
         if self.failure.as_ref() != Some(&words) {
             tracing::warn!(
                 why = words,

@@ -1,0 +1,402 @@
+//! `plimsoll agent` when the API server, or the way to it, misbehaves while a policy is in force: a pod is throttled to its
+//! floor, and the node is tainted.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_in_result,
+    reason = "a test fails by panicking"
+)]
+
+mod agent_support;
+mod api_support;
+mod run_support;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use agent_support::{Agent, HIGH, NODE, Node, rule, throttling};
+use api_support::faults::{Fault, Proxy, of_calls};
+use serde_json::{Value, json};
+
+/// A call may hang for 15 s, and pauses grow with each failure.
+const SOON: Duration = Duration::from_secs(90);
+const GONE: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
+const BROKEN: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"broken"}}"#;
+
+/// Not a test: what runs in the pods.
+#[test]
+#[ignore = "burns CPU until it is killed"]
+fn burn() {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// Above this mark, pods labelled `app: batch` are throttled and the node is tainted. That ends only with the policy: on a busy
+/// machine whoever feigns the load may come too late for a while.
+fn rules(mark: u32, effect: &str) -> Value {
+    let mut spec = throttling();
+    spec["rules"][0] = rule("q/cpu", "slow");
+    spec["rules"][0]["watermark"] = f64::from(mark).into();
+    spec["rules"][0]["restoreThreshold"] = 1000.into();
+    spec["actions"][0]["disableScheduling"] = effect.into();
+    spec
+}
+
+/// What befalls requests, by what they are for: of each sort the first has the first, and so on; `None`: it fares well.
+#[derive(Clone, Default)]
+struct Ordeal(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
+
+impl Ordeal {
+    fn before(proxy: &Proxy, sort: fn(&str, &str) -> Option<String>) -> Self {
+        let ordeal = Self::default();
+        let left = ordeal.clone();
+        proxy.judge(move |method, path| {
+            let mut left = left.0.lock().unwrap();
+            left.get_mut(&sort(method, path)?)?.pop_front()?
+        });
+        ordeal
+    }
+
+    fn add(&self, sort: impl Into<String>, faults: impl IntoIterator<Item = Option<Fault>>) {
+        let mut left = self.0.lock().unwrap();
+        left.entry(sort.into()).or_default().extend(faults);
+    }
+
+    /// What nobody has met yet, by sort.
+    fn left(&self) -> BTreeMap<String, usize> {
+        let left = self.0.lock().unwrap();
+        let left = left.iter().map(|(sort, left)| (sort.clone(), left.len()));
+        left.filter(|(_, left)| *left > 0).collect()
+    }
+}
+
+/// A node on which everything is in force, and its agent behind a proxy.
+struct Scene {
+    node: Node,
+    proxy: Proxy,
+    batch: String,
+    /// The quota of the pod that is throttled, at its floor.
+    floor: i64,
+    mark: u32,
+    effect: &'static str,
+}
+
+impl Scene {
+    fn new() -> Option<(Self, Agent)> {
+        let mut node = Node::new()?;
+        node.plane.apply(&[api_support::lease_namespace()]);
+        let batch = node.burning_pod("batch");
+        let proxy = Proxy::beside(&node.plane.kubeconfig);
+        let mut scene = Self {
+            node,
+            proxy,
+            batch,
+            floor: 0,
+            mark: 1000,
+            effect: "NoSchedule",
+        };
+        scene.node.keep(&rules(scene.mark, scene.effect));
+        scene.node.machine.load.set(HIGH);
+        let agent = scene.agent(&[]);
+        agent.until_within(SOON, "everything is in force", || {
+            agent.said().contains("at its floor") && scene.is_tainted()
+        });
+        scene.floor = scene.node.quota(&scene.batch);
+        assert!(scene.floor > 0);
+        Some((scene, agent))
+    }
+
+    fn agent(&self, more: &[&str]) -> Agent {
+        let kubeconfig = self
+            .node
+            .plane
+            .file("proxied", &self.proxy.kubeconfig().to_string());
+        let by_proxy = ["--kubeconfig", kubeconfig.to_str().unwrap()];
+        self.node.agent(&[&by_proxy, more].concat())
+    }
+
+    fn is_tainted(&self) -> bool {
+        let ours = format!("interference.crane.io:{}", self.effect);
+        self.node.taints().contains(&ours)
+    }
+
+    /// Whatever happens on the way: neither let go nor throttled further, and never open.
+    fn assert_held(&self, agent: &Agent) {
+        let quota = self.node.quota(&self.batch);
+        assert_eq!(quota, self.floor, "{}", agent.said());
+        let taints = self.node.taints();
+        let is_ours = |taint: &String| taint.starts_with("interference.crane.io:");
+        assert!(taints.iter().any(is_ours), "{taints:?}\n{}", agent.said());
+    }
+
+    /// Edits mark and effect, and waits until both are followed; all the while everything stays in force.
+    fn edit(&mut self, agent: &mut Agent, what: &str) {
+        self.mark += 1;
+        self.effect = match self.effect {
+            "NoSchedule" => "PreferNoSchedule",
+            _ => "NoSchedule",
+        };
+        self.node.keep(&rules(self.mark, self.effect));
+        agent.until_within(SOON, what, || {
+            self.assert_held(agent);
+            metric(agent, "plimsoll_agent_rule_mark{") == Some(f64::from(self.mark))
+                && self.is_tainted()
+        });
+        assert!(agent.process.0.try_wait().unwrap().is_none(), "it ended");
+    }
+
+    fn undoes_when_the_policy_goes(&self, agent: &mut Agent) {
+        self.node.keep(&json!({"rules": []}));
+        agent.until_within(SOON, "all is undone", || {
+            self.node.quota(&self.batch) == -1 && self.node.condition()["status"] == "False"
+        });
+        let taints = self.node.taints();
+        let is_ours = |taint: &String| taint.starts_with("interference.crane.io:");
+        assert!(!taints.iter().any(is_ours), "{taints:?}");
+        assert!(agent.process.0.try_wait().unwrap().is_none(), "it ended");
+        assert!(!agent.said().contains("panicked"), "{}", agent.said());
+    }
+}
+
+/// The first series whose line begins so.
+fn metric(agent: &Agent, begins: &str) -> Option<f64> {
+    let (_, text) = agent.http("/metrics")?;
+    let line = text.lines().find(|line| line.starts_with(begins))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+const WATCHED: [&str; 4] = ["configmaps", "nodes", "nodewatermarks", "pods"];
+
+/// `list nodes`, `watch pods`
+fn sort_of_watch(method: &str, path: &str) -> Option<String> {
+    let (path, query) = path.split_once('?')?;
+    let kind = WATCHED.into_iter().find(|kind| path.ends_with(kind))?;
+    if method != "GET" {
+        return None;
+    }
+    let what = if query.contains("watch=true") {
+        "watch"
+    } else {
+        "list"
+    };
+    Some(format!("{what} {kind}"))
+}
+
+#[test]
+fn whatever_becomes_of_watches_and_lists_what_is_in_force_is_held_and_edits_are_followed() {
+    let Some((mut scene, mut agent)) = Scene::new() else {
+        return;
+    };
+    let ordeal = Ordeal::before(&scene.proxy, sort_of_watch);
+    // An expired version has it list anew: an agent that is told nothing lists once.
+    let expired = || Some(Fault::Answer(200, None, GONE.to_owned()));
+    let broken = (
+        "an error within a watch",
+        Fault::Answer(200, None, BROKEN.to_owned()),
+    );
+    for (what, fault) in of_calls().into_iter().chain([broken]) {
+        for (index, kind) in WATCHED.into_iter().enumerate() {
+            let (on_watch, on_list) = match fault {
+                // It takes 15 s, and all watch and list in the same way.
+                Fault::NeverAnswer => (index % 2 == 0, index % 2 == 1),
+                // A watch has no end before which it could be cut, and in the middle only where it tells something.
+                Fault::CutAfter => (false, true),
+                Fault::CutWithin => (kind == "nodewatermarks", true),
+                _ => (true, true),
+            };
+            let fault = |is_due: bool| is_due.then(|| Some(fault.clone()));
+            ordeal.add(
+                format!("watch {kind}"),
+                fault(on_watch).into_iter().chain([expired()]),
+            );
+            ordeal.add(format!("list {kind}"), fault(on_list));
+        }
+        while !ordeal.left().is_empty() {
+            scene.proxy.cut();
+            scene.edit(&mut agent, what);
+        }
+    }
+    let told = agent.said();
+    assert!(told.contains("failed to watch") && told.contains("watching again"));
+    scene.undoes_when_the_policy_goes(&mut agent);
+}
+
+/// What the agent writes, and reads to write it.
+fn sort_of_write(method: &str, path: &str) -> Option<String> {
+    let path = path.split('?').next().unwrap();
+    let sort = match method {
+        "PATCH" if path.ends_with("nodes/worker") => "taint",
+        "PATCH" if path.ends_with("nodes/worker/status") => "condition",
+        "PATCH" if path.ends_with("nodewatermarks/worker/status") => "status",
+        "GET" if path.ends_with("nodes/worker") => "node",
+        "POST" if path.ends_with("/events") => "event",
+        "GET" | "PUT" | "POST" if path.contains("/leases") => "lease",
+        _ => return None,
+    };
+    Some(sort.to_owned())
+}
+
+#[test]
+fn whatever_becomes_of_writes_all_of_them_are_made_in_the_end_and_what_is_in_force_is_held() {
+    let Some((mut scene, mut agent)) = Scene::new() else {
+        return;
+    };
+    let ordeal = Ordeal::before(&scene.proxy, sort_of_write);
+    // A status is written every ten seconds at most, and a Lease too, but tried again soon.
+    let in_a_row = BTreeMap::from([("status", 2), ("lease", 3)]);
+    let sorts = ["taint", "condition", "status", "event", "lease"];
+    for sort in sorts {
+        let faults: Vec<_> = of_calls()
+            .into_iter()
+            .map(|(_, fault)| Some(fault))
+            .collect();
+        for some in faults.chunks(*in_a_row.get(sort).unwrap_or(&1)) {
+            ordeal.add(sort, some.iter().cloned().chain([None]));
+        }
+    }
+    // The node is read where somebody else wrote it meanwhile, after a 409 to the taint: once.
+    ordeal.add("node", [Some(Fault::Answer(500, None, "boom".to_owned()))]);
+    let begun = api_support::now();
+    while !ordeal.left().is_empty() {
+        scene.edit(&mut agent, &format!("still to come: {:?}", ordeal.left()));
+        assert!(
+            begun.elapsed() < 4 * SOON,
+            "never made: {:?}",
+            ordeal.left()
+        );
+    }
+    let Scene { node, mark, .. } = &scene;
+    let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
+    agent.until_within(SOON, "the status tells of the last edit", || {
+        node.status()["observedHash"] == hash
+    });
+    agent.until_within(SOON, "the condition tells of the last edit", || {
+        let condition = node.condition();
+        let message = condition["message"].as_str().unwrap_or_default();
+        condition["status"] == "True" && message.contains(&format!("above {mark}m"))
+    });
+    let renewed = || node.lease()["spec"]["renewTime"].clone();
+    let before = renewed();
+    agent.until_within(SOON, "the Lease is renewed", || renewed() != before);
+    scene.undoes_when_the_policy_goes(&mut agent);
+    agent.until_within(SOON, "an event tells of it", || {
+        let events = scene.node.plane.list("events");
+        events
+            .iter()
+            .any(|event| event["reason"] == "SchedulingEnabled")
+    });
+}
+
+#[test]
+fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemonset_is_gone() {
+    let Some((scene, agent)) = Scene::new() else {
+        return;
+    };
+    agent.kill();
+    let own = scene.node.with_daemon_set();
+    let ordeal = Ordeal::before(&scene.proxy, |method, path| {
+        let asks = method == "GET" && path.contains("/daemonsets/agent");
+        asks.then(|| "daemonset".to_owned())
+    });
+    for (what, fault) in of_calls() {
+        let agent = scene.agent(&own);
+        agent.until_within(SOON, "it adopts what is in force", || {
+            agent.said().contains("adopted=1")
+        });
+        ordeal.add("daemonset", [Some(fault)]);
+        let (well, said) = agent.terminate();
+        let left = said.contains("what is in force stays in force");
+        assert!(well && left, "{what}: {said}");
+        assert!(ordeal.left().is_empty(), "{what}: it did not ask");
+        assert_eq!(
+            scene.node.quota(&scene.batch),
+            scene.floor,
+            "{what}: {said}"
+        );
+        assert!(scene.is_tainted(), "{what}: {said}");
+    }
+    let mut agent = scene.agent(&own);
+    scene.undoes_when_the_policy_goes(&mut agent);
+    scene.node.keep(&rules(scene.mark, scene.effect));
+    agent.until_within(SOON, "it acts", || {
+        scene.node.is_throttled(&scene.batch) && scene.is_tainted()
+    });
+    scene.node.plane.kubectl(&["delete", "daemonset", "agent"]);
+    let (well, said) = agent.terminate();
+    assert!(
+        well && said.contains("DaemonSet agent is deleted"),
+        "{said}"
+    );
+    assert_eq!(scene.node.quota(&scene.batch), -1);
+    assert!(!scene.is_tainted());
+}
+
+#[test]
+fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waited_for() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.machine.load.set(HIGH);
+    let crd = "nodewatermarks.plimsoll.dev";
+    node.plane.kubectl(&["delete", "crd", crd]);
+    let mut agent = node.agent(&[]);
+    agent.until_within(
+        SOON,
+        "the missing definition is named with the cure",
+        || {
+            let words = "the definition of NodeWatermark is not installed (`plimsoll crds";
+            let ready = agent.http("/readyz");
+            ready.is_some_and(|(code, body)| code == 503 && body.contains(words))
+        },
+    );
+    assert_eq!(agent.http("/livez").unwrap().0, 200);
+    node.plane.install_definitions();
+    node.keep(&throttling());
+    agent.until_within(SOON, "it catches up", || node.is_throttled(&batch));
+
+    // One of before a field of the rules and one of the status were there.
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
+    let rules = format!("{schema}/spec/properties/rules/items");
+    let paths = [
+        format!("{rules}/properties/restoreThreshold"),
+        format!("{rules}/required"),
+        format!("{schema}/status/properties/counts"),
+    ];
+    let patch = paths.map(|path| json!({"op": "remove", "path": path}));
+    node.plane.kubectl(&[
+        "patch",
+        "crd",
+        crd,
+        "--type=json",
+        "-p",
+        &json!(patch).to_string(),
+    ]);
+    agent.until_within(SOON, "the field is not served any more", || {
+        let rule = node.plane.get("nwm", NODE)["spec"]["rules"][0].clone();
+        rule["id"] == "q/cpu" && rule["restoreThreshold"].is_null()
+    });
+    node.plane
+        .kubectl(&["annotate", "nwm", NODE, "example.com/touched=yes"]);
+    agent.until_within(SOON, "the field that a rule lacks is named", || {
+        agent
+            .said()
+            .contains("rule q/cpu: missing field `restoreThreshold`")
+    });
+    agent.until_within(SOON, "the cure is named", || {
+        let said = agent.said();
+        said.contains("the definition of NodeWatermark is of another version (`plimsoll crds")
+            && said.contains("status.counts: field not declared in schema")
+    });
+    assert_eq!(agent.http("/livez").unwrap().0, 200);
+    node.plane.install_definitions();
+    agent.until_within(SOON, "the field is served again", || {
+        node.try_keep(&throttling()).is_ok()
+    });
+    agent.until_within(SOON, "it catches up", || {
+        node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
+    });
+    let ended = agent.process.0.try_wait().unwrap();
+    assert!(ended.is_none(), "it ended: {}", agent.said());
+}
