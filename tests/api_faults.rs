@@ -74,6 +74,7 @@ fn sort(method: &str, path: &str) -> Option<&'static str> {
         "GET" if query.contains("limit=") => Some("list"),
         "POST" if path.contains("events") => Some("event"),
         "PUT" | "POST" if path.contains("leases") => Some("lease"),
+        "GET" => Some("get"),
         _ => None,
     }
 }

@@ -8,9 +8,11 @@
 
 mod api_support;
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use api_support::faults::{Fault, Proxy};
+use api_support::faults::{Fault, Proxy, of_calls};
 use api_support::{ControlPlane, LEASES, lease_namespace};
 use serde_json::{Value, json};
 
@@ -33,7 +35,10 @@ fn marked(plane: &ControlPlane, node: &str) {
 }
 
 fn taints(plane: &ControlPlane, node: &str) -> Vec<String> {
-    let node = plane.get("node", node);
+    taints_of(&plane.get("node", node))
+}
+
+fn taints_of(node: &Value) -> Vec<String> {
     let taints = node["spec"]["taints"]
         .as_array()
         .cloned()
@@ -45,7 +50,10 @@ fn taints(plane: &ControlPlane, node: &str) -> Vec<String> {
 }
 
 fn condition(plane: &ControlPlane, node: &str) -> Value {
-    let node = plane.get("node", node);
+    condition_of(&plane.get("node", node))
+}
+
+fn condition_of(node: &Value) -> Value {
     let conditions = node["status"]["conditions"]
         .as_array()
         .cloned()
@@ -163,6 +171,112 @@ fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time(
     assert_eq!(taints(&plane, "alive").len(), 2);
     assert!(!was_told(&plane, "AgentSilent", "alive"));
     assert!(controller.metric("plimsoll_controller_heartbeat_age_seconds_count ") > 1.5);
+}
+
+/// What a request about a silent agent's node is for, and which node that is.
+fn call_about_node(method: &str, path: &str) -> Option<(&'static str, String)> {
+    let path = path.split('?').next()?;
+    let (rest, last) = path.rsplit_once('/')?;
+    let (rest, node) = match last {
+        "status" => rest.rsplit_once('/')?,
+        node => (rest, node),
+    };
+    let call = match (method, rest.rsplit('/').next()?, last) {
+        ("GET", "leases", _) => "ask",
+        ("GET", "nodes", _) => "read",
+        ("PATCH", "nodes", "status") => "condition",
+        ("PATCH", "nodes", _) => "taint",
+        _ => return None,
+    };
+    Some((call, node.to_owned()))
+}
+
+/// A Ready node in a zone of its own (so many silent in one would be taken for our fault) with our taint and condition and a taint
+/// of somebody else, and the Lease of its agent.
+fn left_by_the_dead(name: &str) -> [Value; 2] {
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": name}},
+        "spec": {"taints": [
+            {"key": "example.com/other", "effect": "NoSchedule"},
+            {"key": "interference.crane.io", "effect": "NoSchedule"},
+        ]},
+        "status": {"conditions": [
+            {"type": "Ready", "status": "True", "reason": "KubeletReady"},
+            {"type": "InterferenceIdentified", "status": "True", "reason": "q/cpu"},
+        ]},
+    });
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name, "namespace": LEASES},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": 1},
+    });
+    [node, lease]
+}
+
+/// No node bears marks of ours, and of each of these it was told that they were taken away.
+fn is_opened_and_told(plane: &ControlPlane, names: &[String]) -> bool {
+    let is_open = |node: &Value| {
+        let keys = taints_of(node);
+        let has = |key: &str| keys.iter().any(|it| it == key);
+        has("example.com/other") && !has("interference.crane.io") && condition_of(node) == "False"
+    };
+    let events = plane.list("events");
+    let is_told = |name: &String| {
+        let about = |it: &&Value| it["involvedObject"]["name"] == name.as_str();
+        let mut about = events.iter().filter(about);
+        about.any(|it| it["reason"] == "TaintOfSilentAgentRemoved")
+    };
+    plane.list("nodes").iter().all(is_open) && names.iter().all(is_told)
+}
+
+#[test]
+fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_the_end() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    let faults = of_calls();
+    let names = (0..faults.len()).map(|index| format!("dead{index:02}"));
+    let dead: Vec<String> = names.collect();
+    plane.create(&[lease_namespace()]);
+    let left = dead.iter().flat_map(|name| left_by_the_dead(name));
+    plane.create(&left.collect::<Vec<_>>());
+    // The first call of each sort about each node fares as one of these.
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let (seen, order) = (Mutex::new(BTreeSet::new()), dead.clone());
+    proxy.judge(move |method, path| {
+        let (call, node) = call_about_node(method, path)?;
+        let index = order.iter().position(|known| *known == node)?;
+        let is_first = seen.lock().unwrap().insert((call, index));
+        is_first.then(|| match &faults[index].1 {
+            // What was written without an answer is as it should be, and nobody knows who did it.
+            Fault::CutAfter | Fault::CutWithin | Fault::NeverAnswer if call == "condition" => {
+                Fault::CutBefore
+            }
+            fault => fault.clone(),
+        })
+    });
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let args = ["--silent-agent-after", "5s", "--short-silence"];
+    let mut controller = plane.controller_by(&kubeconfig, "controller", &args);
+    let most = Duration::from_mins(5);
+    let what = "taints and conditions are gone, and that is told";
+    plane.until(what, most, |p| is_opened_and_told(p, &dead));
+    let met: BTreeSet<_> = proxy
+        .take_seen()
+        .into_iter()
+        .filter_map(|(method, path)| call_about_node(&method, &path))
+        .collect();
+    for node in &dead {
+        for call in ["ask", "read", "taint", "condition"] {
+            assert!(met.contains(&(call, node.clone())), "{call} of {node}");
+        }
+    }
+    assert!(
+        controller.process.0.try_wait().unwrap().is_none(),
+        "it ended"
+    );
+    assert!(!plane.log_of("controller").contains("panicked"));
 }
 
 #[test]

@@ -135,6 +135,22 @@ fn an_opening_that_fails_is_tried_again_after_a_pause() {
 }
 
 #[test]
+fn an_opening_that_took_the_taint_alone_is_tried_again_for_the_condition() {
+    let mut fleet = Fleet::tainted(1);
+    fleet.now = fleet.now + 10 * MINUTE;
+    let writes = fleet.world.plan(fleet.now, 100);
+    assert!(matches!(&writes[..], [Write::Open { .. }]), "{writes:?}");
+    // The watch shows that the taint is gone before it is known that the condition could not be written.
+    fleet
+        .world
+        .apply_node("node00", node("node00", true, false));
+    fleet.world.opened("node00", fleet.now, Err(()));
+    assert_eq!(fleet.pass(Duration::from_secs(2)), ["node00"]);
+    assert_eq!(fleet.pass(MINUTE), [""; 0]);
+    assert_eq!(fleet.silent(), [0, 0]);
+}
+
+#[test]
 fn on_a_node_that_is_not_ready_nothing_is_undone_until_it_is() {
     let mut fleet = Fleet::tainted(1);
     fleet

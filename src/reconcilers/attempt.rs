@@ -26,6 +26,11 @@ impl Attempt {
         !self.running && self.not_before.is_none_or(|at| now >= at)
     }
 
+    /// It is under way, or failed and is to be tried again.
+    pub const fn is_begun(&self) -> bool {
+        self.running || self.failures > 0
+    }
+
     /// It begins.
     pub const fn begin(&mut self) {
         self.running = true;

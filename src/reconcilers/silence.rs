@@ -307,15 +307,16 @@ impl Silence {
 
     /// Taking a taint away came to its end.
     pub fn opened(&mut self, node: &str, now: BootTime, done: bool) {
-        let Some(node) = self.nodes.get_mut(node) else {
+        let Some(known) = self.nodes.get_mut(node) else {
             return;
         };
         if done {
-            node.opened = true;
-            node.opening = Attempt::default();
+            known.opened = true;
+            known.opening = Attempt::default();
         } else {
-            node.opening.failed(now);
+            known.opening.failed(now);
         }
+        self.drop_if_idle(node);
     }
 
     /// How many agents are how silent, as of the last look.

@@ -31,7 +31,7 @@ pub(super) enum Done {
         node: String,
         outcome: Result<Option<Renewal>, CallError>,
     },
-    /// The taint of a silent agent: whether there was one.
+    /// The marks of a silent agent on its node: whether there were any.
     Opened {
         node: String,
         outcome: Result<bool, TaintError>,
@@ -91,19 +91,17 @@ async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError
     }
 }
 
-/// Takes our taint away. A node that is gone, or another of its name, has none of ours.
+/// Takes our marks away. A node that is gone, or another of its name, has none of ours.
 async fn open(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
     let seen = match taint::read(client, node).await {
         Ok(seen) if seen.uid == uid => seen,
         Ok(_) | Err(TaintError::NoNode(_)) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let tainted = seen.effect().is_some();
-    match taint::keep(client, seen, Bearing::Nothing).await {
-        Ok(_) => Ok(tainted),
-        Err(TaintError::NoNode(_) | TaintError::Replaced(_)) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let marked = seen.is_marked();
+    // Where it is gone or another meanwhile, the next try finds that.
+    taint::keep(client, seen, Bearing::Nothing).await?;
+    Ok(marked)
 }
 
 #[derive(Debug, serde::Serialize)]

@@ -107,7 +107,8 @@ impl Watched {
 
     /// It neither holds a Lease nor reports, and nothing is in force there that it would have to tell of.
     pub(super) fn is_idle(&self) -> bool {
-        !self.has_agent() && !self.state().is_anything()
+        let opens = self.place.is_some() && self.opening.is_begun();
+        !self.has_agent() && !self.state().is_anything() && !opens
     }
 
     pub(super) const fn has_agent(&self) -> bool {
@@ -154,7 +155,9 @@ impl Watched {
         let dead_after = self.grace().map_or(after, |grace| grace.max(after));
         let dead = state.ready && self.silent_for(now) >= dead_after;
         let leaves = dead && state.throttled > 0 && !self.told_throttled;
-        let opens = dead && state.tainted && !self.opened && self.opening.is_due(now);
+        // The taint may be gone, and the condition that tells of it not yet.
+        let marked = state.tainted || self.opening.is_begun();
+        let opens = dead && marked && !self.opened && self.opening.is_due(now);
         let tells = self.has_agent() && !self.told;
         if !(tells || leaves || opens) || !self.is_sure(name, now, look) {
             return;
