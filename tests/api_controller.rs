@@ -131,19 +131,23 @@ fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes(
     plane.until("the rule is on both nodes", SOON, |p| with_rules(p) == 2);
     let hash = plane.get("nwm", "node00")["spec"]["hash"].clone();
     let edit = r#"[{"op":"replace","path":"/spec/rules","value":[]}]"#;
-    plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit]);
+    let manager = "--field-manager=kubectl-edit";
+    plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit, manager]);
     plane.until("the edit is undone", SOON, |p| with_rules(p) == 2);
     assert_eq!(plane.get("nwm", "node00")["spec"]["hash"], hash);
     plane.kubectl(&["delete", "nwm", "node01"]);
     plane.until("it is made anew", SOON, |p| with_rules(p) == 2);
     plane.until("an event tells of both", SOON, |p| {
         let events = p.list("events");
-        let told = |reason: &str, node: &str| {
-            events
-                .iter()
-                .any(|e| e["reason"] == reason && e["involvedObject"]["name"] == node)
+        let told = |reason: &str, node: &str, what: &str| {
+            events.iter().any(|e| {
+                e["reason"] == reason
+                    && e["involvedObject"]["name"] == node
+                    && e["message"].as_str().unwrap().contains(what)
+            })
         };
-        told("WatermarkEdited", "node00") && told("WatermarkDeleted", "node01")
+        told("WatermarkEdited", "node00", "edited by kubectl-edit")
+            && told("WatermarkDeleted", "node01", "deleted")
     });
     plane.kubectl(&["delete", "node", "node01"]);
     plane.until("its watermark goes with it", SOON, |p| {
