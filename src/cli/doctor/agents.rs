@@ -130,7 +130,10 @@ fn unmade(seen: &Seen, set: &Value, tally: &Tally) -> Option<Finding> {
     let object = object.and_then(|(_, object)| object.as_ref().ok());
     let level = object.and_then(|it| it["metadata"]["labels"][ENFORCE].as_str());
     let why = refusal(seen, set);
-    let is_standard = why.map_or(level != Some(PRIVILEGED), |why| why.contains("PodSecurity"));
+    let is_standard = why.map_or_else(
+        || level != Some(PRIVILEGED),
+        |why| why.contains("PodSecurity"),
+    );
     if is_standard && level.is_some_and(|level| level != PRIVILEGED) {
         return None;
     }

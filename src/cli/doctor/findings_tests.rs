@@ -573,6 +573,10 @@ fn policies_that_can_do_nothing_are_told() {
         |it| it.node_qos = of(vec![waits]),
         &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
     );
+}
+
+#[test]
+fn edits_that_do_not_come_to_their_nodes_are_told() {
     let stuck = json!([
         {"type": "Ready", "status": "True"},
         {"type": "RolledOut", "status": "False", "reason": "NoCanary", "message": "the edit waits"},

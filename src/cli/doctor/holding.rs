@@ -112,12 +112,12 @@ pub(super) fn guard(seen: &Seen) -> Vec<Finding> {
             let what = "it is missing, so that agents evict without a budget, and a stolen token evicts anything";
             return Some(finding(about, what, ANEW));
         }
-        let asks = |it: &&Value| {
+        let asks = |it: &Value| {
             let rules = items_in(it, "/rules");
             let resources = rules.into_iter().flat_map(|it| items_in(it, "/resources"));
             resources.into_iter().any(|it| it == "pods/eviction")
         };
-        if !hooks.iter().any(|it| asks(&it)) {
+        if !hooks.iter().any(|it| asks(it)) {
             let what = "its rules do not name pods/eviction, so that agents evict without a budget";
             return Some(finding(about, what, ANEW));
         }

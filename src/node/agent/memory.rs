@@ -152,24 +152,23 @@ mod tests {
         Arc::new(serde_json::from_value(spec).expect("a spec"))
     }
 
-    /// Why the next process finds everything stopped, and whether it finds rules.
-    fn next(dir: &TempDir) -> (Option<Option<String>>, bool) {
+    /// What the next process finds: why everything is stopped, "-" where it is not, "" where nobody knows; and whether there are rules.
+    fn next(dir: &TempDir) -> (String, bool) {
         let mut memory = Memory::new(dir.path()).expect("a boot id");
-        (
-            memory.stop().map(|stop| stop.reason),
-            memory.rules().is_some(),
-        )
+        let told = |reason: Option<String>| reason.unwrap_or_else(|| "-".to_owned());
+        let stop = memory.stop().map(|stop| told(stop.reason));
+        (stop.unwrap_or_default(), memory.rules().is_some())
     }
 
     #[test]
     fn that_a_stop_is_over_is_known_to_the_next_process_too() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        assert_eq!(next(&dir), (None, false));
+        assert_eq!(next(&dir), (String::new(), false));
         let mut memory = Memory::new(dir.path()).expect("a boot id");
         memory.keep_stop(Some("why"));
-        assert_eq!(next(&dir), (Some(Some("why".to_owned())), false));
+        assert_eq!(next(&dir), ("why".to_owned(), false));
         memory.keep_stop(None);
-        assert_eq!(next(&dir), (Some(None), false));
+        assert_eq!(next(&dir), ("-".to_owned(), false));
     }
 
     #[test]
@@ -179,19 +178,21 @@ mod tests {
         memory.keep_stop(None);
         memory.keep_rules(Some(&spec()));
         let ways = [STOP_FILE, POLICIES_FILE].map(|file| obstacle(&dir, file));
-        ways.iter()
-            .for_each(|way| fs::create_dir(way).expect("made"));
+        for way in &ways {
+            fs::create_dir(way).expect("made");
+        }
         memory.keep_rules(None);
         for reason in ["first", "second"] {
             memory.keep_stop(Some(reason));
         }
         memory.retry(at(100));
-        assert_eq!(next(&dir), (Some(None), true), "the old ones stand");
-        ways.iter()
-            .for_each(|way| fs::remove_dir(way).expect("gone"));
+        assert_eq!(next(&dir), ("-".to_owned(), true), "the old ones stand");
+        for way in &ways {
+            fs::remove_dir(way).expect("gone");
+        }
         memory.retry(at(101));
-        assert_eq!(next(&dir), (Some(None), true), "not at each tick");
+        assert_eq!(next(&dir), ("-".to_owned(), true), "not at each tick");
         memory.retry(at(105));
-        assert_eq!(next(&dir), (Some(Some("second".to_owned())), false));
+        assert_eq!(next(&dir), ("second".to_owned(), false));
     }
 }

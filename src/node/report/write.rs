@@ -106,26 +106,26 @@ impl Writer {
                     Ok(()) => writes.done += 1,
                     Err(_) => writes.failed += 1,
                 });
-                self.written(report, written)
+                Some(self.written(report, written))
             }
         }
     }
 
-    fn written(&mut self, report: Report, written: Result<(), CallError>) -> Option<Duration> {
+    fn written(&mut self, report: Report, written: Result<(), CallError>) -> Duration {
         let now = clock::boot_time();
         let error = match written {
             Ok(()) => {
                 self.pauses = None;
                 self.failure = None;
                 self.pace.wrote(report.status, now);
-                return Some(Duration::ZERO);
+                return Duration::ZERO;
             }
             Err(error) => error,
         };
         if error.code() == Some(404) {
             self.pace.forget();
             self.until = now + GONE;
-            return Some(GONE);
+            return GONE;
         }
         let mut words = error.words();
         if words.contains(NOT_DECLARED) {
@@ -143,7 +143,7 @@ impl Writer {
         let pause = pauses.next().unwrap_or(most);
         let pause = pause.max(error.retry_after().unwrap_or_default());
         self.until = now + pause;
-        Some(pause)
+        pause
     }
 }
 
