@@ -263,10 +263,8 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     };
     agent.until_within(SOON * 4, "an event tells it", || !events().is_empty());
     let events = events();
-    assert!(
-        events.len() == 1 && events[0]["series"].is_null(),
-        "{events:?}"
-    );
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(events[0]["series"].is_null(), "{events:?}");
     node.plane
         .kubectl(&["delete", "validatingwebhookconfiguration", "guard"]);
     agent.until_within(
@@ -549,7 +547,7 @@ fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_late
 fn sigterm_gives_the_cgroups_back_when_the_api_server_lets_the_account_read_nothing_any_more() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    let own = with_daemon_set(&node);
+    let own = node.with_daemon_set();
     let proxy = Proxy::beside(&node.plane.kubeconfig);
     let config = proxy.kubeconfig().to_string();
     let config = node.plane.file("proxy.kubeconfig", &config);

@@ -334,6 +334,18 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     assert!(!scene.is_tainted());
 }
 
+/// Makes the definition one of before a field of the rules and one of the status were there.
+fn without_two_fields() -> String {
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
+    let rules = format!("{schema}/spec/properties/rules/items");
+    let paths = [
+        format!("{rules}/properties/restoreThreshold"),
+        format!("{rules}/required"),
+        format!("{schema}/status/properties/counts"),
+    ];
+    json!(paths.map(|path| json!({"op": "remove", "path": path}))).to_string()
+}
+
 #[test]
 fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waited_for() {
     let Some(mut node) = Node::new() else { return };
@@ -356,23 +368,9 @@ fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waite
     node.keep(&throttling());
     agent.until_within(SOON, "it catches up", || node.is_throttled(&batch));
 
-    // One of before a field of the rules and one of the status were there.
-    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
-    let rules = format!("{schema}/spec/properties/rules/items");
-    let paths = [
-        format!("{rules}/properties/restoreThreshold"),
-        format!("{rules}/required"),
-        format!("{schema}/status/properties/counts"),
-    ];
-    let patch = paths.map(|path| json!({"op": "remove", "path": path}));
-    node.plane.kubectl(&[
-        "patch",
-        "crd",
-        crd,
-        "--type=json",
-        "-p",
-        &json!(patch).to_string(),
-    ]);
+    let patch = without_two_fields();
+    node.plane
+        .kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]);
     agent.until_within(SOON, "the field is not served any more", || {
         let rule = node.plane.get("nwm", NODE)["spec"]["rules"][0].clone();
         rule["id"] == "q/cpu" && rule["restoreThreshold"].is_null()

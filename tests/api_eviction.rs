@@ -25,7 +25,7 @@ use plimsoll::engine::policy::{
 };
 use plimsoll::engine::selector::Selector;
 use plimsoll::node::actuate::evict_api::{Evictions, Evictor, Fate, Outcome, Refusal, Request};
-use plimsoll::node::actuate::taint::{self, Standing, Wanted};
+use plimsoll::node::actuate::taint::{self, Standing, Wanted, Watched};
 use plimsoll::node::clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -257,7 +257,10 @@ async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_awa
     scene.policies.send_replace(Arc::new(closing.clone()));
     let client = scene.proxy.client();
     let seen = plimsoll::cluster::taint::read(&client, NODE).await.unwrap();
-    let (_node, seen) = watch::channel(Some(seen));
+    let (_node, seen) = watch::channel(Watched {
+        node: Some(seen),
+        lists: 1,
+    });
     let (wanted, wants) = watch::channel(Wanted {
         scheduling: Scheduling::Disabled {
             effect: TaintEffect::NoSchedule,

@@ -16,10 +16,10 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
-use plimsoll::cluster::taint::{self, Bearing, CONDITION, KEY, Mark, Marked};
+use plimsoll::cluster::taint::{self, Bearing, CONDITION, KEY, Mark};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
-use plimsoll::node::actuate::taint::{Standing, Wanted, run};
+use plimsoll::node::actuate::taint::{Standing, Wanted, Watched, run};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -314,7 +314,7 @@ async fn what_a_policy_of_the_cluster_refuses_is_told_in_its_words_at_once() {
 /// The task with what goes in and out.
 struct Task {
     wanted: watch::Sender<Wanted>,
-    node: watch::Sender<Option<Marked>>,
+    node: watch::Sender<Watched>,
     standing: watch::Receiver<Standing>,
     client: Client,
 }
@@ -322,7 +322,7 @@ struct Task {
 impl Task {
     fn start(client: Client) -> Self {
         let (wanted, wants) = watch::channel(Wanted::default());
-        let (node, nodes) = watch::channel(None);
+        let (node, nodes) = watch::channel(Watched::default());
         let (told, standing) = watch::channel(Standing::default());
         tokio::spawn(run(client.clone(), wants, nodes, told));
         Self {
@@ -345,7 +345,10 @@ impl Task {
     /// What the agent's watch would see now.
     async fn look(&self, client: &Client) {
         let seen = taint::read(client, NODE).await.unwrap();
-        self.node.send_replace(Some(seen));
+        self.node.send_replace(Watched {
+            node: Some(seen),
+            lists: 1,
+        });
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&Standing) -> bool) {

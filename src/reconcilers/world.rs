@@ -251,12 +251,17 @@ impl World {
         self.dirty.extend(touched);
     }
 
-    /// A `NodeWatermark` as it is now.
+    /// A `NodeWatermark` as a watch or the answer to a write shows it; one that is older than what is known is passed over.
     pub fn apply_live(&mut self, name: &str, seen: &Watermark) {
         let before = self.live.get(name);
-        if before.is_some_and(|before| before.is_newer_than(seen)) {
-            return;
+        if !before.is_some_and(|before| before.is_newer_than(seen)) {
+            self.list_live(name, seen);
         }
+    }
+
+    /// A `NodeWatermark` as a full list has it. Generations begin anew where an API server is put back from a backup.
+    pub fn list_live(&mut self, name: &str, seen: &Watermark) {
+        let before = self.live.get(name);
         let live = Live::of(seen, self.catalog.contents(), before);
         let said_more = before.is_none_or(|before| !before.said_the_same(&live));
         let by_hand = before.is_some_and(|before| before.was_ours_before(&live));

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::evict_api::{Evictions, Evictor, Fate, Obstacle, Outcome, Request};
-use super::taint::{self, Standing, Wanted};
-use crate::cluster::taint::Marked;
+use super::taint::{self, Standing, Wanted, Watched};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
@@ -69,7 +68,7 @@ pub struct ApiServer {
 
 impl ApiServer {
     /// For the node of this name, which `seen` shows as a watch sees it. Spawns its tasks, which end with it.
-    pub fn start(client: Client, node: &str, seen: watch::Receiver<Option<Marked>>) -> Self {
+    pub fn start(client: Client, node: &str, seen: watch::Receiver<Watched>) -> Self {
         let (policies, watched) = watch::channel(Arc::default());
         let (wanted, wants) = watch::channel(Wanted::default());
         let (stands, standing) = watch::channel(Standing::default());

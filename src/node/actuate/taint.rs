@@ -34,6 +34,15 @@ pub struct Wanted {
     pub no_trace: bool,
 }
 
+/// The Node as a watch shows it.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    /// Our marks on it; `None`: there is no such Node, or none was seen yet.
+    pub node: Option<Marked>,
+    /// In how many full lists it was until now.
+    pub lists: u64,
+}
+
 /// What stands there, as far as we know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
@@ -52,14 +61,14 @@ pub struct Standing {
 pub async fn run(
     client: Client,
     mut wanted: watch::Receiver<Wanted>,
-    mut node: watch::Receiver<Option<Marked>>,
+    mut node: watch::Receiver<Watched>,
     standing: watch::Sender<Standing>,
 ) {
     let mut keeper = Keeper::default();
     loop {
         let now = clock::boot_time();
         keeper.want(&wanted.borrow_and_update());
-        keeper.see(now, node.borrow_and_update().as_ref());
+        keeper.look(now, &node.borrow_and_update());
         let step = keeper.step(now);
         publish(&standing, keeper.standing());
         let pause = match step {
@@ -106,6 +115,8 @@ struct Keeper {
     rules: Vec<RuleId>,
     /// The Node as it was last seen, or as our last write left it.
     node: Option<Marked>,
+    /// In how many full lists it was then.
+    lists: u64,
     /// It bore what it has to.
     held: bool,
     /// When it was found not to any more.
@@ -156,6 +167,15 @@ impl Keeper {
             self.losses.clear();
             self.calm();
         }
+    }
+
+    /// What is in a new list is taken, however old: versions begin anew where an API server is put back from a backup.
+    fn look(&mut self, now: BootTime, seen: &Watched) {
+        if seen.lists != self.lists {
+            self.lists = seen.lists;
+            self.node = None;
+        }
+        self.see(now, seen.node.as_ref());
     }
 
     /// Takes in what the watch sees, which may lag behind our own last write.

@@ -155,6 +155,8 @@ fn status(error: &watcher::Error) -> Option<&Status> {
 pub struct Named<T> {
     /// What is known of it.
     pub seen: Seen<T>,
+    /// In how many full lists it was.
+    pub lists: u64,
     /// It was in the list that is being read.
     listed: bool,
 }
@@ -163,6 +165,7 @@ impl<T> Default for Named<T> {
     fn default() -> Self {
         Self {
             seen: Seen::Unknown,
+            lists: 0,
             listed: false,
         }
     }
@@ -175,6 +178,7 @@ impl<T> Named<T> {
             Event::Init => self.listed = false,
             Event::InitApply(object) => {
                 self.listed = true;
+                self.lists += 1;
                 self.seen = Seen::Present(object);
             }
             Event::InitDone if !self.listed => self.seen = Seen::Absent,
@@ -208,7 +212,9 @@ mod tests {
         // While it is listed anew it is not taken for gone.
         named.take(Event::Init);
         assert!(named.seen.present().is_some());
+        assert_eq!(named.lists, 0, "what it shows is not of a new list yet");
         named.take(Event::InitApply(watermark()));
+        assert_eq!(named.lists, 1);
         named.take(Event::InitDone);
         assert!(named.seen.present().is_some());
         named.take(Event::Init);

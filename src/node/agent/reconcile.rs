@@ -26,10 +26,10 @@ use super::start::{Known, PREDECESSOR, Start};
 use super::undo::{undo, undo_left};
 use super::vitals::Vitals;
 use super::{AgentError, Machine, Options, Stop};
-use crate::cluster::taint::Marked;
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::actuate::api::ApiServer;
+use crate::node::actuate::taint::Watched;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock;
 use crate::node::machine::state_dir::Writer;
@@ -55,7 +55,7 @@ pub struct Agent {
     feed: Feed,
     node: Named<SeenNode>,
     /// The same for the task that keeps the taint.
-    marked: watch::Sender<Option<Marked>>,
+    marked: watch::Sender<Watched>,
     watermark: Named<SeenWatermark>,
     rules: Rules,
     stop: EmergencyStop,
@@ -105,7 +105,7 @@ impl Agent {
             hierarchy,
             metrics,
             node: Named::default(),
-            marked: watch::Sender::new(None),
+            marked: watch::Sender::new(Watched::default()),
             watermark: Named::default(),
             rules: memory.rules().as_ref().map(Rules::kept).unwrap_or_default(),
             stop: EmergencyStop::kept(memory.stop()),
@@ -158,9 +158,11 @@ impl Agent {
             Change::Failed(source, failure) => return self.failed(source, failure),
             Change::Node(event) => {
                 self.node.take(event);
-                let marked = self.node.seen.present();
-                let marked = marked.map(|node| node.marked.clone());
-                self.marked.send_replace(marked);
+                let node = self.node.seen.present();
+                self.marked.send_replace(Watched {
+                    node: node.map(|node| node.marked.clone()),
+                    lists: self.node.lists,
+                });
                 Source::Node
             }
             Change::Watermark(event) => {

@@ -144,7 +144,8 @@ impl Store {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(name.clone());
                 }
-                apply(&name, object, world, feed, now);
+                let is_listed = self.listed.is_some();
+                apply(&name, object, is_listed, world, feed, now);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
@@ -189,7 +190,14 @@ impl Store {
     }
 }
 
-fn apply(name: &str, object: Item, world: &mut World, feed: Option<&mut Feed>, now: BootTime) {
+fn apply(
+    name: &str,
+    object: Item,
+    is_listed: bool,
+    world: &mut World,
+    feed: Option<&mut Feed>,
+    now: BootTime,
+) {
     match object {
         Item::Policy(kind, mut object) => {
             // Items of a list come without them.
@@ -216,7 +224,11 @@ fn apply(name: &str, object: Item, world: &mut World, feed: Option<&mut Feed>, n
             if let Some(feed) = feed {
                 feed.watermark(name, Some(seen.status()));
             }
-            world.apply_live(name, &seen);
+            if is_listed {
+                world.list_live(name, &seen);
+            } else {
+                world.apply_live(name, &seen);
+            }
         }
         Item::Lease(object) => {
             if let Some(feed) = feed {

@@ -112,3 +112,34 @@ async fn what_was_begun_goes_on_only_within_the_term() {
     };
     assert_eq!(first, 3);
 }
+
+#[tokio::test]
+async fn a_watermark_of_a_backup_is_seen_though_it_is_older_than_what_was_known() {
+    let (mut controller, _) = leading();
+    let now = clock::now();
+    let Some(Write::Apply { spec, .. }) = controller.world.plan(now, 1).pop() else {
+        panic!("the node has no NodeWatermark yet");
+    };
+    let watermark = |generation: i64, spec: Value| {
+        let object =
+            json!({"metadata": {"name": "n", "uid": "w", "generation": generation}, "spec": spec});
+        let object = serde_json::from_value(object).unwrap();
+        Change::Apply("n".to_owned(), Item::Watermark(Box::new(object)))
+    };
+    controller.world.written("n", now, Ok(None));
+    controller.sees(Source::Watermarks, watermark(2, json!(spec)));
+    assert!(controller.world.plan(now, 1).is_empty());
+    let old = || watermark(1, json!({"hash": "old"}));
+    controller.sees(Source::Watermarks, old());
+    assert!(
+        controller.world.plan(now, 1).is_empty(),
+        "the watch lags behind"
+    );
+    controller.sees(Source::Watermarks, Change::Restarted);
+    controller.sees(Source::Watermarks, old());
+    controller.sees(Source::Watermarks, Change::Complete);
+    assert!(matches!(
+        controller.world.plan(now, 1)[..],
+        [Write::Apply { .. }]
+    ));
+}

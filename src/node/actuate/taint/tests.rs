@@ -87,6 +87,30 @@ fn a_value_that_moves_is_no_reason_to_write_and_a_watch_that_lags_no_loss() {
     assert!(keeper.losses.is_empty());
 }
 
+#[test]
+fn a_node_of_a_backup_is_seen_though_it_is_older_than_what_was_known() {
+    let mut keeper = Keeper::default();
+    keeper.want(&disabled("m"));
+    let listed = |lists| Watched {
+        node: Some(node(3, keeper.mark.as_ref())),
+        lists,
+    };
+    let [first, second] = [1, 2].map(listed);
+    keeper.look(at(0), &first);
+    keeper.want(&enabled());
+    assert!(keeps(&keeper.step(at(0))));
+    keeper.kept(at(0), Ok(node(4, None)));
+    keeper.look(at(1), &first);
+    assert_eq!(
+        keeper.step(at(1)),
+        Step::Rest(None),
+        "the watch lags behind"
+    );
+    keeper.look(at(2), &second);
+    assert_eq!(keeper.standing().effect, Some(TaintEffect::NoSchedule));
+    assert!(keeps(&keeper.step(at(2))), "the taint of the backup goes");
+}
+
 /// Undoes what is held and lets the keeper put it back, `times` times from second `from` on; returns the last step.
 fn undo(keeper: &mut Keeper, from: u64, times: u64) -> Step {
     let mut step = Step::Rest(None);
