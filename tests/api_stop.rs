@@ -11,11 +11,13 @@ mod agent_support;
 mod api_support;
 mod run_support;
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use agent_support::{Agent, HIGH, NODE, Node, closing, pod, rule, throttling};
+use agent_support::{Agent, HIGH, LOW, NODE, Node, closing, pod, rule, throttling};
 use api_support::{LEASES, lease_namespace, now};
 use plimsoll::crd::emergency_stop::{ANNOTATION, OBJECT};
 use serde_json::{Value, json};
@@ -46,9 +48,10 @@ fn object() -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OBJECT, "namespace": LEASES}})
 }
 
-/// Two steps down to 20 %, one each period.
-fn rules_of(period_seconds: u64) -> Value {
+/// Steps down to 20 % of so many percent, one each period.
+fn rules_of(period_seconds: u64, step: u64) -> Value {
     let mut spec = throttling();
+    spec["actions"][0]["cpuThrottle"]["stepCPURatio"] = step.into();
     let mut slow = rule("q/cpu", "slow");
     slow["periodSeconds"] = period_seconds.into();
     let mut shown = rule("q/show", "close");
@@ -60,7 +63,12 @@ fn rules_of(period_seconds: u64) -> Value {
 }
 
 fn rules() -> Value {
-    rules_of(1)
+    rules_of(1, 40)
+}
+
+/// By which the way back takes half an hour.
+fn slow_rules() -> Value {
+    rules_of(120, 5)
 }
 
 /// As the documentation says.
@@ -83,6 +91,12 @@ fn is_closed(node: &Node) -> bool {
     taints
         .iter()
         .any(|taint| taint.starts_with("interference.crane.io:"))
+}
+
+/// The agent has taken what the node has to keep.
+fn until_kept(agent: &Agent, node: &Node) {
+    let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
+    agent.until("the edit is kept", || node.status()["observedHash"] == hash);
 }
 
 fn is_acting(node: &Node, batch: &str) -> bool {
@@ -154,15 +168,16 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
     let agent = acting_agent(&node, &batch);
     assert!(!is_stopped(&agent));
     // By itself the way back would take minutes.
-    node.keep(&rules_of(60));
-    let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
-    agent.until("the edit is kept", || node.status()["observedHash"] == hash);
+    node.keep(&rules_of(60, 40));
+    until_kept(&agent, &node);
     assert!(is_acting(&node, &batch));
+    agent.until("the node tells of it", || !node.condition().is_null());
     let begun = now();
     stop(&node, "marks are wrong");
     agent.until("it is given back", || is_released(&node, &batch));
     let took = begun.elapsed();
     assert!(took < RELEASE, "it took {took:?}");
+    agent.until("the node tells of nothing", || node.condition().is_null());
     agent.until("the status says so", || {
         stopped(&node)["reason"] == "Released"
     });
@@ -226,7 +241,7 @@ fn an_agent_that_starts_while_everything_is_stopped_gives_back_what_the_last_one
     // Neither rules nor a controller are needed for it.
     third.kill();
     node.plane.kubectl(&["delete", "nodewatermark", NODE]);
-    std::fs::remove_file(node.machine.path("state").join("policies.json")).unwrap();
+    fs::remove_file(node.machine.path("state").join("policies.json")).unwrap();
     let fourth = node.agent(&[]);
     fourth.until("it is there at once", || {
         fourth.said().contains("keeping the node")
@@ -247,9 +262,17 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
         return;
     };
     let agent = acting_agent(&node, &batch);
+    let state = node.machine.path("state");
+    let kept = || fs::read_to_string(state.join("stop.json")).unwrap();
+    assert!(kept().contains(r#""content":null"#), "{}", kept());
+    // It cannot be replaced, as on a disk that is full.
+    fs::create_dir(state.join("stop.new")).unwrap();
     stop(&node, "false");
     stop(&node, "");
     agent.until("it is given back", || is_released(&node, &batch));
+    assert!(kept().contains(r#""content":null"#), "{}", kept());
+    fs::remove_dir(state.join("stop.new")).unwrap();
+    agent.until("it is kept now", || kept().contains(r#""content":"""#));
     node.plane.stop();
     agent.kill();
     let successor = node.agent(&[]);
@@ -265,6 +288,79 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
     node.plane.until("it hears that it may act", within, |_| {
         is_acting(&node, &batch)
     });
+    // That it is over is known, too.
+    node.plane.stop();
+    successor.kill();
+    let third = node.agent(&[]);
+    third.until("it goes by what was kept", || {
+        third.said().contains("going by the rules and pods")
+    });
+    node.machine.load.set(LOW);
+    third.until("the rule is over", || node.quota(&batch) == -1);
+    node.machine.load.set(HIGH);
+    third.until("it acts", || node.is_throttled(&batch));
+    assert!(!is_stopped(&third));
+}
+
+#[test]
+fn what_a_deleted_rule_leaves_is_given_back_slowly_until_a_stop_comes() {
+    let Some((node, batch)) = node() else { return };
+    let agent = acting_agent(&node, &batch);
+    node.keep(&slow_rules());
+    until_kept(&agent, &node);
+    let mut fewer = slow_rules();
+    let rules = fewer["rules"].as_array_mut().unwrap();
+    rules.retain(|rule| rule["id"] != "q/cpu");
+    node.keep(&fewer);
+    until_kept(&agent, &node);
+    // A stop would have given it back by then.
+    let begun = now();
+    agent.until("fifteen seconds are over", || {
+        assert!(node.is_throttled(&batch), "{}", agent.said());
+        begun.elapsed() > RELEASE
+    });
+    stop(&node, "marks are wrong");
+    let mut quotas = BTreeSet::new();
+    agent.until("it is given back", || {
+        quotas.insert(node.quota(&batch));
+        quotas.contains(&-1)
+    });
+    assert!(quotas.len() > 4, "not at once: {quotas:?}");
+}
+
+#[test]
+fn an_agent_that_has_to_wait_gives_back_what_has_expired() {
+    let Some((node, batch)) = node() else { return };
+    acting_agent(&node, &batch).kill();
+    // Whether everything is stopped is not known, and she may not read it.
+    let state = node.machine.path("state");
+    fs::remove_file(state.join("stop.json")).unwrap();
+    let ann = kubeconfig_of_ann(&node);
+    let ann = ["--kubeconfig", ann.to_str().unwrap()];
+    let agent = node.agent(&ann);
+    agent.waits_for("forbidden");
+    assert!(node.is_throttled(&batch), "not yet: {}", agent.said());
+    agent.kill();
+    expire(&state.join("journal"));
+    let agent = node.agent(&ann);
+    agent.until("it is given back", || node.quota(&batch) == -1);
+    agent.waits_for("forbidden");
+}
+
+/// All that the journal has was to be over long ago.
+fn expire(journal: &Path) {
+    let text = fs::read_to_string(journal).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with("crc32 "));
+    let expired = lines.map(|line| {
+        let Ok(mut record) = serde_json::from_str::<Value>(line) else {
+            return format!("{line}\n");
+        };
+        record["deadline"] = 1.into();
+        format!("{record}\n")
+    });
+    let body: String = expired.collect();
+    let sum = crc32fast::hash(body.as_bytes());
+    fs::write(journal, format!("{body}crc32 {sum:08x}\n")).unwrap();
 }
 
 #[test]
@@ -317,7 +413,7 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
 
 /// Of somebody who has only the rights that she is given.
 fn kubeconfig_of_ann(node: &Node) -> PathBuf {
-    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
+    let config = fs::read_to_string(&node.plane.kubeconfig).unwrap();
     let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
     node.plane.file("ann", &ann)
 }

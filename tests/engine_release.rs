@@ -112,3 +112,30 @@ fn rules_that_come_back_begin_anew() {
     assert_eq!(node.ratios(), [("a".to_owned(), 70)]);
     assert!(matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
 }
+
+#[test]
+fn rules_that_come_back_meanwhile_and_go_again_give_back_at_their_own_pace() {
+    let slow = rule("n/cpu", "cpu_total_usage", 4000.0, throttling(10, 5));
+    let policy = engine_support::policy(vec![slow]);
+    let mut node = Node::with(Arc::clone(&policy), vec![Load::new("a", 3000)]);
+    for _ in 0..22 {
+        node.at(7900);
+    }
+    assert_eq!(node.ratios(), [("a".to_owned(), 10)]);
+    stop(&mut node);
+    for _ in 0..3 {
+        second(&mut node);
+    }
+    node.engine.set_policy(policy);
+    second(&mut node);
+    let back = node.ratios()[0].1;
+    assert!((11..=50).contains(&back), "{back} % in the middle of it");
+    node.engine.set_policy(Arc::new(PolicySet::default()));
+    let ratios = (0..25).map(|_| {
+        second(&mut node);
+        node.ratios()[0].1
+    });
+    let ratios: Vec<_> = ratios.collect();
+    let expected = [vec![back; 9], vec![back + 5; 10], vec![back + 10; 6]];
+    assert_eq!(ratios, expected.concat());
+}

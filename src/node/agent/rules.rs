@@ -298,6 +298,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_understood_is_there_all_the_same_so_that_the_minute_begins_anew() {
+        let mut rules = Rules::default();
+        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(0));
+        assert!(!rules.judge(Seen::Absent, NODE, at(100)));
+        let broken = watermark(&json!({"rules": 7}));
+        assert!(!rules.judge(Seen::Present(&broken), NODE, at(150)));
+        assert!(!rules.judge(Seen::Absent, NODE, at(200)));
+        assert!(!rules.judge(Seen::Absent, NODE, at(259)));
+        assert_eq!(count(&rules), Some(1));
+        assert!(rules.judge(Seen::Absent, NODE, at(260)));
+    }
+
+    #[test]
     fn the_watermark_of_another_node_of_the_same_name_is_not_kept() {
         let mut rules = Rules::default();
         let other = Seen::Present(spec(&json!({"nodeUID": "former"})));
