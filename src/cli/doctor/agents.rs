@@ -224,38 +224,46 @@ fn cure_of(state: &str) -> &'static str {
     }
 }
 
-/// Nodes that no layout selects, or that no image is for.
+/// Nodes of another architecture, on which no agent runs.
+fn foreign<'a>(seen: &'a Seen, pods: &[Pod<'_>]) -> BTreeSet<&'a str> {
+    let running = running(pods);
+    let mut foreign = names(&seen.foreign);
+    foreign.retain(|node| !running.contains(node));
+    foreign
+}
+
+/// Nodes that no image is for: in a cluster of several architectures that is as it has to be.
+pub(super) fn without_image(seen: &Seen) -> Option<Finding> {
+    let nodes = foreign(seen, &pods(seen));
+    let what = format!(
+        "on {} of another architecture than amd64 none runs: {}",
+        count(nodes.len(), "node"),
+        list(nodes.iter().copied())
+    );
+    let cure = "nothing, if no policy is meant for them: the image is for amd64; else build one for theirs, and name it (image.repository)";
+    (!nodes.is_empty()).then(|| finding("agents", what, cure))
+}
+
+/// Nodes that no layout selects.
 pub(super) fn bare(seen: &Seen) -> Vec<Finding> {
     if seen.agents.is_empty() || seen.agents.iter().any(Result::is_err) || seen.nodes.is_err() {
         return Vec::new();
     }
     let (pods, nodes) = (pods(seen), names(&seen.nodes));
-    let running = running(&pods);
-    let mut foreign = names(&seen.foreign);
-    foreign.retain(|node| !running.contains(node));
-    let mut found = Vec::new();
-    if !foreign.is_empty() {
-        let what = format!(
-            "on {} of another architecture than amd64 none runs: {}",
-            count(foreign.len(), "node"),
-            list(foreign.iter().copied())
-        );
-        let cure = "nothing, if no policy is meant for them: the image is for amd64; else build one for theirs, and name it (image.repository)";
-        found.push(finding("agents", what, cure));
-    }
+    let foreign = foreign(seen, &pods);
     let placed = unique(pods.iter().map(|pod| pod.node));
     let lacks = |node: &&str| !placed.contains(node) && !foreign.contains(node);
     let without: Vec<&str> = nodes.into_iter().filter(lacks).collect();
-    if without.len() > awaited(seen, &pods) {
-        let what = format!(
-            "on {} none runs: {}",
-            count(without.len(), "node"),
-            list(without)
-        );
-        let cure = "give agent.layouts an entry that fits them: nodeSelector, cgroup, kubepods";
-        found.push(finding("agents", what, cure));
+    if without.len() <= awaited(seen, &pods) {
+        return Vec::new();
     }
-    found
+    let what = format!(
+        "on {} none runs: {}",
+        count(without.len(), "node"),
+        list(without)
+    );
+    let cure = "give agent.layouts an entry that fits them: nodeSelector, cgroup, kubepods";
+    vec![finding("agents", what, cure)]
 }
 
 /// Pods that would be somewhere if they could; `layouts` tells of them.

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions};
+use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, finding, full_name, items, list};
 use super::holding::{guard, held};
 use super::read::{Answer, Refused, Seen, arguments};
@@ -63,7 +63,7 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
             cure,
         )
     };
-    idle.map(note).collect()
+    idle.map(note).chain(without_image(seen)).collect()
 }
 
 /// What was looked at, in a line.

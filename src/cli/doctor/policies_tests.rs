@@ -1,0 +1,87 @@
+use super::*;
+
+#[test]
+fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
+    let mut seen = well();
+    assert_eq!(notes(&seen), []);
+    seen.pod_qos = of(vec![
+        policy("p", &json!({"matchedPods": 0})),
+        policy("used", &json!({"matchedPods": 2})),
+    ]);
+    assert_eq!(findings(&seen), []);
+    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("PodQOS p: it matches no pod\n"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn policies_that_can_do_nothing_are_told() {
+    says(
+        |it| it.node_qos = of(vec![policy("q", &json!({"matchedNodes": 0}))]),
+        &["NodeQOS q", "no node"],
+    );
+    says(
+        |it| it.actions = of(vec![policy("act", &json!({}))]),
+        &["AvoidanceAction act", "no NodeQOS names it"],
+    );
+    let with = |kind: &str, status: &str| {
+        let condition = json!({"type": kind, "status": status, "reason": "UnknownAction", "message": "rules[0]: no such action"});
+        of(vec![
+            json!({"metadata": {"name": "q"}, "status": {"matchedNodes": 1, "conditions": [condition]}}),
+        ])
+    };
+    says(
+        |it| it.node_qos = with("Ready", "False"),
+        &["rules[0]: no such action (UnknownAction)"],
+    );
+    says(
+        |it| it.node_qos = with("FieldsNotEnforced", "True"),
+        &["no such action", "do nothing"],
+    );
+    let mut waits = policy("q", &json!({"matchedNodes": 1}));
+    waits["spec"] = json!({"rules": [
+        {"name": "load", "metricRule": {"name": "cpu_load_1_min"}},
+        {"name": "waits", "metricRule": {"name": "container_sched_run_queue_time"}},
+    ]});
+    says(
+        |it| it.node_qos = of(vec![waits]),
+        &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
+    );
+}
+
+#[test]
+fn edits_that_do_not_come_to_their_nodes_are_told() {
+    let stuck = json!([
+        {"type": "Ready", "status": "True"},
+        {"type": "RolledOut", "status": "False", "reason": "NoCanary", "message": "the edit waits"},
+    ]);
+    let stuck =
+        json!({"metadata": {"name": "q"}, "status": {"matchedNodes": 1, "conditions": stuck}});
+    let mut goes = stuck.clone();
+    goes["status"]["conditions"][1]["reason"] = "Progressing".into();
+    says(
+        |it| it.node_qos = of(vec![stuck]),
+        &["the edit waits (NoCanary)", "as it was before"],
+    );
+    let mut seen = well();
+    seen.node_qos = of(vec![goes]);
+    assert_eq!(findings(&seen), [], "it is on its way");
+    let unseen = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
+    says(
+        |it| it.node_qos = unseen("q"),
+        &["nobody has judged it yet"],
+    );
+    says(
+        |it| it.actions = unseen("act"),
+        &["nobody has judged it yet"],
+    );
+    let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));
+    edited["metadata"]["generation"] = 2.into();
+    says(
+        |it| it.node_qos = of(vec![edited]),
+        &["judged its last edit"],
+    );
+}
