@@ -22,6 +22,10 @@ const SOON: Duration = Duration::from_mins(4);
 
 /// Exit code, and what was found about what.
 fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
+    told(kubeconfig, "findings")
+}
+
+fn told(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let output = command
         .args(["doctor", "-o", "json", "--kubeconfig"])
@@ -33,7 +37,7 @@ fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
     let json: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {text}"));
     let word = |it: &Value, field: &str| it[field].as_str().unwrap().to_owned();
-    let found = json["findings"].as_array().unwrap().iter();
+    let found = json[which].as_array().unwrap().iter();
     let found = found.map(|it| (word(it, "about"), word(it, "what")));
     (output.status.code(), found.collect())
 }
@@ -274,7 +278,7 @@ fn by_others(plane: &ControlPlane) {
         json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]);
     plane.apply(&[role, binding]);
     plane.until("she may read all", SOON, |_| {
-        let (_, found) = doctor(&ann);
+        let found = told(&ann, "notes").1;
         let untried = "could not be tried: serviceaccounts \"plimsoll-agent\" is forbidden: User \"ann\" cannot impersonate";
         has(&found, "plimsoll doctor", untried)
     });

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, finding, full_name, items, list};
-use super::holding::{guard, held};
+use super::holding::{guard, held, not_tried};
 use super::read::{Answer, Refused, Seen, arguments};
 use super::tables::{names, pods, running};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
@@ -63,7 +63,8 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
             cure,
         )
     };
-    idle.map(note).chain(without_image(seen)).collect()
+    let notes = idle.map(note).chain(without_image(seen));
+    notes.chain(not_tried(seen)).collect()
 }
 
 /// What was looked at, in a line.

@@ -502,15 +502,18 @@ fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
     };
     says(unbound, &["not in force: agent-node;"]);
     let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
-    let untried = |it: &mut Seen| it.trials[0].answer = forbidden(denied);
-    says(
-        untried,
-        &[
-            "agent-node refuses",
-            "could not be tried",
-            "may impersonate",
-        ],
-    );
+    let mut seen = well();
+    seen.trials[0].answer = forbidden(denied);
+    assert_eq!(findings(&seen), [], "who asks has too few rights");
+    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    for words in [
+        "agent-node refuses",
+        "could not be tried",
+        "may impersonate",
+    ] {
+        assert!(said[0].contains(words), "{said:?}");
+    }
     let other = |it: &mut Seen| it.trials[1].answer = refused(500);
     says(
         other,

@@ -50,32 +50,42 @@ pub(super) fn held(seen: &Seen) -> Vec<Finding> {
         let what = format!("not in force: {}; {THEN}", names(&unsound));
         found.push(finding("admission policies", what, ANEW));
     }
-    let tried = seen.trials.iter();
-    let tried = tried.filter(|trial| sound.contains(&trial.policy));
-    let (mut through, mut untried) = (Vec::new(), Vec::new());
-    for trial in tried {
-        match trial.verdict() {
-            Verdict::Held | Verdict::Missing => {}
-            Verdict::LetThrough => through.push(trial.policy.clone()),
-            Verdict::Untried(why) => untried.push((&trial.policy, why)),
-        }
-    }
+    let through: Vec<String> = seen
+        .trials
+        .iter()
+        .filter(|trial| sound.contains(&trial.policy))
+        .filter(|trial| matches!(trial.verdict(), Verdict::LetThrough))
+        .map(|trial| trial.policy.clone())
+        .collect();
     if !through.is_empty() {
         let what = format!("there, and refuse nothing: {}; {THEN}", names(&through));
         let cure = "take ValidatingAdmissionPolicy out of --disable-admission-plugins of every kube-apiserver; where it is not there, \
                     install the chart anew, with helm upgrade";
         found.push(finding("admission policies", what, cure));
     }
-    if let Some((policy, why)) = untried.first() {
-        let what = format!("whether {policy} refuses what it should could not be tried: {why}");
-        let cure = if why.contains("impersonate") {
-            "run it as somebody who may impersonate the ServiceAccounts of the release, as helm test may"
-        } else {
-            "it was a dry run in the name of that ServiceAccount: the answer says what came before the policy"
-        };
-        found.push(finding("plimsoll doctor", what, cure));
-    }
+    let cure = "it was a dry run in the name of that ServiceAccount: the answer says what came before the policy";
+    found.extend(untried(seen, false, cure));
     found
+}
+
+/// Who asks may not try it: as `helm test`, whose account may impersonate nobody.
+pub(super) fn not_tried(seen: &Seen) -> Option<Finding> {
+    let cure = "run plimsoll doctor as somebody who may impersonate the ServiceAccounts of the release, such as a cluster's administrator";
+    untried(seen, true, cure)
+}
+
+fn untried(seen: &Seen, for_lack_of_rights: bool, cure: &str) -> Option<Finding> {
+    let wanted = policies_wanted(seen);
+    let mut trials = seen.trials.iter();
+    let (policy, why) = trials.find_map(|trial| match trial.verdict() {
+        Verdict::Untried(why) if why.contains("impersonate") == for_lack_of_rights => {
+            let counts = wanted.contains(&trial.policy) && is_bound(seen, &trial.policy);
+            counts.then_some((&trial.policy, why))
+        }
+        _ => None,
+    })?;
+    let what = format!("whether {policy} refuses what it should could not be tried: {why}");
+    Some(finding("plimsoll doctor", what, cure))
 }
 
 fn names(policies: &[String]) -> String {
