@@ -12,6 +12,7 @@ mod agent_support;
 mod api_support;
 mod run_support;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -394,9 +395,11 @@ fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waite
     agent.until_within(SOON, "the field is served again", || {
         node.try_keep(&throttling()).is_ok()
     });
+    let writes = Cell::new(0);
     agent.until_within(SOON, "it catches up", || {
         // A watch that the API server has not ended yet shows what is written without the field: the next write is seen whole.
-        let touched = format!("example.com/touched={}", agent.said().len());
+        writes.set(writes.get() + 1);
+        let touched = format!("example.com/touched={}", writes.get());
         node.plane
             .kubectl(&["annotate", "--overwrite", "nwm", NODE, &touched]);
         node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
