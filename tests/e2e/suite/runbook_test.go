@@ -84,7 +84,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: readme}, spec: {disableScheduling: {}}}
 ---
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: readme}, spec: {rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2,
-  actionName: readme, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000000}}]}}
+  actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
 // theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs).
