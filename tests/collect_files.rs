@@ -491,18 +491,26 @@ fn threads_out_of_sight_leave_the_counter_unknown() {
         assert_eq!(pod.unwrap().containers[0].run_delay_nanos, None, "{text:?}");
         assert_eq!(faults, [""; 0]);
     }
-    for (text, waited) in [("", None), ("7\n", Some(0))] {
-        fake.file("v1/cpu/tasks", "")
-            .file("v1/cpuacct/p/cpuacct.usage", "5\n")
-            .file("v1/cpu/p/tasks", text);
-        let hierarchy = Hierarchy::below(&fake.root().join("v1")).unwrap();
-        let (pod, faults) = look_at(&fake, hierarchy, "p");
-        assert_eq!(
-            pod.unwrap().containers[0].run_delay_nanos,
-            waited,
-            "{text:?}"
-        );
-        assert_eq!(faults, [""; 0]);
+}
+
+#[test]
+fn in_a_proc_of_ones_own_no_thread_of_others_is_in_sight() {
+    let fake = Fake::new();
+    fake.file("v1/cpu/tasks", "")
+        .file("v1/cpuacct/p/cpuacct.usage", "5\n")
+        .file("v1/cpu/p/tasks", "7\n")
+        .file("proc/7/schedstat", "1 2 3\n");
+    let hierarchy = Hierarchy::below(&fake.root().join("v1")).unwrap();
+    for (own, waited) in [(false, Some(0)), (true, None)] {
+        let mut sampler = sampler(&fake, hierarchy.clone());
+        if own {
+            sampler.set_net_dev(&fake.root().join("host/net_dev"));
+        }
+        let path = CgroupPath::new("p").unwrap();
+        sampler.set_pods([(uid("p"), path)].into_iter());
+        let mut sample = Sample::default();
+        sampler.sample_pods(BootTime::default(), &everything(), &mut sample);
+        assert_eq!(sample.pods[0].containers[0].run_delay_nanos, waited);
     }
 }
 

@@ -102,7 +102,7 @@ impl ContainerReader {
         } else {
             [None; 2]
         };
-        out.run_delay_nanos = if demand.run_delay {
+        out.run_delay_nanos = if demand.run_delay && reading.sees_processes {
             let result = self.threads.run_delay(reading);
             self.seen(reading, result).flatten()
         } else {
@@ -174,17 +174,15 @@ impl Threads {
         Ok(Some(self.waited))
     }
 
-    /// Whether all of them are in sight. Of a thread that is not, v2 says 0 and v1 nothing: there a container that
-    /// runs would have none.
+    /// Whether all of them are in sight. Of a thread that is not, v2 says 0, and v1 nothing.
     fn list(&mut self, reading: &mut Reading) -> Result<bool, ReadError> {
-        let v2 = reading.hierarchy.is_v2();
         let text = reading.try_records(&mut self.tasks)?;
         self.ids.clear();
         let ids = lines(text)
             .filter_map(unsigned)
             .filter_map(|id| u32::try_from(id).ok());
         self.ids.extend(ids);
-        Ok(!self.ids.contains(&0) && (v2 || !self.ids.is_empty()))
+        Ok(!self.ids.contains(&0))
     }
 }
 

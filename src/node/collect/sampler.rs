@@ -40,6 +40,8 @@ pub struct Reading {
     pub proc_root: PathBuf,
     /// Descriptors that may still be kept.
     pub fds: FdBudget,
+    /// The processes of all pods can be seen there.
+    pub sees_processes: bool,
     /// When this sample is taken.
     pub now: BootTime,
     /// An empty name: the pod's own cgroup.
@@ -131,6 +133,7 @@ impl Sampler {
             spare: Vec::new(),
             gone: Vec::new(),
             reading: Reading {
+                sees_processes: true,
                 hierarchy,
                 proc_root: proc_root.to_owned(),
                 fds,
@@ -143,8 +146,10 @@ impl Sampler {
     }
 
     /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc folder: in a container's own
-    /// `/proc` that tells of the container's, while everything else in it that is read is the machine's.
+    /// `/proc` that tells of the container's. Of others' processes such a one knows nothing; everything else in it that is
+    /// read is the machine's.
     pub fn set_net_dev(&mut self, net_dev: &Path) {
+        self.reading.sees_processes = false;
         self.node.set_net_dev(net_dev);
     }
 
