@@ -97,17 +97,18 @@ func resets(seen []change, cap int) (away []float64) {
 // restart restarts containerd or the kubelet of the scene's node, and waits until another process does its work.
 func (s *scene) restart(daemon string) {
 	s.Helper()
+	find, command := "pgrep -o -x "+daemon, "pkill -x "+daemon
+	if s.node == "v2" {
+		find, command = "systemctl show --property=MainPID --value "+daemon, "systemctl restart "+daemon
+	}
 	process := func() string {
-		pid, _ := tryOnNode(s.node, "pgrep -o -x "+daemon)
+		pid, _ := tryOnNode(s.node, find)
 		return pid
 	}
-	old, command := process(), "pkill -x "+daemon
-	if s.node == "v2" {
-		command = "systemctl restart " + daemon
-	}
+	old := process()
 	onNode(s, s.node, command)
 	eventually(s, 60*time.Second, daemon+" works again", func() error {
-		if now := process(); now == "" || now == old {
+		if now := process(); now == "" || now == "0" || now == old {
 			return fmt.Errorf("its process is %q, was %q", now, old)
 		}
 		if daemon == "containerd" {
