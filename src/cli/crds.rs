@@ -56,8 +56,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Waits until the API server of this environment serves all of them.
 async fn served(patience: Duration) -> anyhow::Result<ExitCode> {
     let client = connect(None).await?;
+    let definitions = definitions();
     let begun = clock::now();
-    while let Some(missing) = missing(&client).await {
+    while let Some(missing) = missing(&client, &definitions).await {
         if clock::now().since(begun) >= patience {
             bail!(
                 "failed to find {missing} within {patience:?}: plimsoll crds | kubectl apply -f -"
@@ -69,9 +70,9 @@ async fn served(patience: Duration) -> anyhow::Result<ExitCode> {
 }
 
 /// One that is not served, with why where the API server says so.
-async fn missing(client: &Client) -> Option<String> {
-    for definition in definitions() {
-        let spec = definition.spec;
+async fn missing(client: &Client, definitions: &[CustomResourceDefinition]) -> Option<String> {
+    for definition in definitions {
+        let spec = &definition.spec;
         let name = format!("{}.{}", spec.names.plural, spec.group);
         let version = spec.versions.first().map_or("", |it| &it.name);
         let version = format!("{}/{version}", spec.group);

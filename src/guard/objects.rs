@@ -46,7 +46,16 @@ impl Pod {
 /// It can't be read.
 pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, CallError> {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    Ok(get(client, path).await?.as_ref().map(Pod::of))
+    found(call(client.request(request(path)?)).await)
+}
+
+/// A pod that is gone has settled: no answer but the API server's own may say so.
+fn found(answer: Result<Value, CallError>) -> Result<Option<Pod>, CallError> {
+    match answer {
+        Ok(object) => Ok(Some(Pod::of(&object))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What is to be seen of a pod now.
@@ -73,14 +82,6 @@ pub async fn zone(client: &Client, node: &str) -> Result<Option<String>, CallErr
     Ok(zone.filter(|zone| !zone.is_empty()).map(str::to_owned))
 }
 
-async fn get(client: &Client, path: String) -> Result<Option<Value>, CallError> {
-    match call(client.request(request(path)?)).await {
-        Ok(object) => Ok(Some(object)),
-        Err(error) if error.code() == Some(404) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 fn request(path: String) -> Result<Request<Vec<u8>>, CallError> {
     let request = Request::get(path).body(Vec::new());
     Ok(request.map_err(kube::Error::HttpError)?)
@@ -88,9 +89,24 @@ fn request(path: String) -> Result<Request<Vec<u8>>, CallError> {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
     use serde_json::json;
 
     use super::*;
+
+    fn refused(code: u16, reason: &str) -> Result<Value, CallError> {
+        let mut status = Status::failure("no", reason);
+        status.code = code;
+        Err(CallError::Kube(kube::Error::Api(status.boxed())))
+    }
+
+    #[test]
+    fn a_pod_is_gone_only_where_the_api_server_itself_says_so() {
+        assert_eq!(found(refused(404, "NotFound")).expect("an answer"), None);
+        for (code, reason) in [(404, ""), (403, "Forbidden"), (503, "ServiceUnavailable")] {
+            assert!(found(refused(code, reason)).is_err(), "{code} {reason}");
+        }
+    }
 
     #[test]
     fn of_a_pod_its_controller_counts_and_no_other_owner() {
