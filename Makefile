@@ -1,5 +1,6 @@
 # Everything a developer types. `make help` lists it.
 TARGET := x86_64-unknown-linux-musl
+comma := ,
 CARGO_TEST := cargo test --target $(TARGET)
 TESTS := $(notdir $(basename $(wildcard tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs)))
 BINARY := target/$(TARGET)/release/plimsoll
@@ -8,6 +9,8 @@ CLUSTER := target/e2e/bin/cluster
 CHART := charts/plimsoll
 # The test cluster's node that needs no emulation: this machine's kernel has cgroup v1, or else the guest's is as good.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
+# A machine of cgroup v2 alone can't be node v1.
+BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # What CI shows of tests/e2e/suite.
 QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
 # What agents that report cost.
@@ -39,8 +42,8 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@echo "not run here: all scenes on a cluster of two nodes, three quarters of an hour: make e2e; thousands of nodes: make scale; foreign clients of the API: make clients"
 	@echo; echo "phase  seconds"; cat target/phases
 
-bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run (needs root, a quiet machine)
-	cargo bench --no-fail-fast --target $(TARGET)
+bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
+	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
 
 generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
@@ -98,8 +101,8 @@ binary: build ## Builds the release binary and checks that it is static and smal
 	scripts/check-binary $(BINARY)
 
 try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
-	@NODES=v1,v2 $(MAKE) -s cluster-build
-	@scripts/try $(BINARY)
+	@$(MAKE) -s cluster-build NODES=$(BOTH)
+	@NODES=$(BOTH) scripts/try $(BINARY)
 
 e2e-quick: build ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
 	@$(MAKE) -s cluster-build NODES=$(NODE)

@@ -1,4 +1,4 @@
-//! What the controller costs at 15 000 nodes: `cargo bench --bench controller`.
+//! What the controller costs at 15 000 nodes: `cargo bench --bench controller [-- --assert]`.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,6 +7,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use plimsoll::crd::Kind;
@@ -20,6 +21,11 @@ use serde_json::{Value, json};
 const NODES: usize = 15_000;
 const POLICIES: usize = 50;
 const RULES: usize = 2;
+const MOST_IN_FULL: Duration = Duration::from_millis(300);
+/// Of each node that an edit concerns.
+const MOST_A_NODE: Duration = Duration::from_micros(50);
+/// In kB.
+const MOST_RESIDENT_A_NODE: usize = 20;
 
 fn facts(index: usize) -> NodeFacts {
     let labels = (0..20).map(|label| {
@@ -119,8 +125,19 @@ fn resident() -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-fn main() {
+/// Whether every bar was met.
+struct Bars(bool);
+
+impl Bars {
+    fn judge<T: PartialOrd + std::fmt::Debug>(&mut self, what: &str, measured: T, most: T) {
+        println!("{what}: {measured:?} (bar: {most:?})");
+        self.0 &= measured <= most;
+    }
+}
+
+fn main() -> ExitCode {
     let before = resident();
+    let mut bars = Bars(true);
     let mut world = World::new(Settings::default());
     let close = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
@@ -137,54 +154,47 @@ fn main() {
             world.apply_node(&name(index), seen(index, facts));
         }
     });
-    println!(
-        "compile {NODES} nodes x {} rules in full: {full:?} (bar: 300 ms)",
-        POLICIES * RULES
-    );
+    let rules = POLICIES * RULES;
+    let what = format!("compile {NODES} nodes x {rules} rules in full");
+    bars.judge(&what, full, MOST_IN_FULL);
     let (count, wrote) = timed(|| settle(&mut world));
     println!(
         "first writes: {count} in {wrote:?}, {:?} each, answers read back",
         wrote / u32::try_from(count).unwrap()
     );
     let per_node = (resident() - before) / NODES;
-    println!("resident memory: {per_node} kB a node (bar: 20 kB)");
+    bars.judge("resident kB a node", per_node, MOST_RESIDENT_A_NODE);
     let (count, none) = timed(|| settle(&mut world));
-    println!("a look when nothing changed: {count} writes in {none:?}");
-    edits(&mut world);
+    println!("a look when nothing changed: {none:?}");
+    bars.judge("writes for it", count, 0);
+    edits(&mut world, &mut bars);
+    let assert = std::env::args().any(|arg| arg == "--assert");
+    ExitCode::from(u8::from(assert && !bars.0))
 }
 
-fn edits(world: &mut World) {
+fn edits(world: &mut World, bars: &mut Bars) {
     let edit = policy(7, 2, 21_000, None);
     let ((), all) = timed(|| apply(world, &edit));
-    println!(
-        "edit of a policy of all nodes: {all:?}, {:?} a node (bar: 50 us)",
-        all / 15_000
-    );
+    let what = "edit of a policy of all nodes, for each";
+    bars.judge(what, all / 15_000, MOST_A_NODE);
     println!("writes for it: {}", settle(world));
     let mut stricter = policy(8, 2, 19_000, None);
     stricter["metadata"]["annotations"] = json!({});
     let ((), all) = timed(|| apply(world, &stricter));
-    println!(
-        "stricter edit of it, canaries first: {all:?}, {:?} a node (bar: 50 us)",
-        all / 15_000
-    );
+    let what = "stricter edit of another, canaries first, for each node";
+    bars.judge(what, all / 15_000, MOST_A_NODE);
     let (count, canaries) = timed(|| settle(world));
     println!("writes for it: {count} in {canaries:?}");
     let narrow = policy(60, 1, 20_000, Some(3));
     let ((), few) = timed(|| apply(world, &narrow));
-    println!(
-        "new policy of {} nodes: {few:?}, {:?} a node (bar: 50 us)",
-        NODES / 50,
-        few / 300
-    );
+    let what = format!("new policy of {} nodes, for each", NODES / 50);
+    bars.judge(&what, few / 300, MOST_A_NODE);
     println!("writes for it: {}", settle(world));
     let mut relabelled = facts(5);
     relabelled
         .labels
         .insert("pool".to_owned(), "pool3".to_owned());
     let ((), one) = timed(|| world.apply_node(&name(5), seen(5, relabelled)));
-    println!(
-        "one node relabelled: {one:?} (bar: 50 us), writes: {}",
-        settle(world)
-    );
+    bars.judge("one node relabelled", one, MOST_A_NODE);
+    println!("writes for it: {}", settle(world));
 }
