@@ -13,18 +13,15 @@ mod api_support;
 mod run_support;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agent_support::{Agent, HIGH, NODE, Node, rule, throttling};
-use api_support::faults::{Fault, Proxy, of_calls};
+use api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
 use serde_json::{Value, json};
 
 /// A call may hang for 15 s, and pauses grow with each failure.
 const SOON: Duration = Duration::from_secs(90);
-const GONE: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
-const BROKEN: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"broken"}}"#;
 
 /// Not a test: what runs in the pods.
 #[test]
@@ -44,34 +41,6 @@ fn rules(mark: u32, effect: &str) -> Value {
     spec["rules"][0]["restoreThreshold"] = 1000.into();
     spec["actions"][0]["disableScheduling"] = effect.into();
     spec
-}
-
-/// What befalls requests, by what they are for: of each sort the first has the first, and so on; `None`: it fares well.
-#[derive(Clone, Default)]
-struct Ordeal(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
-
-impl Ordeal {
-    fn before(proxy: &Proxy, sort: fn(&str, &str) -> Option<String>) -> Self {
-        let ordeal = Self::default();
-        let left = ordeal.clone();
-        proxy.judge(move |method, path| {
-            let mut left = left.0.lock().unwrap();
-            left.get_mut(&sort(method, path)?)?.pop_front()?
-        });
-        ordeal
-    }
-
-    fn add(&self, sort: impl Into<String>, faults: impl IntoIterator<Item = Option<Fault>>) {
-        let mut left = self.0.lock().unwrap();
-        left.entry(sort.into()).or_default().extend(faults);
-    }
-
-    /// What nobody has met yet, by sort.
-    fn left(&self) -> BTreeMap<String, usize> {
-        let left = self.0.lock().unwrap();
-        let left = left.iter().map(|(sort, left)| (sort.clone(), left.len()));
-        left.filter(|(_, left)| *left > 0).collect()
-    }
 }
 
 /// A node on which everything is in force, and its agent behind a proxy.
@@ -193,7 +162,7 @@ fn whatever_becomes_of_watches_and_lists_what_is_in_force_is_held_and_edits_are_
     };
     let ordeal = Ordeal::before(&scene.proxy, sort_of_watch);
     // An expired version has it list anew: an agent that is told nothing lists once.
-    let expired = || Some(Fault::Answer(200, None, GONE.to_owned()));
+    let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
     let broken = (
         "an error within a watch",
         Fault::Answer(200, None, BROKEN.to_owned()),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use api_support::ControlPlane;
-use api_support::faults::{Fault, Proxy};
+use api_support::faults::{Fault, Proxy, of_calls};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -72,6 +72,18 @@ fn policy() -> PolicySet {
     }
 }
 
+/// Has a new task evict through the proxy.
+fn evictions(
+    proxy: &Proxy,
+    policies: &watch::Sender<Arc<PolicySet>>,
+    standing: &watch::Sender<Standing>,
+) -> Evictions {
+    let (policies, standing) = (policies.subscribe(), standing.subscribe());
+    let (evictor, evictions) = Evictor::new(proxy.client(), NODE, policies, standing);
+    tokio::spawn(evictor.run());
+    evictions
+}
+
 /// The API server, and the task that evicts through `client`.
 struct Scene {
     plane: ControlPlane,
@@ -89,18 +101,21 @@ impl Scene {
         plane.nodes(&[NODE.to_owned()]);
         let client = connect(Some(&plane.kubeconfig)).await.unwrap();
         let proxy = Proxy::start(client.clone()).await;
-        let (policies, watched) = watch::channel(Arc::new(policy()));
-        let (standing, stands) = watch::channel(Standing::default());
-        let (evictor, evictions) = Evictor::new(proxy.client(), NODE, watched, stands);
-        tokio::spawn(evictor.run());
+        let (policies, _) = watch::channel(Arc::new(policy()));
+        let (standing, _) = watch::channel(Standing::default());
         Some(Self {
             plane,
+            evictions: evictions(&proxy, &policies, &standing),
             proxy,
             pods: Api::<Pod>::namespaced(client as Client, "default"),
-            evictions,
             policies,
             standing,
         })
+    }
+
+    /// From now on evicts one that knows nothing of what was refused before.
+    fn forget(&mut self) {
+        self.evictions = evictions(&self.proxy, &self.policies, &self.standing);
     }
 
     /// A pod that a `ReplicaSet` owns, running and ready; what `change` makes of it.
@@ -442,6 +457,48 @@ async fn where_the_answer_is_lost_the_pod_tells_what_became_of_it() {
     assert!(near(pause, 10), "{pause:?}");
     assert_eq!(scene.posts(), 1);
     assert!(!scene.is_terminating(&other).await);
+}
+
+#[tokio::test]
+async fn whatever_becomes_of_the_call_what_is_told_is_what_became_of_the_pod() {
+    let Some(mut scene) = Scene::start().await else {
+        return;
+    };
+    let boom = || Fault::Answer(500, None, "boom".to_owned());
+    let gone = || Fault::Answer(404, None, "no such page".to_owned());
+    for (index, (what, fault)) in of_calls().into_iter().enumerate() {
+        let pod = scene.pod(&format!("web-{index}"), |_| {}).await;
+        scene.forget();
+        scene.posts();
+        // Each look at the pod that follows fares badly once, too.
+        let left = std::sync::Mutex::new(vec![gone(), boom(), fault.clone()]);
+        scene.proxy.judge(move |method, _| {
+            let mut left = left.lock().unwrap();
+            let is_due = method == "POST" || left.len() < 3;
+            is_due.then(|| left.pop()).flatten()
+        });
+        scene.ask_by(&pod, Duration::from_secs(25));
+        let mut fate = scene.next().await.fate;
+        while matches!(fate, Fate::Unsure(_)) {
+            fate = scene.next().await.fate;
+        }
+        let is_told = fate == Fate::Accepted;
+        assert_eq!(
+            is_told,
+            scene.is_terminating(&pod).await,
+            "{what}: {fate:?}"
+        );
+        assert_eq!(scene.posts(), 1, "{what}");
+        let was_carried_out = matches!(
+            fault,
+            Fault::CutAfter | Fault::CutWithin | Fault::NeverAnswer
+        );
+        assert_eq!(is_told, was_carried_out, "{what}: {fate:?}");
+        assert!(
+            is_told || matches!(fate, Fate::Refused { .. }),
+            "{what}: {fate:?}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -8,16 +8,14 @@
 
 mod api_support;
 
-use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
-use api_support::faults::{Fault, Proxy};
+use api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
 use api_support::{ControlPlane, Controller};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(1);
-const GONE: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
 
 fn close() -> Value {
     json!({
@@ -64,41 +62,54 @@ fn waits_for(controller: &Controller, text: &str) -> bool {
     answer.is_some_and(|(code, body)| code == 503 && body.contains(text))
 }
 
-/// What a request is for: each sort has its faults.
-fn sort(method: &str, path: &str) -> Option<&'static str> {
+const WATCHED: [&str; 5] = [
+    "avoidanceactions",
+    "nodeqoss",
+    "nodes",
+    "nodewatermarks",
+    "podqoss",
+];
+const WRITTEN: [&str; 4] = ["watermark", "status", "event", "lease"];
+
+/// What a request is for: each sort has its faults. `list nodes`, `watch nodes`, and what is written.
+fn sort(method: &str, path: &str) -> Option<String> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    match method {
-        "PATCH" if path.ends_with("/status") => Some("status"),
-        "PATCH" if path.contains("nodewatermarks/") => Some("watermark"),
-        "GET" if query.contains("watch=true") => Some("watch"),
-        "GET" if query.contains("limit=") => Some("list"),
-        "POST" if path.contains("events") => Some("event"),
-        "PUT" | "POST" if path.contains("leases") => Some("lease"),
-        "GET" => Some("get"),
-        _ => None,
+    let written = match method {
+        "PATCH" if path.ends_with("/status") => "status",
+        "PATCH" if path.contains("nodewatermarks/") => "watermark",
+        "POST" | "PATCH" if path.contains("/events") => "event",
+        "PUT" | "POST" if path.contains("/leases") => "lease",
+        "GET" => {
+            let kind = WATCHED.into_iter().find(|kind| path.ends_with(kind))?;
+            let is_watch = query.contains("watch=true");
+            let what = if is_watch { "watch" } else { "list" };
+            return Some(format!("{what} {kind}"));
+        }
+        _ => return None,
+    };
+    Some(written.to_owned())
+}
+
+/// A fault for each sort of request, of those that can meet it.
+fn befall(ordeal: &Ordeal, fault: &Fault) {
+    for sort in WRITTEN {
+        ordeal.add(sort, [Some(fault.clone()), None]);
     }
-}
-
-/// Each sort of request fares badly so often.
-fn first_of_each(
-    proxy: &Proxy,
-    times: usize,
-    fault: impl Fn(&str) -> Option<Fault> + Send + 'static,
-) {
-    let seen = std::sync::Mutex::new(BTreeMap::<&str, usize>::new());
-    proxy.judge(move |method, path| {
-        let sort = sort(method, path)?;
-        let mut seen = seen.lock().unwrap();
-        let count = seen.entry(sort).or_default();
-        *count += 1;
-        if *count > times { None } else { fault(sort) }
-    });
-}
-
-fn answers(code: u16) -> impl Fn(&str) -> Option<Fault> + Send + 'static {
-    move |_| {
-        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "a fault"});
-        Some(Fault::Answer(code, None, body.to_string()))
+    // An expired version has it list anew: a controller that is told nothing lists once.
+    let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
+    for (index, kind) in WATCHED.into_iter().enumerate() {
+        let (on_watch, on_list) = match fault {
+            // It takes 15 s, and all watch and list in the same way.
+            Fault::NeverAnswer => (index % 2 == 0, index % 2 == 1),
+            // A watch has no end before which it could be cut, and in the middle only where it tells something.
+            Fault::CutAfter => (false, true),
+            Fault::CutWithin => (matches!(kind, "nodewatermarks" | "nodeqoss"), true),
+            _ => (true, true),
+        };
+        let fault = |is_due: bool| is_due.then(|| Some(fault.clone()));
+        let watches = fault(on_watch).into_iter().chain([expired()]);
+        ordeal.add(format!("watch {kind}"), watches);
+        ordeal.add(format!("list {kind}"), fault(on_list));
     }
 }
 
@@ -113,43 +124,33 @@ fn every_sort_of_failure_at_every_call_is_survived_and_the_edit_arrives() {
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
     plane.until("it works", SOON, |p| arrived(p, 4000));
+    let ordeal = Ordeal::before(&proxy, sort);
+    let more = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
+    let within = [EXPIRED, BROKEN].map(|text| Fault::Answer(200, None, text.to_owned()));
+    let more = more.into_iter().chain(within).map(|it| ("another", it));
     let mut value = 4000;
-    let mut edit = |what: &str, most: Duration| {
-        value += 1;
-        proxy.take_seen();
-        proxy.cut();
-        plane.apply(&[node_qos(value)]);
-        let took = plane.until(what, most, |p| arrived(p, value));
-        let seen = proxy.take_seen();
-        let writes = seen
-            .iter()
-            .filter(|(method, path)| sort(method, path) == Some("watermark"));
-        let writes = writes.count();
-        assert!(writes <= 8, "{what}: {writes} writes of 2 objects");
-        println!("{what}: {took:?}, {writes} writes");
-    };
-    edit("a cut of all watches", SOON);
-    for code in [400, 401, 403, 404, 409, 410, 422, 500, 503] {
-        first_of_each(&proxy, 1, answers(code));
-        edit(&format!("code {code}"), SOON);
+    for (what, fault) in of_calls().into_iter().chain(more) {
+        befall(&ordeal, &fault);
+        let before = value;
+        while !ordeal.left().is_empty() {
+            value += 1;
+            let what = format!("{what} ({fault:?}), to come: {:?}", ordeal.left());
+            assert!(value - before < 10, "never met: {what}");
+            proxy.take_seen();
+            proxy.cut();
+            // Which the controller tells in an event.
+            plane.kubectl(&["delete", "nwm", "node01"]);
+            plane.apply(&[node_qos(value)]);
+            let took = plane.until(&what, SOON, |p| arrived(p, value));
+            let seen = proxy.take_seen();
+            let writes = seen
+                .iter()
+                .filter(|(method, path)| sort(method, path).as_deref() == Some("watermark"));
+            let writes = writes.count();
+            assert!(writes <= 12, "{what}: {writes} writes of 2 objects");
+            println!("{what}: {took:?}, {writes} writes");
+        }
     }
-    first_of_each(&proxy, 1, |sort| {
-        (sort == "watch").then(|| Fault::Answer(200, None, GONE.to_owned()))
-    });
-    edit("an expired version within a watch", SOON);
-    first_of_each(&proxy, 1, |_| {
-        Some(Fault::Answer(200, None, "not json".to_owned()))
-    });
-    edit("an answer that makes no sense", SOON);
-    first_of_each(&proxy, 1, |_| Some(Fault::CutBefore));
-    edit("cut before the request", SOON);
-    // A watch has no end before which it could be cut.
-    first_of_each(&proxy, 1, |sort| {
-        (sort != "watch").then_some(Fault::CutAfter)
-    });
-    edit("cut after the request", SOON);
-    first_of_each(&proxy, 1, |_| Some(Fault::NeverAnswer));
-    edit("no answer", SOON);
     assert!(
         controller.process.0.try_wait().unwrap().is_none(),
         "it ended"
@@ -171,10 +172,9 @@ fn a_write_that_is_told_to_wait_waits_for_so_long() {
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     // As flow control answers: a header, and plain text.
-    first_of_each(&proxy, 2, |sort| {
-        let text = "Too many requests, please try again later.".to_owned();
-        (sort == "watermark").then_some(Fault::Answer(429, Some(6), text))
-    });
+    let text = "Too many requests, please try again later.".to_owned();
+    let busy = Some(Fault::Answer(429, Some(6), text));
+    Ordeal::before(&proxy, sort).add("watermark", [busy.clone(), busy]);
     plane.apply(&[close(), node_qos(4000)]);
     let controller = plane.controller_by(&kubeconfig, "controller", &[]);
     plane.until("both writes were refused", SOON, |_| {
@@ -238,17 +238,32 @@ fn a_kubeconfig_that_is_no_good_ends_it_with_the_file_and_the_reason() {
         (file("garbage", "{{{"), "garbage"),
         (file("no-context", no_context), "gone"),
     ];
-    for (path, reason) in cases {
+    let state = dir.path().join("state");
+    let state = state.to_str().unwrap();
+    let commands: [&[&str]; 7] = [
+        &["controller", "--listen", "127.0.0.1:0"],
+        &["agent", "--node-name", "node00", "--state-dir", state],
+        &["preview"],
+        &["doctor"],
+        &["top"],
+        &["stop"],
+        &["resume"],
+    ];
+    for (command, (path, reason)) in commands
+        .iter()
+        .flat_map(|command| cases.iter().map(move |case| (command, case)))
+    {
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-            .args(["controller", "--listen", "127.0.0.1:0", "--kubeconfig"])
-            .arg(&path)
+            .args(*command)
+            .arg("--kubeconfig")
+            .arg(path)
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {text}");
         assert!(
             text.contains(path.to_str().unwrap()) && text.contains(reason),
-            "{text}"
+            "{command:?}: {text}"
         );
     }
 }

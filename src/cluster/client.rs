@@ -176,12 +176,40 @@ pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, C
     }
 }
 
+/// What was asked for; `None` where the API server itself says that there is none. (kube's `get_opt` takes any 404 for that.)
+///
+/// # Errors
+/// Any other answer, or none.
+pub fn found<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::net::TcpListener;
 
+    use kube::core::Status;
+
     use super::*;
+
+    #[test]
+    fn an_object_is_missing_only_where_the_api_server_itself_says_so() {
+        let answer = |code: u16, reason: &str| {
+            let mut status = Status::failure("no", reason);
+            status.code = code;
+            found::<()>(Err(CallError::Kube(kube::Error::Api(status.boxed()))))
+        };
+        assert_eq!(found(Ok(7)).expect("an answer"), Some(7));
+        assert_eq!(answer(404, "NotFound").expect("an answer"), None);
+        for (code, reason) in [(404, ""), (403, "Forbidden"), (503, "ServiceUnavailable")] {
+            assert!(answer(code, reason).is_err(), "{code} {reason}");
+        }
+    }
 
     /// Whether the kernel asks soon whether an open connection (column `st`, 01) to this port is still there, where nothing is
     /// sent by it: its timer (`tr`) is 2 then, and in hundredths of a second (`tm->when`) no longer than it may be idle.

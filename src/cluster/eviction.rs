@@ -16,7 +16,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::client::{CallError, call};
+use super::client::{CallError, call, found};
 use super::typed::Typed;
 
 /// No server is waited for longer than this, whatever it says.
@@ -123,7 +123,7 @@ where
         + DeserializeOwned,
 {
     let api: Api<Typed<P>> = Api::namespaced(client.clone(), &target.namespace);
-    let pod = call(api.get_opt(&target.name)).await?.map(|pod| pod.0);
+    let pod = found(call(api.get(&target.name)).await)?.map(|pod| pod.0);
     Ok(pod.filter(|pod| pod.meta().uid.as_deref() == Some(&target.uid)))
 }
 
@@ -135,10 +135,11 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
     });
     let why = status.message.clone();
     match code {
-        200..=299 => Answer::Accepted,
-        404 => Answer::Gone,
-        // The UID is another, somebody wrote at the same time, or the server gave up: only a look tells.
-        409 | 504 => Answer::Unknown(why),
+        200..=299 if status.is_success() => Answer::Accepted,
+        404 if status.reason == "NotFound" => Answer::Gone,
+        // It was not the API server who answered, the UID is another, somebody wrote at the same time, or the server gave
+        // up: only a look tells.
+        200..=299 | 404 | 409 | 504 => Answer::Unknown(why),
         429 => match budget(&status) {
             Some(why) => Answer::Budget(why),
             None => Answer::Wait(waiting(wait, &status), delay(&status), why),
@@ -293,11 +294,29 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_before_the_api_server_can_neither_evict_nor_say_that_a_pod_is_gone() {
+        let of_the_server = |code, status: &str, reason: &str| {
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "status": status, "reason": reason, "code": code,
+            });
+            read(code, None, status.to_string().as_bytes())
+        };
+        assert_eq!(of_the_server(201, "Success", ""), Answer::Accepted);
+        assert_eq!(of_the_server(404, "Failure", "NotFound"), Answer::Gone);
+        for (code, body) in [
+            (200, "<html>Welcome</html>"),
+            (201, ""),
+            (404, "no such page"),
+        ] {
+            let answer = read(code, None, body.as_bytes());
+            assert_eq!(answer, Answer::Unknown(body.to_owned()), "{code}");
+        }
+    }
+
+    #[test]
     fn each_answer_has_its_meaning() {
         let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));
-        assert_eq!(read(201, ""), Answer::Accepted);
-        assert_eq!(read(404, "pods \"x\" not found"), Answer::Gone);
         assert!(matches!(read(409, "uid"), Answer::Unknown(_)));
         assert_eq!(read(500, many), Answer::ManyBudgets(many.to_owned()));
         assert_eq!(read(500, "boom"), Answer::Refused("boom".to_owned()));

@@ -22,7 +22,7 @@ use super::ledger::{Granted, Ledger, Seen, Spent, Victim};
 use super::metrics::GuardMetrics;
 use super::objects;
 use super::record::{FirstSeen, Record};
-use crate::cluster::client::{CallError, call, describe};
+use crate::cluster::client::{CallError, call, describe, found};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::engine::time::BootTime;
@@ -317,7 +317,7 @@ impl Books {
 
     /// Reads the record, and its version; within, an error says that somebody else wrote it, and what was in it is lost.
     async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, BookError> {
-        let map = call(self.records.get_opt(&self.place.name)).await;
+        let map = found(call(self.records.get(&self.place.name)).await);
         let map = map.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
         self.version = map
             .as_ref()

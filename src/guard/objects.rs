@@ -5,7 +5,7 @@ use kube::Client;
 use serde_json::Value;
 
 use super::ledger::{Seen, Victim};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, found};
 
 /// A pod, as far as it is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,16 +46,8 @@ impl Pod {
 /// It can't be read.
 pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, CallError> {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    found(call(client.request(request(path)?)).await)
-}
-
-/// A pod that is gone has settled: no answer but the API server's own may say so.
-fn found(answer: Result<Value, CallError>) -> Result<Option<Pod>, CallError> {
-    match answer {
-        Ok(object) => Ok(Some(Pod::of(&object))),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
+    let object = found(call(client.request(request(path)?)).await)?;
+    Ok(object.as_ref().map(Pod::of))
 }
 
 /// What is to be seen of a pod now.
@@ -89,24 +81,9 @@ fn request(path: String) -> Result<Request<Vec<u8>>, CallError> {
 
 #[cfg(test)]
 mod tests {
-    use kube::core::Status;
     use serde_json::json;
 
     use super::*;
-
-    fn refused(code: u16, reason: &str) -> Result<Value, CallError> {
-        let mut status = Status::failure("no", reason);
-        status.code = code;
-        Err(CallError::Kube(kube::Error::Api(status.boxed())))
-    }
-
-    #[test]
-    fn a_pod_is_gone_only_where_the_api_server_itself_says_so() {
-        assert_eq!(found(refused(404, "NotFound")).expect("an answer"), None);
-        for (code, reason) in [(404, ""), (403, "Forbidden"), (503, "ServiceUnavailable")] {
-            assert!(found(refused(code, reason)).is_err(), "{code} {reason}");
-        }
-    }
 
     #[test]
     fn of_a_pod_its_controller_counts_and_no_other_owner() {

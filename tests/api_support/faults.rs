@@ -1,6 +1,7 @@
 //! A proxy before an API server that does to requests what networks and servers do.
 #![allow(dead_code, reason = "each test uses its part")]
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
@@ -18,6 +19,11 @@ use plimsoll::cluster::client::connect;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+/// What an API server says within a watch from too old a version on.
+pub const EXPIRED: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
+/// What it says within a watch that it can't go on with.
+pub const BROKEN: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"broken"}}"#;
 
 /// What befalls a request.
 #[derive(Clone, Debug)]
@@ -59,6 +65,34 @@ pub fn of_calls() -> Vec<(&'static str, Fault)> {
         ("a cut in the middle of the answer", Fault::CutWithin),
         ("no answer", Fault::NeverAnswer),
     ]
+}
+
+/// What befalls requests, by what they are for: of each sort the first has the first, and so on; `None`: it fares well.
+#[derive(Clone, Default)]
+pub struct Ordeal(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
+
+impl Ordeal {
+    pub fn before(proxy: &Proxy, sort: fn(&str, &str) -> Option<String>) -> Self {
+        let ordeal = Self::default();
+        let left = ordeal.clone();
+        proxy.judge(move |method, path| {
+            let mut left = left.0.lock().unwrap();
+            left.get_mut(&sort(method, path)?)?.pop_front()?
+        });
+        ordeal
+    }
+
+    pub fn add(&self, sort: impl Into<String>, faults: impl IntoIterator<Item = Option<Fault>>) {
+        let mut left = self.0.lock().unwrap();
+        left.entry(sort.into()).or_default().extend(faults);
+    }
+
+    /// What nobody has met yet, by sort.
+    pub fn left(&self) -> BTreeMap<String, usize> {
+        let left = self.0.lock().unwrap();
+        let left = left.iter().map(|(sort, left)| (sort.clone(), left.len()));
+        left.filter(|(_, left)| *left > 0).collect()
+    }
 }
 
 /// A request that arrived: method and path with the query.

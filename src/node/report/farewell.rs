@@ -68,8 +68,8 @@ pub async fn tell(
     };
     let report = report(&there, &marked, boot_id, why, left);
     match write(client, node, &report).await {
-        // Deleted in between.
-        Err(error) if error.is_not_found() => Ok(()),
+        // Deleted in between, perhaps with its definition.
+        Err(error) if error.code() == Some(404) => Ok(()),
         written => written.map_err(failed),
     }
 }

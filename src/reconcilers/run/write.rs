@@ -12,7 +12,7 @@ use super::super::lease::{LeaseObject, Renewal};
 use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
 use super::super::world::{StatusWrite, Write};
 use super::store::{policy_resource, watermark_resource};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, found};
 use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::crd::API_VERSION;
 
@@ -58,7 +58,7 @@ pub(super) async fn carry_out(client: Client, leases: Api<LeaseObject>, write: W
             node,
         },
         Write::Ask { node } => {
-            let lease = call(leases.get_opt(&node)).await;
+            let lease = found(call(leases.get(&node)).await);
             Done::Asked {
                 outcome: lease.map(|lease| lease.map(LeaseObject::renewal)),
                 node,
