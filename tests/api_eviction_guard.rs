@@ -214,6 +214,49 @@ async fn agents_evict_pods_of_their_own_node_and_no_more_than_the_budgets_allow(
     assert_eq!(settle(&admin, &others[2]).await, Answer::Accepted);
 }
 
+#[tokio::test]
+async fn a_zone_and_a_namespace_have_budgets_whichever_nodes_spend_them() {
+    let port = free_port();
+    let Some((plane, kubeconfig)) = plane(&[port]) else {
+        return;
+    };
+    for (node, zone) in [("node00", "a"), ("node01", "a"), ("node02", "b")] {
+        let zone = format!("topology.kubernetes.io/zone={zone}");
+        plane.kubectl(&["label", "node", node, &zone]);
+    }
+    let _controller = start(
+        &plane,
+        &kubeconfig,
+        "controller",
+        port,
+        &[("zone", 2), ("namespace", 3)],
+    );
+    let nodes = names(3);
+    let mut agents = Vec::new();
+    for node in &nodes {
+        agents.push(agent(&plane, node).await);
+    }
+    let on = |name: &str, index: usize| pod(&plane, name, &nodes[index], name);
+    let pods = [("a", 0), ("b", 1), ("c", 1), ("d", 2), ("e", 2)];
+    let [a, b, c, d, e] = pods.map(|(name, index)| on(name, index));
+    until_guarded(&plane, &agents[0], &a).await;
+    assert_eq!(settle(&agents[0], &a).await, Answer::Accepted);
+    assert_eq!(settle(&agents[1], &b).await, Answer::Accepted);
+    refused(
+        settle(&agents[1], &c).await,
+        "the zone's budget of evictions, 2 in 10m, is spent",
+    );
+    assert_eq!(settle(&agents[2], &d).await, Answer::Accepted);
+    let Answer::Budget(why) = settle(&agents[2], &e).await else {
+        panic!("the namespace's budget is spent, and a pod of another may be evicted");
+    };
+    assert_eq!(
+        why,
+        "the namespace's budget of evictions, 3 in 10m, is spent"
+    );
+    assert!(![&c, &e].into_iter().any(|pod| is_ending(&plane, pod)));
+}
+
 async fn says_that_nobody_can_be_asked(agent: &Client, pod: &Target) {
     // No answer in time is none.
     let begun = now();

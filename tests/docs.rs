@@ -8,6 +8,7 @@
 
 mod chart_support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,12 @@ fn read(path: &str) -> String {
 /// The names in back quotes in the first column of the table of metrics, families written out.
 fn documented() -> Vec<String> {
     let text = read("docs/semantics.md");
-    let table = text.split("## Metrics").nth(1).unwrap();
-    let first_cells = table
+    first_column(text.split("## Metrics").nth(1).unwrap())
+}
+
+/// What stands in back quotes in the first column of tables.
+fn first_column(text: &str) -> Vec<String> {
+    let first_cells = text
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.split('|').next());
     first_cells
@@ -48,6 +53,44 @@ fn every_metric_is_documented() {
             "docs/semantics.md lacks {name}"
         );
     }
+}
+
+/// Words with a second capital within, as reasons of events are, in back quotes or quotes.
+fn reasons(text: &str) -> BTreeSet<String> {
+    let is_reason = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_uppercase())
+            && word.chars().all(|c| c.is_ascii_alphabetic())
+            && word.chars().skip(1).any(|c| c.is_ascii_uppercase())
+    };
+    let words = text.split(['"', '`']).filter(is_reason);
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_of_events_has_every_reason_and_no_other() {
+    let page = read("docs/events.md");
+    let tables = page.split("## Conditions").next().unwrap();
+    let documented: BTreeSet<String> = first_column(tables).into_iter().collect();
+    let world = "src/reconcilers/world";
+    let sources = [
+        "src/node/report/events.rs".to_owned(),
+        "src/reconcilers/world.rs".to_owned(),
+        format!("{world}/closing.rs"),
+        format!("{world}/contest.rs"),
+        format!("{world}/edits.rs"),
+        format!("{world}/silent.rs"),
+    ];
+    // Kinds, and a condition.
+    let others = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "RolledOut"];
+    let mut in_code: BTreeSet<String> = sources
+        .iter()
+        .flat_map(|path| {
+            let text = read(path);
+            reasons(text.split("#[cfg(test)]").next().unwrap())
+        })
+        .collect();
+    in_code.retain(|word| !others.contains(&word.as_str()));
+    assert_eq!(documented, in_code);
 }
 
 #[test]
