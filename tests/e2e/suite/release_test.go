@@ -58,6 +58,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 		{"installed with nothing to edit it says that all is well", installedAnew},
 		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
 		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
+		{"without Helm it comes, acts and goes as well", withoutHelm},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.test(t, r) }) {
 			return
@@ -515,4 +516,37 @@ func revisionOf(t *testing.T) int {
 		t.Fatalf("%s: %v", out, err)
 	}
 	return history[len(history)-1].Revision
+}
+
+// withoutHelm installs and removes it with kubectl alone.
+func withoutHelm(t *testing.T, r *release) {
+	r.page.Run(t, "Uninstall")
+	r.page.Run(t, "Remove the rest")
+	eventually(t, 2*time.Minute, "the namespace is gone", func() error {
+		if _, err := kube.CoreV1().Namespaces().Get(background, namespace, metav1.GetOptions{}); err == nil {
+			return fmt.Errorf("it is there")
+		}
+		return nil
+	})
+	r.page.Run(t, "Without Helm")
+	all := onAll(t)
+	r.page.Run(t, "Remove it without Helm")
+	for _, o := range all {
+		o.untouched(t)
+	}
+	if found := kubectl(t, "get", "crds", "-o", "name"); strings.Contains(found, "plimsoll") || strings.Contains(found, "crane") {
+		t.Errorf("definitions are left: %s", found)
+	}
+
+	// As an agent leaves it whose account was deleted first.
+	forgotten := all[0]
+	node := forgotten.scene.node
+	kubectl(t, "taint", "nodes", node, "interference.crane.io=:NoSchedule")
+	kubectl(t, "patch", "node", node, "--subresource=status", "-p",
+		`{"status":{"conditions":[{"type":"InterferenceIdentified","status":"True","reason":"x","message":"x"}]}}`)
+	if nodeCondition(t, node) == nil {
+		t.Fatal("the condition does not stand")
+	}
+	r.page.Run(t, "Where the agents were not stopped first", "NODE", node)
+	forgotten.untouched(t)
 }
