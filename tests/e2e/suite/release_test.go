@@ -530,6 +530,11 @@ func withoutHelm(t *testing.T, r *release) {
 	})
 	r.page.Run(t, "Without Helm")
 	all := onAll(t)
+	t.Cleanup(func() { // for the scenes to end
+		if err := install(); err != nil {
+			t.Error(err)
+		}
+	})
 	r.page.Run(t, "Remove it without Helm")
 	for _, o := range all {
 		o.untouched(t)
