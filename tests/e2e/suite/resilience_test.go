@@ -33,7 +33,7 @@ func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 	limited.cap = s.waitRatio(30*time.Second, limited, 50)
 	s.waitRatio(30*time.Second, o.before[string(s.pod("free").UID)], 50)
 	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
-	o.waitAccounted(5*time.Second, 0)
+	o.waitAccounted(5 * time.Second)
 	return o, limited
 }
 
@@ -56,7 +56,7 @@ func TestAnUpgradeOfTheAgentKeepsWhatIsInForce(t *testing.T) {
 		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
 		s.heldUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
 		always(t, 4*time.Second, "it is adopted", func() error { return s.holds(limited) })
-		o.waitAccounted(5*time.Second, 0)
+		o.waitAccounted(5 * time.Second)
 		s.set(cold)
 		o.waitUndone(30 * time.Second)
 	})
@@ -140,7 +140,7 @@ func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 		waitAgent(s, "")
 		s.set(hot)
 		s.waitRatio(30*time.Second, limited, 50)
-		o.waitAccounted(10*time.Second, 0)
+		o.waitAccounted(10 * time.Second)
 		s.set(cold)
 		o.waitUndone(40 * time.Second)
 	})
@@ -395,7 +395,7 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 		for _, restart := range order {
 			restart()
 			always(t, 2*time.Second, "what is in force stays", func() error { return s.holds(limited) })
-			o.waitAccounted(5*time.Second, 0)
+			o.waitAccounted(5 * time.Second)
 		}
 		s.set(cold)
 		o.waitUndone(30 * time.Second)
