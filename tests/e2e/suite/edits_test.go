@@ -97,40 +97,63 @@ func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
 
 func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		s := shared(t, node)
+		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 		limited := s.victim("limited")
 		t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
 		for _, way := range []struct {
-			what string
-			end  func()
+			what  string
+			opens bool // the node too: which pods may be throttled is nothing to the taint
+			end   func()
 		}{
-			{"the NodeQOS is deleted", func() { kubectl(t, "delete", "nodeqos", s.name) }},
-			{"the PodQOS is deleted", func() { kubectl(t, "delete", "podqos", s.name) }},
-			{"the AvoidanceAction is deleted", func() { kubectl(t, "delete", "avoidanceaction", s.name) }},
-			{"the NodeQOS no longer selects the node", func() { kubectl(t, "label", "node", node, s.label()+"-") }},
-			{"the NodeQOS is edited to select others", func() { s.rule(s.name, rule{action: s.name, labels: s.label() + ": other"}) }},
-			{"the PodQOS no longer selects the pod", func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
-			{"the pod is protected", func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
+			{"the NodeQOS is deleted", true, func() { kubectl(t, "delete", "nodeqos", s.name) }},
+			{"the PodQOS is deleted", false, func() { kubectl(t, "delete", "podqos", s.name) }},
+			{"the AvoidanceAction is deleted", true, func() { kubectl(t, "delete", "avoidanceaction", s.name) }},
+			{"the NodeQOS no longer selects the node", true, func() { kubectl(t, "label", "node", node, s.label()+"-") }},
+			{"the NodeQOS is edited to select others", true, func() { s.rule(s.name, rule{action: s.name, labels: s.label() + ": other"}) }},
+			{"the PodQOS no longer selects the pod", false, func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
+			{"the pod is protected", false, func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
 		} {
-			kubectl(t, "label", "node", node, s.label()+"=batch", "--overwrite")
-			kubectl(t, "label", "pod", "-n", s.name, "limited", "app=limited", "--overwrite")
-			s.action(s.name, gently)
-			s.allow(s.name, "limited", s.name)
-			s.rule(s.name, rule{action: s.name, labels: s.label() + ": batch"})
-			s.set(hot)
+			s.wanted()
 			eventually(t, 30*time.Second, "the pod is throttled", func() error {
 				if now := s.settings(limited.folder).millicores(); now < 0 || now > 55 {
 					return fmt.Errorf("it may use %dm", now)
 				}
 				return nil
 			})
+			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule) // after the first way: again
 			way.end()
 			eventually(t, 30*time.Second, "restored, as "+way.what, func() error {
 				return checkRestored(limited.before, s.settings(limited.folder))
 			})
+			if way.opens {
+				s.waitNoTaint(30 * time.Second)
+			} else {
+				always(t, 2*time.Second, "the node stays closed, though "+way.what, s.closed)
+			}
 		}
+		s.set(cold)
+		s.waitNoTaint(20 * time.Second)
 	})
+}
+
+// wanted has policies throttle pod limited and close the node, whatever became of them.
+func (s *scene) wanted() {
+	s.Helper()
+	kubectl(s, "label", "node", s.node, s.label()+"=batch", "--overwrite")
+	kubectl(s, "label", "pod", "-n", s.name, "limited", "app=limited", "--overwrite")
+	s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}")
+	s.allow(s.name, "limited", s.name)
+	s.rule(s.name, rule{action: s.name, labels: s.label() + ": batch"})
+	s.set(hot)
+}
+
+// closed tells whether the node takes no new pods.
+func (s *scene) closed() error {
+	if found, err := taint(s.node); err != nil || found == nil || found.Effect != corev1.TaintEffectNoSchedule {
+		return fmt.Errorf("taint is %v (%v)", found, err)
+	}
+	return nil
 }
 
 func TestARuleWhoseActionIsMissingReportsAndActsOnceItAppears(t *testing.T) {

@@ -272,6 +272,9 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	}
 	for _, s := range scenes {
 		s.waitNoTaint(30 * time.Second)
+		// What the kubelet writes for such a pod, a new one tells: this one was throttled soon after it started.
+		s.running(work{name: "like", args: []string{"pause"}})
+		s.waitRestored(s.calm, s.folder("besteffort"), s.victim("like").before)
 	}
 }
 
@@ -280,6 +283,60 @@ func TestTheExamplesAreAccepted(t *testing.T) {
 	for _, file := range manifests(t, "examples/ensurance") {
 		kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-f", file)
 	}
+}
+
+func TestTheExamplesAreKeptAsOneFolder(t *testing.T) {
+	needShell(t) // on a cluster of somebody's they could act on pods that are not ours
+	t.Parallel()
+	haveAllNodes(t) // their PodQOS would match the pods of other scenes
+	folder := absolute("examples/ensurance")
+	t.Cleanup(func() {
+		tryKubectl("", "delete", "-f", folder, "--ignore-not-found")
+		for _, node := range nodes {
+			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return keepsNothing(node) })
+		}
+	})
+	kubectl(t, "apply", "--validate=strict", "-f", folder)
+	kubectl(t, "wait", "-f", folder, "--for=condition=Accepted", "--timeout=20s")
+	kubectl(t, "annotate", "-f", folder, "plimsoll.dev/rollout=immediate", "--overwrite")
+	for _, name := range []string{"cpu-pressure", "disk", "memory", "temperature", "watermark1", "watermark2", "watermark3"} {
+		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
+	}
+	for _, node := range nodes {
+		eventually(t, 30*time.Second, "node "+node+" keeps those of them that select it", func() error {
+			return keepsRules(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
+		})
+	}
+}
+
+// keepsRules tells whether a node keeps these rules, among others.
+func keepsRules(node string, ids ...string) error {
+	now, err := watermarkOf(node)
+	if err != nil {
+		return err
+	}
+	kept := map[string]bool{}
+	for _, rule := range now.Status.Rules {
+		kept[rule.ID] = true
+	}
+	for _, id := range ids {
+		if !kept[id] {
+			return fmt.Errorf("it keeps %v", kept)
+		}
+	}
+	return nil
+}
+
+// keepsNothing tells whether a node has neither rules nor our taint.
+func keepsNothing(node string) error {
+	now, err := watermarkOf(node)
+	if err != nil {
+		return err
+	}
+	if found, err := taint(node); err != nil || found != nil || len(now.Status.Rules) > 0 {
+		return fmt.Errorf("rules are %v, the taint is %v (%v)", now.Status.Rules, found, err)
+	}
+	return nil
 }
 
 // invalid manifests, each with the field and the cure that the answer has to name.

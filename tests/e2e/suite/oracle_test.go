@@ -5,12 +5,12 @@ package suite
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -39,97 +39,144 @@ func records(text string) (records []record, err error) {
 	return records, nil
 }
 
+// leastMillicores is what the least quota that the kernel takes, 1 ms of 100, lets a pod use.
+const leastMillicores = 10
+
 // oracle holds what the pods of a scene were before, and judges what they are later.
 type oracle struct {
 	scene  *scene
 	before map[string]*victim // by UID
+	floors map[string]int     // by UID: the millicores that no throttle goes below
 }
 
 func (s *scene) oracle(pods ...string) *oracle {
 	s.Helper()
-	o := &oracle{s, map[string]*victim{}}
-	for _, pod := range pods {
-		o.before[string(s.pod(pod).UID)] = s.victim(pod)
+	o := &oracle{s, map[string]*victim{}, map[string]int{}}
+	for _, name := range pods {
+		pod := s.pod(name)
+		uid := string(pod.UID)
+		o.before[uid], o.floors[uid] = s.victim(name), max(leastMillicores, requested(pod))
 	}
 	return o
 }
 
-// waitAccounted waits until every file that differs from before has its one entry in the journal, and the reverse (I1), and
-// every cap is between the floor and the original (I2).
-func (o *oracle) waitAccounted(limit time.Duration, floor int) {
-	o.scene.Helper()
-	eventually(o.scene, limit, "cgroup files and journal agree", func() error { return o.account(floor) })
+// requested are the millicores that a pod requests.
+func requested(pod *corev1.Pod) (millicores int) {
+	for _, container := range pod.Spec.Containers {
+		millicores += int(container.Resources.Requests.Cpu().MilliValue())
+	}
+	return millicores
 }
 
-func (o *oracle) account(floor int) error {
-	entries, err := journal(o.scene.node)
+// waitAccounted waits until every file that differs from before has its one entry in the journal, and every entry such a file
+// (I1), and every cap is between the floor and the original (I2).
+func (o *oracle) waitAccounted(limit time.Duration) {
+	o.scene.Helper()
+	eventually(o.scene, limit, "cgroup files and journal agree", o.account)
+}
+
+func (o *oracle) account() error {
+	out, err := tryOnNode(o.scene.node, "set -e; "+o.look())
 	if err != nil {
 		return err
 	}
-	journalled := map[string]map[string]bool{}
-	for _, entry := range entries {
-		if _, ours := o.before[entry.UID]; !ours {
-			continue
-		}
-		level := "containers/"
-		if entry.Lever == "" {
-			level = "pod/"
-		}
-		key := level + strings.Trim(entry.File, `"`) + entry.Lever
-		if journalled[entry.UID][key] {
-			return fmt.Errorf("two entries for %s of %s", key, entry.UID)
-		}
-		if journalled[entry.UID] == nil {
-			journalled[entry.UID] = map[string]bool{}
-		}
-		journalled[entry.UID][key] = true
+	now, err := o.looked(out)
+	if err != nil {
+		return err
 	}
+	if left := o.untold(now); len(left) > 0 {
+		return fmt.Errorf("no entry of the journal tells of %s", strings.Join(left, "; "))
+	}
+	for key, entry := range now.entries {
+		if held, there := now.files[key]; !there {
+			return fmt.Errorf("the journal has %s, which is not there", key)
+		} else if held == entry.Original {
+			return fmt.Errorf("the journal has %s, which holds its original, %q", key, held)
+		}
+	}
+	return o.bounded()
+}
+
+// bounded tells whether every cap is between the floor and the original.
+func (o *oracle) bounded() error {
 	for uid, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
 		if err != nil {
 			return err
 		}
-		changed := !maps.Equal(now, v.before)
-		if changed != (len(journalled[uid]) > 0) {
-			return fmt.Errorf("%s: changed: %v (%v), journalled: %v", v.name, changed, checkRestored(v.before, now), slices.Collect(maps.Keys(journalled[uid])))
-		}
-		held, original := now.millicores(), v.before.millicores()
-		if changed && (held < floor-1 || (original > 0 && held > original)) {
+		held, original, floor := now.millicores(), v.before.millicores(), o.floors[uid]
+		if free := held < 0; !free && held < floor-1 || original > 0 && (free || held > original) {
 			return fmt.Errorf("%s may use %dm: the floor is %dm, it had %dm", v.name, held, floor, original)
 		}
 	}
 	return nil
 }
 
-// leftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
-// the journal tells of: what nobody would ever restore. All of it is read in one go before another agent starts.
-func (o *oracle) leftByKilling(pid string) (left []string, err error) {
-	script := fmt.Sprintf("set -e; kill -KILL %s; n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; cat /var/lib/plimsoll/journal; ", pid, pid)
+// looked is what the journal tells of an oracle's pods and what their files hold, each by UID and the file's path below the pod's folder.
+type looked struct {
+	entries map[string]record
+	files   map[string]string
+}
+
+// look is a script that prints both.
+func (o *oracle) look() string {
+	script := "cat /var/lib/plimsoll/journal; "
 	files := settingFiles + " */" + strings.ReplaceAll(settingFiles, " ", " */")
 	for uid, v := range o.before {
 		script += fmt.Sprintf("cd %s; grep -sH '' %s | sed 's|^|%s |'; ", v.folder, files, uid)
 	}
-	out, err := tryOnNode(o.scene.node, script)
-	if err != nil {
-		return nil, err
-	}
+	return script
+}
+
+// looked reads what the script printed.
+func (o *oracle) looked(out string) (*looked, error) {
 	entries, err := records(out)
 	if err != nil {
 		return nil, err
 	}
-	journalled := map[string]bool{}
+	now := &looked{map[string]record{}, map[string]string{}}
 	for _, entry := range entries {
-		journalled[entry.UID+" "+path.Join(entry.Lever, entry.File)] = true
-	}
-	for _, line := range strings.Split(out, "\n") {
-		uid, setting, _ := strings.Cut(line, " ")
-		if v := o.before[uid]; v != nil {
-			if file, value, _ := strings.Cut(setting, ":"); !v.had(file, value) && !journalled[uid+" "+file] {
-				left = append(left, fmt.Sprintf("%s of %s, which holds %q", file, v.name, value))
-			}
+		key := entry.UID + " " + path.Join(entry.Lever, entry.File)
+		if _, twice := now.entries[key]; twice {
+			return nil, fmt.Errorf("two entries for %s", key)
+		}
+		if o.before[entry.UID] != nil {
+			now.entries[key] = entry
 		}
 	}
-	return left, nil
+	for _, line := range strings.Split(out, "\n") {
+		if uid, _, _ := strings.Cut(line, " "); o.before[uid] != nil {
+			key, value, _ := strings.Cut(line, ":")
+			now.files[key] = value
+		}
+	}
+	return now, nil
+}
+
+// untold are the files that hold something else than before and that no entry of the journal tells of.
+func (o *oracle) untold(now *looked) (left []string) {
+	for key, value := range now.files {
+		uid, file, _ := strings.Cut(key, " ")
+		if _, journalled := now.entries[key]; !journalled && !o.before[uid].had(file, value) {
+			left = append(left, fmt.Sprintf("%s of %s, which holds %q", file, o.before[uid].name, value))
+		}
+	}
+	return left
+}
+
+// leftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
+// the journal tells of: what nobody would ever restore. All of it is read in one go before another agent starts.
+func (o *oracle) leftByKilling(pid string) ([]string, error) {
+	script := fmt.Sprintf("set -e; kill -KILL %s; n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid, pid)
+	out, err := tryOnNode(o.scene.node, script+o.look())
+	if err != nil {
+		return nil, err
+	}
+	now, err := o.looked(out)
+	if err != nil {
+		return nil, err
+	}
+	return o.untold(now), nil
 }
 
 // had tells whether a file of the pod, or of one of its containers, held this before.
@@ -147,7 +194,7 @@ func (o *oracle) waitUndone(limit time.Duration) {
 	for _, v := range o.before {
 		o.scene.waitRestored(time.Until(deadline), v.folder, v.before)
 	}
-	o.waitAccounted(5*time.Second, 0)
+	o.waitAccounted(5 * time.Second)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
 	// But for whether the node is closed, a status is written at most every ten seconds.
 	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.tellsNothing)

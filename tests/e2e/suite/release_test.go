@@ -271,7 +271,7 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 	r.page.Run(t, "Upgrade")
 	kept("another upgrade")
 	for _, o := range all {
-		o.waitAccounted(10*time.Second, 0)
+		o.waitAccounted(10 * time.Second)
 		o.scene.set(cold)
 	}
 	for _, o := range all {

@@ -5,6 +5,7 @@ package suite
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 	limited.cap = s.waitRatio(30*time.Second, limited, 50)
 	s.waitRatio(30*time.Second, o.before[string(s.pod("free").UID)], 50)
 	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
-	o.waitAccounted(5*time.Second, 0)
+	o.waitAccounted(5 * time.Second)
 	return o, limited
 }
 
@@ -56,7 +57,7 @@ func TestAnUpgradeOfTheAgentKeepsWhatIsInForce(t *testing.T) {
 		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
 		s.heldUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
 		always(t, 4*time.Second, "it is adopted", func() error { return s.holds(limited) })
-		o.waitAccounted(5*time.Second, 0)
+		o.waitAccounted(5 * time.Second)
 		s.set(cold)
 		o.waitUndone(30 * time.Second)
 	})
@@ -140,48 +141,100 @@ func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 		waitAgent(s, "")
 		s.set(hot)
 		s.waitRatio(30*time.Second, limited, 50)
-		o.waitAccounted(10*time.Second, 0)
+		o.waitAccounted(10 * time.Second)
 		s.set(cold)
 		o.waitUndone(40 * time.Second)
 	})
 }
 
-func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
-	t.Parallel()
-	outage := 15 * time.Second
-	if *long {
-		outage = 60 * time.Second
-	}
+// kept is a scene with everything in force, what was before, and its pod that has a limit.
+type kept struct {
+	*scene
+	*oracle
+	*victim
+}
+
+// pressedOnAll has everything in force on all nodes, where no other scene is.
+func pressedOnAll(t *testing.T) (all []kept) {
+	t.Helper()
 	haveAllNodes(t)
-	type kept struct {
-		*scene
-		*oracle
-		*victim
-	}
-	var all []kept
 	for _, node := range nodes {
 		s := newScene(t, node)
 		o, limited := pressed(t, s)
 		all = append(all, kept{s, o, limited})
 	}
-	versions := map[string]string{}
+	return all
+}
+
+// stays fails the test as soon as something is no longer in force on some node, for so long.
+func stays(t *testing.T, length time.Duration, all []kept) {
+	t.Helper()
+	always(t, length, "what is in force stays", func() error {
+		for _, each := range all {
+			if err := each.scene.holds(each.victim); err != nil {
+				return fmt.Errorf("%s: %w", each.scene.node, err)
+			}
+		}
+		return nil
+	})
+}
+
+// generations are those of all NodeWatermarks under test.
+func generations(t *testing.T) map[string]string {
+	t.Helper()
+	now := map[string]string{}
 	for _, node := range nodes {
-		versions[node] = kubectl(t, "get", "nodewatermark", node, "-o", "jsonpath={.metadata.generation}")
+		now[node] = kubectl(t, "get", "nodewatermark", node, "-o", "jsonpath={.metadata.generation}")
 	}
-	last := nodes[len(nodes)-1]
-	old := processOf(t, last, "agent")
+	return now
+}
+
+// notAnew fails the test where a NodeWatermark was written since.
+func notAnew(t *testing.T, before map[string]string) {
+	t.Helper()
+	for node, now := range generations(t) {
+		if now != before[node] {
+			t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", node, now, before[node])
+		}
+	}
+}
+
+func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
+	t.Parallel()
+	all := pressedOnAll(t)
+	outage := 15 * time.Second
+	if *long {
+		outage = 60 * time.Second
+	}
+	// One of the agents even has to start without it, the others live through it: each node sees both.
+	for _, restarted := range slices.Backward(nodes) {
+		withoutAPIServer(t, all, restarted, outage)
+		outage = 15 * time.Second
+	}
+	for _, each := range all {
+		each.scene.set(cold)
+	}
+	for _, each := range all {
+		each.oracle.waitUndone(60 * time.Second)
+	}
+}
+
+// withoutAPIServer has the API server away for so long, and an agent killed meanwhile.
+func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Duration) {
+	t.Helper()
+	before := generations(t)
+	old := processOf(t, restarted, "agent")
 	since := map[string]*tally{}
 	for _, node := range nodes {
 		since[node] = count(t, node)
 	}
 	// It is killed, and its successor counts from nothing.
-	since[last].forget()
+	since[restarted].forget()
 	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
 	stopped := time.Now()
 	resume := func() { tryOnNode("v1", "pkill -CONT -x kube-apiserver") }
 	t.Cleanup(resume)
-	// One of the agents even has to start without it.
-	onNode(t, last, "kill -KILL "+old)
+	onNode(t, restarted, "kill -KILL "+old)
 	for time.Since(stopped) < outage {
 		for _, each := range all {
 			if err := each.scene.held(each.victim, each.victim.cap); err != nil {
@@ -209,41 +262,21 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 	})
 	for _, each := range all {
 		each.scene.waitTaint(20*time.Second, corev1.TaintEffectNoSchedule)
-		if now := kubectl(t, "get", "nodewatermark", each.scene.node, "-o", "jsonpath={.metadata.generation}"); now != versions[each.scene.node] {
-			t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", each.scene.node, now, versions[each.scene.node])
-		}
 	}
+	notAnew(t, before)
 	// What was missed is caught up with little by little: in a minute after an outage of one.
-	always(t, outage, "what is in force stays", func() error {
-		for _, each := range all {
-			if err := each.scene.holds(each.victim); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	stays(t, outage, all)
 	for _, node := range nodes {
 		// Nothing changed on the node but for the file that was set back: there is next to nothing to tell.
 		since[node].check(t, node, 0, 10)
-	}
-	for _, each := range all {
-		each.scene.set(cold)
-	}
-	for _, each := range all {
-		each.oracle.waitUndone(60 * time.Second)
-		waitNodeReady(t, each.scene.node)
+		waitNodeReady(t, node)
 	}
 }
 
 func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
-	s := newScene(t, nodes[0])
-	o, limited := pressed(t, s)
-	generation := func() string {
-		return kubectl(t, "get", "nodewatermark", s.node, "-o", "jsonpath={.metadata.generation}")
-	}
-	before := generation()
+	all := pressedOnAll(t)
+	before := generations(t)
 	scale := func(replicas int) {
 		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
 	}
@@ -258,32 +291,45 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 		}
 		return nil
 	})
-	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
-	// The agent restarts too: it has the rules.
-	old := agentContainer(s)
-	since := count(t, s.node)
-	since.forget()
-	onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
-	waitAgent(s, old)
-	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
-	s.set(cold)
-	o.waitUndone(30 * time.Second)
-	s.set(hot)
-	limited.cap = s.waitRatio(20*time.Second, limited, 50)
-	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+	stays(t, 5*time.Second, all)
+	// The agents restart too: they have the rules.
+	since := map[string]*tally{}
+	for _, each := range all {
+		node, old := each.scene.node, agentContainer(each.scene)
+		since[node] = count(t, node)
+		since[node].forget()
+		onNode(t, node, "kill -KILL "+processOf(t, node, "agent"))
+		waitAgent(each.scene, old)
+	}
+	stays(t, 5*time.Second, all)
+	for _, each := range all {
+		each.scene.set(cold)
+	}
+	for _, each := range all {
+		each.oracle.waitUndone(30 * time.Second)
+	}
+	for _, each := range all {
+		each.scene.set(hot)
+	}
+	for _, each := range all {
+		each.victim.cap = each.scene.waitRatio(30*time.Second, each.victim, 50)
+		each.scene.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
+	}
 
 	// Back again, it repeats and undoes nothing.
 	scale(2)
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
-	always(t, 5*time.Second, "what is in force stays", func() error { return s.holds(limited) })
-	if now := generation(); now != before {
-		t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", s.node, now, before)
+	stays(t, 5*time.Second, all)
+	notAnew(t, before)
+	for _, each := range all {
+		// Meanwhile the rule ended and began: each time the taint, its condition, and some ten events of the node, its NodeWatermark
+		// and the two pods.
+		since[each.scene.node].check(t, each.scene.node, 40, 40)
+		each.scene.set(cold)
 	}
-	// Meanwhile the rule ended and began: each time the taint, its condition, and some ten events of the node, its NodeWatermark and
-	// the two pods.
-	since.check(t, s.node, 40, 40)
-	s.set(cold)
-	o.waitUndone(30 * time.Second)
+	for _, each := range all {
+		each.oracle.waitUndone(30 * time.Second)
+	}
 }
 
 func TestTheStandbyTakesOver(t *testing.T) {
@@ -387,15 +433,12 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 			kubectl(t, "delete", "pod", "-n", namespace, agentPod(node), "--wait=false")
 			s.heldUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
 		}
-		order := []func(){controller, agent}
-		if node != nodes[0] {
-			order = []func(){agent, controller}
-		}
-		// Each is done before the next begins.
-		for _, restart := range order {
+		// Each is done before the next begins: the agent after the controller, and the controller after the agent.
+		for i, restart := range []func(){controller, agent, controller} {
 			restart()
-			always(t, 2*time.Second, "what is in force stays", func() error { return s.holds(limited) })
-			o.waitAccounted(5*time.Second, 0)
+			what := fmt.Sprintf("after restart %d what is in force stays", i+1)
+			always(t, 2*time.Second, what, func() error { return s.holds(limited) })
+			o.waitAccounted(5 * time.Second)
 		}
 		s.set(cold)
 		o.waitUndone(30 * time.Second)

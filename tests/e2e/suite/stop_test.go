@@ -64,7 +64,7 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 		return nil
 	}
 	for i, s := range scenes {
-		oracles[i].waitAccounted(5*time.Second, 0)
+		oracles[i].waitAccounted(5 * time.Second)
 		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
 		told := strings.Join(events(s, "Node", "default", s.node), "\n")
 		if !strings.Contains(told, "EmergencyStop: stopped: seen from the suite") {
