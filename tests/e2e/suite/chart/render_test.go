@@ -253,6 +253,25 @@ func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
 	}
 }
 
+// TestAnAgentWritesBelowTheCgroupOfThePodsAlone: a path that leads out of it would give it the whole tree.
+func TestAnAgentWritesBelowTheCgroupOfThePodsAlone(t *testing.T) {
+	layout := func(kubepods string) string {
+		return fmt.Sprintf(`agent.layouts=[{"name":"v2","cgroup":"v2","kubepods":%q}]`, kubepods)
+	}
+	for _, kubepods := range []string{"", "/", "//", ".", "..", "./", "/..", "kubepods/..", "./kubepods", "../kubepods", "a/./b", "a/../b", "a//b", "kubepods//", ".. ", "..,x"} {
+		_, err := render(t, "--set-json", layout(kubepods))
+		if err == nil || !strings.Contains(err.Error(), "at '/agent/layouts/0/kubepods'") {
+			t.Errorf("of %q it says %v", kubepods, err)
+		}
+	}
+	for _, kubepods := range []string{"kubepods", "/kubepods.slice/", "kubelet.slice/kubelet-kubepods.slice", "a..b/kubepods", `a\x2db.slice`, "user@1000.service/kubepods"} {
+		rendered, err := render(t, "--set-json", layout(kubepods))
+		if path := "{path: /sys/fs/cgroup/" + strings.Trim(kubepods, "/") + ", type: Directory}"; err != nil || !strings.Contains(rendered, path) {
+			t.Errorf("of %q it makes no %s (%v)", kubepods, path, err)
+		}
+	}
+}
+
 func TestALayoutMayBeForAnotherArchitecture(t *testing.T) {
 	const arm = "agent.layouts[1].name=arm,agent.layouts[1].cgroup=v2,agent.layouts[1].kubepods=kubepods.slice,agent.layouts[1].nodeSelector.kubernetes\\.io/arch=arm64"
 	var found []any
