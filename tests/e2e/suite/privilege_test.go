@@ -5,6 +5,8 @@ package suite
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +133,51 @@ func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestALockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
+func TestALockedAgentReclaimsPageCache(t *testing.T) {
+	t.Parallel()
+	const node, mib = "v2", 1 << 20
+	if !slices.Contains(nodes, node) {
+		t.Skip("needs node " + node)
+	}
+	s := shared(t, node)
+	s.running(work{name: "cache", args: []string{"pause"}})
+	folder := s.folder("cache")
+	// What is not on the disk yet can't be reclaimed.
+	kubectl(t, "exec", "-n", s.name, "cache", "--", "/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/file", "bs=1M", "count=24", "conv=fsync")
+	cached := func() int {
+		t.Helper()
+		bytes, err := strconv.Atoi(strings.TrimSpace(onNode(t, node, "sed -n 's/^file //p' "+folder+"/memory.stat")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	if before := cached(); before < 20*mib {
+		t.Fatalf("it has %d bytes of page cache", before)
+	}
+	s.action(s.name, "{coolDownSeconds: 2, throttle: {memoryThrottle: {forceGC: true}}}")
+	s.allow(s.name, "", s.name)
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+	const done = `actions_total{action="reclaim",strategy="None"}`
+	earlier := agentMetrics(t, node)[done]
+	s.set(hot)
+	eventually(t, time.Minute, "its page cache is reclaimed", func() error {
+		if now := cached(); now > 8*mib {
+			return fmt.Errorf("it has %d bytes of page cache", now)
+		}
+		return nil
+	})
+	eventually(t, 20*time.Second, "the agent counts it", func() error {
+		if now := agentMetrics(t, node)[done]; now <= earlier {
+			return fmt.Errorf("%s is %.0f, was %.0f", done, now, earlier)
+		}
+		return nil
+	})
+	s.set(cold)
 }
 
 // startWeak runs a pod that is root without capabilities, with something of its own in its environment and its files.
