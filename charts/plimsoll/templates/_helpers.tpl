@@ -1,7 +1,9 @@
-{{/* The name of what belongs to a component, the caller's dict giving root and component. */}}
+{{/* The name of what belongs to a component, the caller's dict giving root and component. A long release's is cut so that the component's
+stays whole: no two have one name. */}}
 {{- define "plimsoll.name" -}}
 {{- $release := ternary .root.Release.Name (printf "%s-plimsoll" .root.Release.Name) (contains "plimsoll" .root.Release.Name) -}}
-{{- printf "%s-%s" $release .component | trunc 63 | trimSuffix "-" -}}
+{{- $room := sub 62 (len .component) | int -}}
+{{- printf "%s-%s" ($release | trunc $room | trimAll "-.") .component -}}
 {{- end -}}
 
 {{/* Labels by which selectors find a component's pods. */}}

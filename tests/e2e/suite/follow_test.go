@@ -4,8 +4,8 @@ package suite
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
-	"testing"
 	"time"
 )
 
@@ -15,14 +15,18 @@ type change struct {
 	millicores int     // -1: as much as it likes
 }
 
-// follow looks at a pod's cpu.max on its node without a pause, since it may be another for a part of a second alone: seen returns
+// follow looks at what a pod may use on its node without a pause, since it may be another for a part of a second alone: seen returns
 // every change so far, end ends it.
 func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	s.Helper()
 	file := fmt.Sprintf("/tmp/follow-%s-%d", s.name, time.Now().UnixNano())
 	onNode(s, s.node, ": > "+file)
+	look := `read -r now <%[2]s/cpu.max`
+	if s.node == "v1" { // of the pod, and of its containers
+		look = `now=; for quota in %[2]s/cpu.cfs_quota_us %[2]s/*/cpu.cfs_quota_us; do read -r one <$quota && now="$now $one"; done; [ "$now" ]`
+	}
 	// Nothing in the loop starts a process.
-	loop := `last=; while [ -e %[1]s ] && read -r now <%[2]s/cpu.max; do [ "$now" = "$last" ] || { read -r up rest </proc/uptime; echo "$up $now"; last=$now; }; done >>%[1]s`
+	loop := `last=; while [ -e %[1]s ] && { ` + look + `; }; do [ "$now" = "$last" ] || { read -r up rest </proc/uptime; echo "$up" $now; last=$now; }; done >>%[1]s 2>/dev/null`
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -35,7 +39,7 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	s.Cleanup(end)
 	seen = func() []change {
 		s.Helper()
-		return changes(s, onNode(s, s.node, "cat "+file))
+		return s.changes(onNode(s, s.node, "cat "+file))
 	}
 	eventually(s, 10*time.Second, "the cap is followed", func() error {
 		if len(seen()) == 0 {
@@ -46,25 +50,22 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	return seen, end
 }
 
-// changes reads lines of time, quota and period.
-func changes(t testing.TB, lines string) (seen []change) {
-	t.Helper()
+// changes reads lines of the time and of v2's quota and period, or of v1's quota of the pod and those of its containers.
+func (s *scene) changes(lines string) (seen []change) {
 	for _, line := range strings.Split(lines, "\n") {
-		var next change
-		var quota string
-		var period int
-		if _, err := fmt.Sscan(line, &next.at, &quota, &period); err != nil {
+		words := strings.Fields(line)
+		if len(words) < 3 {
 			continue // it is being written
 		}
-		next.millicores = -1
-		if quota != "max" {
-			var micros int
-			if _, err := fmt.Sscan(quota, &micros); err != nil {
-				t.Fatalf("%q: %v", line, err)
-			}
-			next.millicores = micros * 1000 / period
+		at, err := strconv.ParseFloat(words[0], 64)
+		if err != nil {
+			s.Fatalf("%q: %v", line, err)
 		}
-		seen = append(seen, next)
+		read := settings{"pod/cpu.max": words[1] + " " + words[2]}
+		if s.node == "v1" {
+			read = settings{"pod/cpu.cfs_quota_us": words[1], "containers/cpu.cfs_quota_us": strings.Join(words[2:], ", ")}
+		}
+		seen = append(seen, change{at, read.millicores()})
 	}
 	return seen
 }
@@ -92,6 +93,18 @@ func resets(seen []change, cap int) (away []float64) {
 		}
 	}
 	return away
+}
+
+// checkBack fails the test where the cap was away for longer than a tick takes.
+func (s *scene) checkBack(what string, seen []change, cap int) {
+	s.Helper()
+	for _, away := range resets(seen, cap) {
+		s.Logf("%s: the cap was away for %.2f s", what, away)
+		// A tick is 1 s, and it may take as long to come about on a node that is busy with this.
+		if away > 2 {
+			s.Errorf("after %s it took %.2f s until the cap was back", what, away)
+		}
+	}
 }
 
 // restart restarts containerd or the kubelet of the scene's node, and waits until another process does its work.

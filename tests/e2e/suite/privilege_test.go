@@ -5,6 +5,8 @@ package suite
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,15 +19,24 @@ import (
 // escape is a shell that was got in the agent's place: it says of each attempt whether it left its container, and of the one thing that
 // it is there for whether it can do it. $TREES are the cgroup trees that it may read, $PODS the parts of them that it may write. There is
 // a pod on the node that is root without capabilities, as it is itself: the kernel keeps such processes apart only where they can't see each other.
+// Of what was held it tells the number alone: a container's last message may have 4096 bytes.
 const escape = `
 b=/bin/busybox
-try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "left: $what"; else echo "held: $what"; fi; }
+held=0
+try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "left: $what"; else held=$((held + 1)); fi; }
 write() { echo "$1" >"$2"; }
 again() { write "$(cat "$1")" "$1"; }
 own() { : >/var/lib/plimsoll/left; "$@" /var/lib/plimsoll/left; code=$?; $b rm -f /var/lib/plimsoll/left; return $code; }
 procs=$($b awk '/ - proc /{print $5}' /proc/self/mountinfo)
 environment() { for proc in $procs; do [ -z "$($b grep -l PLIMSOLL_E2E_VICTIM $proc/[0-9]*/environ)" ] || return 0; done; return 1; }
 files() { for proc in $procs; do [ -z "$(ls $proc/[0-9]*/root/tmp/victim)" ] || return 0; done; return 1; }
+another() { process=$1; shift; ! [ $process/root -ef / ] && "$@"; } # such a thing of itself is no escape
+see() { ls $1/root/; }
+sees() { for proc in $procs; do for process in $proc/[0-9]*; do ! another $process see $process || return 0; done; done; return 1; }
+shared() { [ $$ != 1 ]; }
+opens() { (: <$1); }
+reads() { [ -n "$(head -c 1 $1)" ]; }
+reclaim() { for file in $1/*/*pod*/memory.reclaim; do ! write 0 $file || return 0; done; return 1; } # of a pod that is not gone by then
 device() { $b mknod /var/lib/plimsoll/left c 1 3 || return 1; $b rm -f /var/lib/plimsoll/left; }
 try "write to the image" write x /bin/left
 for tree in $TREES; do
@@ -43,31 +54,39 @@ for point in $($b awk '$5 ~ "^/host/" && $6 ~ "^rw" {print $5}' /proc/self/mount
 done
 try "read the environment of another pod that is root" environment
 try "read the files of another pod that is root" files
-try "ask the kernel for help" write h /host/proc/sysrq-trigger
+try "see the files of any process of another" sees
+try "be among processes that are not its own" shared
 try "mount a file system" $b mount -t tmpfs none /tmp
 try "mount the root to write" $b mount -o remount,rw /
 try "take a mount away" $b umount -l /host/proc/1/net/dev
 try "be root of a user namespace" $b unshare -U true
 try "get a mount namespace" $b unshare -m true
 try "get a network namespace" $b unshare -n true
-try "enter the node's mounts" $b nsenter --mount=/host/proc/1/ns/mnt true
-try "enter the node's network" $b nsenter --net=/host/proc/1/ns/net true
-try "see the node's files" ls /host/proc/1/root/
-try "see what a process of the node has open" $b readlink /host/proc/1/fd/0
-try "read the environment of a process of the node" cat /host/proc/1/environ
-try "read the memory of a process of the node" head -c 1 /host/proc/1/mem
-try "read the memory of the node" head -c 1 /host/proc/kcore
+for proc in /proc /host/proc; do # as a pod with the node's processes would see them, and as a mount of the node's shows them
+  try "ask the kernel for help by $proc" write h $proc/sysrq-trigger
+  try "enter the mounts of the node's first process by $proc" $b nsenter --mount=$proc/1/ns/mnt true
+  try "enter the network of the node's first process by $proc" $b nsenter --net=$proc/1/ns/net true
+  try "see the files of the node's first process by $proc" another $proc/1 see $proc/1
+  try "see what the node's first process has open by $proc" another $proc/1 $b readlink $proc/1/fd/0
+  try "read the environment of the node's first process by $proc" another $proc/1 cat $proc/1/environ
+  try "open the memory of the node's first process by $proc" another $proc/1 opens $proc/1/mem
+  try "read the memory of the node by $proc" reads $proc/kcore
+done
 try "change its root" $b chroot / /bin/true
 try "make a device" device
 try "give a file away" own $b chown 1000
 try "name the node" $b hostname left
 try "load a module" $b insmod /bin/busybox
-try "find a runtime's socket" ls /run/containerd /run/crio /run/docker.sock /var/run/docker.sock
+for socket in /run/containerd /run/crio /run/docker.sock /var/run/docker.sock; do
+  try "find a runtime's socket at $socket" ls $socket
+done
 for pods in $PODS; do
   for file in $pods/cpu.weight $pods/cpu.shares; do
     [ ! -e $file ] || if again $file; then echo "able: set $file"; else echo "unable: set $file"; fi
   done
+  [ ! -e $pods/memory.reclaim ] || if reclaim $pods; then echo "able: reclaim in $pods"; else echo "unable: reclaim in $pods"; fi
 done
+echo "$held attempts were held"
 echo end
 `
 
@@ -105,12 +124,60 @@ func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 		if !strings.HasSuffix(strings.TrimSpace(said), "end") || !strings.Contains(said, "able: set") {
 			t.Errorf("not all was tried:\n%s", said)
 		}
+		if node == "v2" && !strings.Contains(said, "able: reclaim") {
+			t.Errorf("no page cache of a pod was asked for:\n%s", said)
+		}
 		for _, line := range strings.Split(said, "\n") {
 			if strings.HasPrefix(line, "left: ") || strings.HasPrefix(line, "unable: ") {
 				t.Error(line)
 			}
 		}
 	})
+}
+
+// TestALockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
+func TestALockedAgentReclaimsPageCache(t *testing.T) {
+	t.Parallel()
+	const node, mib = "v2", 1 << 20
+	if !slices.Contains(nodes, node) {
+		t.Skip("needs node " + node)
+	}
+	s := shared(t, node)
+	s.running(work{name: "cache", args: []string{"pause"}})
+	folder := s.folder("cache")
+	// What is not on the disk yet can't be reclaimed.
+	kubectl(t, "exec", "-n", s.name, "cache", "--", "/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/file", "bs=1M", "count=24", "conv=fsync")
+	cached := func() int {
+		t.Helper()
+		bytes, err := strconv.Atoi(strings.TrimSpace(onNode(t, node, "sed -n 's/^file //p' "+folder+"/memory.stat")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	if before := cached(); before < 20*mib {
+		t.Fatalf("it has %d bytes of page cache", before)
+	}
+	s.action(s.name, "{coolDownSeconds: 2, throttle: {memoryThrottle: {forceGC: true}}}")
+	s.allow(s.name, "", s.name)
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+	const done = `actions_total{action="reclaim",strategy="None"}`
+	earlier := agentMetrics(t, node)[done]
+	s.set(hot)
+	eventually(t, time.Minute, "its page cache is reclaimed", func() error {
+		if now := cached(); now > 8*mib {
+			return fmt.Errorf("it has %d bytes of page cache", now)
+		}
+		return nil
+	})
+	eventually(t, 20*time.Second, "the agent counts it", func() error {
+		if now := agentMetrics(t, node)[done]; now <= earlier {
+			return fmt.Errorf("%s is %.0f, was %.0f", done, now, earlier)
+		}
+		return nil
+	})
+	s.set(cold)
 }
 
 // startWeak runs a pod that is root without capabilities, with something of its own in its environment and its files.

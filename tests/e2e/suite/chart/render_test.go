@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -250,6 +251,51 @@ func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
 	}
 	if pods != 4 {
 		t.Errorf("%d kinds of pods", pods)
+	}
+}
+
+// TestAnAgentWritesBelowTheCgroupOfThePodsAlone: a path that leads out of it would give it the whole tree.
+func TestAnAgentWritesBelowTheCgroupOfThePodsAlone(t *testing.T) {
+	layout := func(kubepods string) string {
+		return fmt.Sprintf(`agent.layouts=[{"name":"v2","cgroup":"v2","kubepods":%q}]`, kubepods)
+	}
+	for _, kubepods := range []string{"", "/", "//", ".", "..", "./", "/..", "kubepods/..", "./kubepods", "../kubepods", "a/./b", "a/../b", "a//b", "kubepods//", ".. ", "..,x"} {
+		_, err := render(t, "--set-json", layout(kubepods))
+		if err == nil || !strings.Contains(err.Error(), "at '/agent/layouts/0/kubepods'") {
+			t.Errorf("of %q it says %v", kubepods, err)
+		}
+	}
+	for _, kubepods := range []string{"kubepods", "/kubepods.slice/", "kubelet.slice/kubelet-kubepods.slice", "a..b/kubepods", `a\x2db.slice`, "user@1000.service/kubepods"} {
+		rendered, err := render(t, "--set-json", layout(kubepods))
+		if path := "{path: /sys/fs/cgroup/" + strings.Trim(kubepods, "/") + ", type: Directory}"; err != nil || !strings.Contains(rendered, path) {
+			t.Errorf("of %q it makes no %s (%v)", kubepods, path, err)
+		}
+	}
+}
+
+// TestNoTwoObjectsOfALongReleaseHaveOneName: accounts that are one have the rights of both.
+func TestNoTwoObjectsOfALongReleaseHaveOneName(t *testing.T) {
+	named := func(release string) map[string]bool {
+		t.Helper()
+		rendered, err := run(t, "", plane.Helm(), "template", release, plane.Absolute(t, chart), "--namespace", "plimsoll", "--values", combinations(t)["everything"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]bool{}
+		for _, object := range objects(t, rendered) {
+			found[object.GetKind()+" "+object.GetNamespace()+"/"+object.GetName()] = true
+			if kind := object.GetKind(); (kind == "Service" || kind == "Job") && len(object.GetName()) > 63 {
+				t.Errorf("no %s may be named %s", kind, object.GetName())
+			}
+		}
+		return found
+	}
+	wanted := len(named("plimsoll"))
+	const word = "abcdefghijklmnopqrstuvwxyz"
+	for _, release := range []string{word + "-" + word, word + "plimsoll-" + word[:18], word + word[:16]} {
+		if found := named(release); len(found) != wanted {
+			t.Errorf("release %s has %d names for %d objects: %v", release, len(found), wanted, slices.Sorted(maps.Keys(found)))
+		}
 	}
 }
 
