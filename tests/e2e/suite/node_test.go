@@ -20,7 +20,10 @@ import (
 type watermark struct {
 	Spec struct {
 		Hash  string
-		Rules []struct{ ID string }
+		Rules []struct {
+			ID        string
+			Watermark float64
+		}
 	}
 	Status struct {
 		ObservedHash string
