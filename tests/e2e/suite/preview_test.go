@@ -133,7 +133,7 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 			if told.Ratio != ratio || *told.ToMillicores < foretold*8/10 || *told.ToMillicores > foretold*12/10 {
 				t.Fatalf("it was foretold as %q, and became %d %%, %dm", how["throttle"], told.Ratio, *told.ToMillicores)
 			}
-			return nil
+			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
 		})
 		s.set(cold)
 		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
