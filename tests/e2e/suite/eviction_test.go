@@ -5,6 +5,7 @@ package suite
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -179,6 +180,10 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 			if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
 				return fmt.Errorf("it tells of %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
 			}
+			shown, err := row(node)
+			if count, _ := strconv.Atoi(shown["EVICTED(1H)"]); err != nil || count < 1 {
+				return fmt.Errorf("kubectl shows %v (%v)", shown, err)
+			}
 			return nil
 		})
 		s.waitNoTaint(20 * time.Second)
@@ -209,8 +214,19 @@ func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
 		s.waitKept(s.name)
+		crossed := time.Now()
 		s.set(hot)
 		s.waitEnding(30*time.Second, next)
+		// A status is written every 10 s at most.
+		eventually(t, 30*time.Second, "table and status tell of both while it lasts", func() error {
+			if err := s.checkRefused("evict", guarded, s.name, "keep"); err != nil {
+				return err
+			}
+			if err := s.checkBreached(s.name, crossed); err != nil {
+				return err
+			}
+			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 1, "EVICTED(1H)": 1})
+		})
 		s.set(cold)
 		if err := s.alive(guarded); err != nil {
 			t.Error(err)
@@ -263,6 +279,18 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 			}
 			_, err := kube.CoreV1().Pods("default").Get(background, unselected, metav1.GetOptions{})
 			return err
+		})
+		// Those that come before the victim in order: each round passes them over.
+		whyNot := map[string]string{
+			"unowned": "it has no controller", names[1]: "it is protected", names[2]: "annotated to stay", names[3]: "annotated to stay",
+		}
+		eventually(t, 30*time.Second, "the status tells why they are not", func() error {
+			for pod, words := range whyNot {
+				if err := s.checkRefused("act", pod, s.name, words); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 		s.set(cold)
 	})

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,14 +21,19 @@ import (
 type watermark struct {
 	Spec struct {
 		Hash  string
-		Rules []struct{ ID string }
+		Rules []struct {
+			ID        string
+			Watermark float64
+		}
 	}
 	Status struct {
 		ObservedHash string
 		Rules        []struct {
-			ID, Strategy, State string
-			Value               *float64
-			Unknown             string
+			ID, Metric, Strategy, State string
+			Value                       *float64
+			Mark                        float64
+			Since                       *metav1.Time
+			Unknown                     string
 		}
 		Scheduling struct {
 			State string
@@ -60,6 +66,78 @@ func watermarkOf(node string) (watermark, error) {
 		return read, err
 	}
 	return read, json.Unmarshal(text, &read)
+}
+
+// row is what `kubectl get nodewatermark` shows of a node, by the words of its header.
+func row(node string) (shown map[string]string, err error) {
+	out, err := tryKubectl("", "get", "nodewatermark", node)
+	if err != nil {
+		return nil, err
+	}
+	header, line, _ := strings.Cut(out, "\n")
+	columns := regexp.MustCompile(`\S+`).FindAllStringIndex(header, -1)
+	shown = map[string]string{}
+	for i, column := range columns { // a cell may be empty, and begins where its header does
+		end := len(line)
+		if i+1 < len(columns) {
+			end = min(end, columns[i+1][0])
+		}
+		shown[header[column[0]:column[1]]] = strings.TrimSpace(line[min(column[0], end):end])
+	}
+	return shown, nil
+}
+
+// checkRow tells whether kubectl shows this state of scheduling, and in other columns at least so many.
+func checkRow(node, scheduling string, least map[string]int) error {
+	shown, err := row(node)
+	if err != nil {
+		return err
+	}
+	if shown["SCHEDULING"] != scheduling {
+		return fmt.Errorf("scheduling is shown as %q, not %s: %v", shown["SCHEDULING"], scheduling, shown)
+	}
+	for column, least := range least {
+		if count, err := strconv.Atoi(shown[column]); err != nil || count < least {
+			return fmt.Errorf("%s is %q, not %d or more: %v", column, shown[column], least, shown)
+		}
+	}
+	return nil
+}
+
+// checkBreached tells whether the status says that the scene's metric is over the mark of a NodeQOS, since about this time.
+func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		return err
+	}
+	for _, rule := range now.Status.Rules {
+		if rule.ID != nodeQOS+"/hot" {
+			continue
+		}
+		if rule.State != "Breached" || rule.Metric != s.metric() || rule.Value == nil || *rule.Value != hot || rule.Mark != mark {
+			return fmt.Errorf("the rule is %+v", rule)
+		}
+		// By the node's clock, which may be some seconds off.
+		if rule.Since == nil || rule.Since.Sub(about).Abs() > time.Minute {
+			return fmt.Errorf("it is Breached since %v, and has been since %v", rule.Since, about)
+		}
+		return nil
+	}
+	return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
+}
+
+// checkRefused tells whether the status says of a pod of the scene why a rule left it alone: in words that contain these.
+func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		return err
+	}
+	for _, entry := range now.Status.Refused {
+		if entry.What == what && entry.Pod == s.name+"/"+pod && entry.Rule == nodeQOS+"/hot" && strings.Contains(entry.Reason, words) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s of %s for %q is not among %+v", what, pod, words, now.Status.Refused)
 }
 
 // waitKept waits until the agent says that it keeps what the controller compiled, with a rule of this NodeQOS.

@@ -5,6 +5,9 @@ package suite
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -130,7 +133,7 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 			if told.Ratio != ratio || *told.ToMillicores < foretold*8/10 || *told.ToMillicores > foretold*12/10 {
 				t.Fatalf("it was foretold as %q, and became %d %%, %dm", how["throttle"], told.Ratio, *told.ToMillicores)
 			}
-			return nil
+			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
 		})
 		s.set(cold)
 		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
@@ -168,4 +171,215 @@ func agentMetrics(t *testing.T, node string) map[string]float64 {
 		}
 	}
 	return read
+}
+
+// foreseen is what the tests read of what `plimsoll preview -o json` prints.
+type foreseen struct {
+	Nodes []struct {
+		Node  string
+		Rules []foreseenRule
+	}
+}
+
+type foreseenRule struct {
+	Rule, Standing, Scheduling string
+	Source                     struct{ From string }
+	Pods                       []struct {
+		Namespace, Name string
+		Would           []struct{ Change string }
+		Reasons         []string
+	}
+}
+
+// preview runs the command of the binary under test for policies in a file, and returns what it says of the scene's node, by rule.
+func (s *scene) preview(file string, args ...string) (rules map[string]foreseenRule, err error) {
+	s.Helper()
+	command := []string{binary(), "preview", "--kubeconfig", absolute("target/e2e/kubeconfig"), "-f", file, "--node", s.node, "-o", "json"}
+	out, err := run("", append(command, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	var read foreseen
+	if err := json.Unmarshal([]byte(out), &read); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	if len(read.Nodes) != 1 || read.Nodes[0].Node != s.node {
+		return nil, fmt.Errorf("it was asked about %s: %s", s.node, out)
+	}
+	rules = map[string]foreseenRule{}
+	for _, rule := range read.Nodes[0].Rules {
+		rules[rule.Rule] = rule
+	}
+	return rules, nil
+}
+
+// victims are the pods to which this would be done, in their order.
+func (r foreseenRule) victims(change string) (names []string) {
+	for _, pod := range r.Pods {
+		for _, would := range pod.Would {
+			if would.Change == change {
+				names = append(names, pod.Namespace+"/"+pod.Name)
+			}
+		}
+	}
+	return names
+}
+
+// reason is why nothing is done to a pod of the scene.
+func (r foreseenRule) reason(s *scene, name string) string {
+	for _, pod := range r.Pods {
+		if pod.Namespace == s.name && pod.Name == name {
+			return strings.Join(pod.Reasons, "; ")
+		}
+	}
+	return "it is not there"
+}
+
+// victims are the pods to which the agent says that a rule would do this, in the order in which it would.
+func (w watermark) victims(rule, what string) (names []string) {
+	for _, entry := range w.Status.Would {
+		if entry.Rule == rule && entry.What == what {
+			names = append(names, entry.Namespace+"/"+entry.Pod)
+		}
+	}
+	return names
+}
+
+// foretold are policies of which one rule is over its mark wherever anything runs, and the other where the scene says so. They throttle batch
+// jobs, and evict the app moved.
+const foretold = `apiVersion: ensurance.crane.io/v1alpha1
+kind: AvoidanceAction
+metadata: {name: %[1]s-throttle, labels: {e2e: %[1]s}}
+spec: {coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 90}}}
+---
+apiVersion: ensurance.crane.io/v1alpha1
+kind: AvoidanceAction
+metadata: {name: %[1]s-evict, labels: {e2e: %[1]s}}
+spec: {coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 1}}
+---
+apiVersion: ensurance.crane.io/v1alpha1
+kind: PodQOS
+metadata: {name: %[1]s-throttle, labels: {e2e: %[1]s}, annotations: {plimsoll.dev/rollout: immediate}}
+spec: {allowedActions: [%[1]s-throttle], labelSelector: {matchLabels: {job: batch}}, scopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In, values: [%[1]s]}]}}
+---
+apiVersion: ensurance.crane.io/v1alpha1
+kind: PodQOS
+metadata: {name: %[1]s-evict, labels: {e2e: %[1]s}, annotations: {plimsoll.dev/rollout: immediate}}
+spec: {allowedActions: [%[1]s-evict], labelSelector: {matchLabels: {app: moved}}, scopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In, values: [%[1]s]}]}}
+---
+apiVersion: ensurance.crane.io/v1alpha1
+kind: NodeQOS
+metadata: {name: %[1]s, labels: {e2e: %[1]s}}
+spec:
+  selector: {matchLabels: {kubernetes.io/hostname: %[2]s}}
+  evaluationPeriodSeconds: 1
+  nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[3]s, port: 80, path: /metrics}}
+  rules:
+  - {name: busy, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-throttle, strategy: Preview, metricRule: {name: cpu_total_utilization, value: 1}}
+  - {name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-evict, strategy: Preview, metricRule: {name: %[4]s, value: %[5]d}}
+`
+
+// TestPreviewByTheCommandForetellsWhatTheAgentThenSays asks about policies that nobody has applied yet: what pods use only the kubelet can tell.
+func TestPreviewByTheCommandForetellsWhatTheAgentThenSays(t *testing.T) {
+	needShell(t) // what runs on this machine has our own cluster's kubeconfig
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		batch := map[string]string{"job": "batch"}
+		// BestEffort goes before Burstable, whatever they use.
+		s.running(
+			work{name: "kept", args: []string{"burn", "30"}, labels: batch, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
+			work{name: "first", args: []string{"burn", "60"}, labels: batch},
+			work{name: "second", args: []string{"burn", "90"}, requests: "10m", labels: batch},
+		)
+		moved := s.owned(work{name: "moved", args: []string{"burn", "40"}, requests: "10m"})[0]
+		wanted := outlook{
+			throttled: []string{s.name + "/first", s.name + "/second"}, evicted: []string{s.name + "/" + moved},
+			spared: []spared{
+				{"busy", "kept", "it is protected"},
+				{"busy", moved, "no PodQOS allows this action on it"},
+				{"hot", "first", "no PodQOS allows this action on it"},
+			},
+		}
+		policies := fmt.Sprintf(foretold, s.name, node, gaugeAddress, s.metric(), mark)
+		file := filepath.Join(t.TempDir(), "policies.yaml")
+		if err := os.WriteFile(file, []byte(policies), 0o600); err != nil {
+			t.Fatal(err)
+		}
+
+		// A kubelet looks at its pods every 10 to 15 s.
+		eventually(t, 90*time.Second, "it is foretold from what the kubelet tells", func() error {
+			rules, err := s.preview(file, "--value", fmt.Sprintf("%s=%d", s.metric(), hot))
+			if err != nil {
+				return err
+			}
+			return wanted.checkForetold(s, rules, "kubelet", "given")
+		})
+		if made := kubectl(t, "get", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "-o", "name"); made != "" {
+			t.Fatalf("policies that were only looked at are applied: %s", made)
+		}
+
+		s.set(hot)
+		apply(t, policies)
+		s.waitKept(s.name)
+		eventually(t, 40*time.Second, "the agent says the same", func() error { return wanted.checkSaid(s) })
+		eventually(t, 60*time.Second, "it is foretold from what the agent tells", func() error {
+			rules, err := s.preview(file)
+			if err != nil {
+				return err
+			}
+			return wanted.checkForetold(s, rules, "agent", "agent")
+		})
+		if err := s.alive(moved); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// outlook is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and why some
+// are spared.
+type outlook struct {
+	throttled, evicted []string
+	spared             []spared
+}
+
+type spared struct{ rule, pod, reason string }
+
+// checkForetold tells whether the command says so, with the values of busy and hot from these sources.
+func (o outlook) checkForetold(s *scene, rules map[string]foreseenRule, busyFrom, hotFrom string) error {
+	busy, heated := rules[s.name+"/busy"], rules[s.name+"/hot"]
+	if busy.Standing != "over" || heated.Standing != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
+		return fmt.Errorf("busy is %q by the %q, hot is %q by the %q", busy.Standing, busy.Source.From, heated.Standing, heated.Source.From)
+	}
+	if busy.Scheduling != "" || heated.Scheduling != string(corev1.TaintEffectNoSchedule) {
+		return fmt.Errorf("busy would close the node by %q, hot by %q", busy.Scheduling, heated.Scheduling)
+	}
+	if err := o.check(busy.victims("throttle"), heated.victims("evict")); err != nil {
+		return fmt.Errorf("%w; busy: %+v; hot: %+v", err, busy.Pods, heated.Pods)
+	}
+	for _, it := range o.spared {
+		if said := rules[s.name+"/"+it.rule].reason(s, it.pod); said != it.reason {
+			return fmt.Errorf("%s spares %s: %q, not %q", it.rule, it.pod, said, it.reason)
+		}
+	}
+	return nil
+}
+
+// checkSaid tells whether the agent's status says so.
+func (o outlook) checkSaid(s *scene) error {
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		return err
+	}
+	busy, heated := s.name+"/busy", s.name+"/hot"
+	if closes := now.victims(heated, "disableScheduling"); len(closes) != 1 || len(now.victims(busy, "disableScheduling")) != 0 {
+		return fmt.Errorf("it is hot alone that would close the node: %v", now.Status.Would)
+	}
+	return o.check(now.victims(busy, "throttle"), now.victims(heated, "evict"))
+}
+
+func (o outlook) check(throttled, evicted []string) error {
+	if !slices.Equal(throttled, o.throttled) || !slices.Equal(evicted, o.evicted) {
+		return fmt.Errorf("it would throttle %v and evict %v, not %v and %v", throttled, evicted, o.throttled, o.evicted)
+	}
+	return nil
 }

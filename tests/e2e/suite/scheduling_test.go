@@ -30,8 +30,11 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 			t.Errorf("the taint took %s", took)
 		}
 		eventually(t, 15*time.Second, "it is told", func() error {
-			if shown := kubectl(t, "get", "nodewatermark", node, "--no-headers"); !strings.Contains(shown, "NoSchedule") {
-				return fmt.Errorf("kubectl get nodewatermark shows %s", shown)
+			if err := checkRow(node, "NoSchedule", map[string]int{"RULES": 1, "BREACHED": 1}); err != nil {
+				return err
+			}
+			if err := s.checkBreached(s.name, crossed); err != nil {
+				return err
 			}
 			if condition := nodeCondition(t, node); condition == nil || condition.Status != corev1.ConditionTrue {
 				return fmt.Errorf("condition InterferenceIdentified is %v", condition)
@@ -69,7 +72,7 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 			if condition := nodeCondition(t, node); condition != nil && condition.Status == corev1.ConditionTrue {
 				return fmt.Errorf("condition InterferenceIdentified is %v", condition)
 			}
-			return nil
+			return checkRow(node, "Enabled", nil)
 		})
 	})
 }
@@ -169,6 +172,7 @@ func TestPreferNoScheduleIsTheEffectThatTheActionNames(t *testing.T) {
 		s.waitKept(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectPreferNoSchedule)
+		eventually(t, 25*time.Second, "it is shown", func() error { return checkRow(node, "PreferNoSchedule", map[string]int{"BREACHED": 1}) })
 		// Stronger wins: the action is edited while it is in force.
 		s.action(s.name, "{coolDownSeconds: 1, disableScheduling: {effect: NoSchedule}}")
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
@@ -236,11 +240,11 @@ func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, 15*time.Second, "it is told", func() error {
+	eventually(t, 25*time.Second, "it is told", func() error {
 		if told := strings.Join(events(t, "Node", "", softened), "\n"); !strings.Contains(told, "SchedulingSoftened") {
 			return fmt.Errorf("events of node %s:\n%s", softened, told)
 		}
-		return nil
+		return checkRow(softened, "PreferNoSchedule", map[string]int{"BREACHED": 1})
 	})
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		if on := effects(); on[corev1.TaintEffectPreferNoSchedule] != softened {

@@ -1,0 +1,216 @@
+//go:build e2e
+
+package suite
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// edits is one NodeQOS of two nodes, whose edits go to a canary first.
+type edits struct {
+	*testing.T
+	name  string
+	nodes []*scene
+}
+
+// twoNodes has both nodes to itself: where other policies were edited meanwhile, agents would be asked anew and anew whether they keep theirs.
+func twoNodes(t *testing.T) *edits {
+	t.Helper()
+	if len(nodes) < 2 {
+		t.Skip("needs a second node")
+	}
+	haveAllNodes(t)
+	e := &edits{T: t}
+	for _, node := range nodes {
+		e.nodes = append(e.nodes, newScene(t, node))
+	}
+	first := e.nodes[0]
+	e.name = first.name
+	label := append([]string{"label", "node"}, nodes...)
+	t.Cleanup(func() {
+		first.noPolicies()
+		tryKubectl("", append(slices.Clone(label), first.label()+"-")...)
+	})
+	kubectl(t, append(slices.Clone(label), first.label()+"=staged")...)
+	return e
+}
+
+// edit gives the rule another mark; the metric is one for both nodes.
+func (e *edits) edit(mark int, annotations string) {
+	e.Helper()
+	s := e.nodes[0]
+	apply(e, fmt.Sprintf(`apiVersion: ensurance.crane.io/v1alpha1
+kind: NodeQOS
+metadata: {name: %[1]s, labels: {e2e: %[1]s}, annotations: {%[2]s}}
+spec:
+  selector: {matchLabels: {%[3]s: staged}}
+  evaluationPeriodSeconds: 1
+  nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[4]s, port: 80, path: /metrics}}
+  rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s, strategy: None, metricRule: {name: %[5]s, value: %[6]d}}]
+`, e.name, annotations, s.label(), gaugeAddress, s.metric(), mark))
+}
+
+// with are the nodes that are to keep the rule with this mark.
+func (e *edits) with(mark int) (found []string) {
+	e.Helper()
+	for _, s := range e.nodes {
+		now, err := watermarkOf(s.node)
+		if err != nil {
+			e.Fatal(err)
+		}
+		for _, rule := range now.Spec.Rules {
+			if rule.ID == e.name+"/hot" && rule.Watermark == float64(mark) {
+				found = append(found, s.node)
+			}
+		}
+	}
+	return found
+}
+
+func (e *edits) waitAllWith(limit time.Duration, mark int) {
+	e.Helper()
+	eventually(e, limit, fmt.Sprintf("both nodes are to keep the mark %d", mark), func() error {
+		if have := e.with(mark); len(have) != len(e.nodes) {
+			return fmt.Errorf("these are: %v", have)
+		}
+		return nil
+	})
+}
+
+// status reads the status of the NodeQOS.
+func (e *edits) status(path string) string {
+	e.Helper()
+	return kubectl(e, "get", "nodeqos", e.name, "-o", "jsonpath={.status"+path+"}")
+}
+
+// rolledOut is a field of the condition that tells how far an edit is; empty: none is on its way.
+func (e *edits) rolledOut(field string) string {
+	e.Helper()
+	return e.status(`.conditions[?(@.type=="RolledOut")].` + field)
+}
+
+func (e *edits) waitRolledOut(limit time.Duration, reason string) {
+	e.Helper()
+	eventually(e, limit, fmt.Sprintf("RolledOut has the reason %q", reason), func() error {
+		if now := e.rolledOut("reason"); now != reason {
+			return fmt.Errorf("it is %q", now)
+		}
+		return nil
+	})
+}
+
+// waitEvent waits until an event about the NodeQOS begins so.
+func (e *edits) waitEvent(reason string) {
+	e.Helper()
+	eventually(e, 20*time.Second, reason+" is told", func() error {
+		all := events(e, "NodeQOS", "", e.name)
+		if !slices.ContainsFunc(all, func(event string) bool { return strings.HasPrefix(event, reason+": ") }) {
+			return fmt.Errorf("its events are:\n%s", strings.Join(all, "\n"))
+		}
+		return nil
+	})
+}
+
+// TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes edits a mark as people do, without the annotation that other scenes have.
+func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
+	onlyLong(t)
+	needShell(t)
+	t.Parallel()
+	e := twoNodes(t)
+	const lax, bad, good = 1000, 10, 500 // the value is hot
+	victims := map[string]*victim{}
+	for _, s := range e.nodes {
+		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
+		victims[s.node] = s.victim("limited")
+		s.allow(s.name, "limited", e.name)
+	}
+	e.nodes[0].action(e.name, gently)
+	e.nodes[0].set(hot)
+	e.edit(lax, "plimsoll.dev/rollout: immediate")
+	for _, s := range e.nodes {
+		s.waitKept(e.name)
+	}
+
+	e.edit(bad, "")
+	canary := e.waitStopped(bad)
+	at := slices.IndexFunc(e.nodes, func(s *scene) bool { return s.node == canary })
+	acting, quiet := e.nodes[at], e.nodes[1-at]
+	acting.waitRatio(30*time.Second, victims[canary], 50)
+	eventually(t, 30*time.Second, "the NodeQOS counts its nodes", func() error {
+		if counts := e.status(".matchedNodes") + " " + e.status(".breachedNodes"); counts != "2 1" {
+			return fmt.Errorf("matched and breached: %s", counts)
+		}
+		return nil
+	})
+	always(t, 15*time.Second, "it goes no further", func() error {
+		if have, others := e.with(bad), e.with(lax); !slices.Equal(have, []string{canary}) || !slices.Equal(others, []string{quiet.node}) {
+			return fmt.Errorf("the edit is on %v, what was before it on %v", have, others)
+		}
+		other := victims[quiet.node]
+		return checkRestored(other.before, quiet.settings(other.folder))
+	})
+
+	// Taken back, it goes to all at once.
+	e.edit(lax, "")
+	e.waitAllWith(20*time.Second, lax)
+	e.waitRolledOut(20*time.Second, "")
+	acting.waitRestored(30*time.Second, victims[canary].folder, victims[canary].before)
+
+	e.edit(good, "")
+	e.waitOne(good)
+	begun := time.Now()
+	e.waitRolledOut(20*time.Second, "Canaries")
+	e.waitAllWith(4*time.Minute, good)
+	took := time.Since(begun)
+	t.Logf("from the canary to both nodes: %.1f s", took.Seconds())
+	if took < 55*time.Second { // a minute, less what it took to see it on the canary
+		t.Errorf("the canary was watched for %s", took)
+	}
+	e.waitEvent("RolledOut")
+	e.waitRolledOut(20*time.Second, "")
+	for _, s := range e.nodes {
+		if err := checkRestored(victims[s.node].before, s.settings(victims[s.node].folder)); err != nil {
+			t.Errorf("%s: %v", s.node, err)
+		}
+	}
+}
+
+// waitStopped waits until an edit has stopped at its only canary, and returns that.
+func (e *edits) waitStopped(mark int) (canary string) {
+	e.Helper()
+	eventually(e, 90*time.Second, "the edit stops", func() error {
+		have := e.with(mark)
+		if len(have) > 1 {
+			e.Fatalf("the edit is on %v", have)
+		}
+		if now := e.rolledOut("reason"); len(have) == 0 || now != "CanariesAct" {
+			return fmt.Errorf("it is on %v, and RolledOut is %q", have, now)
+		}
+		canary = have[0]
+		return nil
+	})
+	if told := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(told, "False: the edit stops at 1 of 2 nodes ("+canary+")") {
+		e.Errorf("RolledOut is %s", told)
+	}
+	e.waitEvent("RolloutStopped")
+	return canary
+}
+
+// waitOne waits until an edit is on its canary.
+func (e *edits) waitOne(mark int) {
+	e.Helper()
+	eventually(e, 20*time.Second, fmt.Sprintf("one node is to keep the mark %d", mark), func() error {
+		have := e.with(mark)
+		if len(have) > 1 {
+			e.Fatalf("the edit is on %v", have)
+		}
+		if len(have) == 0 {
+			return fmt.Errorf("none is")
+		}
+		return nil
+	})
+}
