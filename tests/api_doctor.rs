@@ -57,6 +57,7 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     installed(&plane);
     no_pod_has_started(&plane);
     pods_could_not_be_made(&plane);
+    an_agent_says_what_is_wrong(&plane);
     what_holds_agents_is_gone(&plane);
     stopped_and_without_rights(&plane);
     by_others(&plane);
@@ -217,6 +218,44 @@ fn pods_could_not_be_made(plane: &ControlPlane) {
     finds(&found, "DaemonSet plimsoll/plimsoll-agent-v2", &what);
     let twice = has(&found, "agents", "on 1 node none runs: a");
     assert!(!twice, "{found:?}");
+}
+
+/// By the columns that a real API server makes of a status.
+fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let rule = |id: &str| json!({"id": id, "state": "Normal", "mark": 80});
+    let mut unknown = rule("q/probe");
+    unknown["unknown"] = "no sample of it".into();
+    let status = |degraded: Value, rules: Value| {
+        let conditions = json!([condition("Ready", "True", "RulesKept"), degraded]);
+        let status = json!({"status": {"conditions": conditions, "rules": rules}});
+        let patch = format!("--patch={status}");
+        let merge = ["--subresource=status", "--type=merge", &patch];
+        plane.kubectl(&[&["patch", "nodewatermark", "a"][..], &merge].concat());
+        doctor(&plane.kubeconfig).1
+    };
+    let failing = condition("Degraded", "True", "NodeNotMarked");
+    let found = status(failing, json!([rule("q/cpu"), unknown]));
+    finds(
+        &found,
+        "agents",
+        "NodeNotMarked: not everything can be done on 1 node: a",
+    );
+    finds(
+        &found,
+        "agents",
+        "q/probe: this rule can't be judged on 1 node: a",
+    );
+    let well = condition("Degraded", "False", "AllInOrder");
+    let found = status(well, json!([rule("q/cpu")]));
+    assert!(
+        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "judged"),
+        "{found:?}"
+    );
 }
 
 fn what_holds_agents_is_gone(plane: &ControlPlane) {

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, finding, full_name, items, list};
 use super::holding::{guard, held, not_tried};
+use super::nodes::nodes;
 use super::read::{Answer, Refused, Seen, arguments};
 use super::tables::{names, pods, running};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
@@ -20,7 +21,7 @@ const OLDEST: (u64, u64) = (1, 33);
 /// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
 const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
-const DEFINE: &str = "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
+pub(super) const DEFINE: &str = "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
 const READ: &str = "run it as somebody who may read that";
 const RETRY: &str = "look again; if it stays so, look at the API server";
 pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
@@ -46,6 +47,7 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         held,
         guard,
         compiled,
+        nodes,
         policies,
     ];
     checks.iter().flat_map(|check| check(seen)).collect()
