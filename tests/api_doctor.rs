@@ -59,6 +59,7 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     pods_could_not_be_made(&plane);
     an_agent_says_what_is_wrong(&plane);
     what_holds_agents_is_gone(&plane);
+    the_agents_role_is_gone(&plane);
     stopped_and_without_rights(&plane);
     by_others(&plane);
     definitions_are_waited_for(&plane);
@@ -279,6 +280,19 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     finds(&found, guard, "is missing");
     let bound = "not in force: plimsoll-agent-lease;";
     finds(&found, "admission policies", bound);
+}
+
+/// The one in its own namespace: an agent that may not see its DaemonSet gives everything back whenever it ends.
+fn the_agents_role_is_gone(plane: &ControlPlane) {
+    plane.kubectl(&["delete", "rolebinding", "plimsoll-agent", "-n", NAMESPACE]);
+    plane.until("the API server follows", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let may_not = "system:serviceaccount:plimsoll:plimsoll-agent may not";
+        let sets = format!("{may_not} get daemonsets.apps in plimsoll");
+        let replicas = format!("{may_not} list, watch endpointslices.discovery.k8s.io in plimsoll");
+        let about = "permissions of agents";
+        has(&found, about, &sets) && has(&found, about, &replicas)
+    });
 }
 
 fn stopped_and_without_rights(plane: &ControlPlane) {

@@ -7,7 +7,6 @@
 use serde_json::json;
 
 use super::super::permissions::Actor;
-use super::super::read::Review;
 use super::super::trials::Trial;
 use super::*;
 
@@ -194,13 +193,18 @@ fn well() -> Seen {
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
-        reviews: vec![Review {
-            actor: Actor::Agent,
-            user: "system:serviceaccount:plimsoll:agent".to_owned(),
-            what: "patch nodes".to_owned(),
-            allowed: Ok(true),
-        }],
+        reviews: ["get", "list", "patch"].map(review).to_vec(),
         trials: HELD.map(trial).to_vec(),
+    }
+}
+
+fn review(verb: &'static str) -> Review {
+    Review {
+        actor: Actor::Agent,
+        user: "system:serviceaccount:plimsoll:agent".to_owned(),
+        verb,
+        what: "nodes".to_owned(),
+        allowed: Ok(true),
     }
 }
 
@@ -434,7 +438,13 @@ fn a_permission_that_lacks_is_told() {
         "permissions of agents",
         "system:serviceaccount:plimsoll:agent may not patch nodes",
     ];
-    says(|it| it.reviews[0].allowed = Ok(false), &words);
+    says(|it| it.reviews[2].allowed = Ok(false), &words);
+    let none = |it: &mut Seen| {
+        for review in &mut it.reviews {
+            review.allowed = Ok(false);
+        }
+    };
+    says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
 #[test]

@@ -52,7 +52,8 @@ pub(super) struct Review {
     pub actor: Actor,
     /// `system:serviceaccount:namespace:name`
     pub user: String,
-    /// `patch nodes/status`
+    pub verb: &'static str,
+    /// `nodes/status`
     pub what: String,
     pub allowed: Result<bool, Refused>,
 }
@@ -227,7 +228,7 @@ pub(super) fn arguments<'a>(workloads: &'a Answer, argument: &str) -> Vec<&'a st
 }
 
 /// What the containers of one are told.
-fn told<'a>(workload: &'a Value, argument: &str) -> Vec<&'a str> {
+pub(super) fn told<'a>(workload: &'a Value, argument: &str) -> Vec<&'a str> {
     let containers = items_in(workload, "/spec/template/spec/containers");
     let arguments = containers.into_iter().flat_map(|it| items_in(it, "/args"));
     arguments
@@ -308,13 +309,20 @@ async fn reviews(
     let mut reviews = Vec::new();
     for (actor, workloads) in [(Actor::Agent, agents), (Actor::Controller, controllers)] {
         for (namespace, account) in accounts(workloads) {
+            let is_its = |it: &&Value| {
+                it["metadata"]["namespace"] == namespace && self::account(it) == Some(&account)
+            };
+            let Some(workload) = items(workloads).into_iter().find(is_its) else {
+                continue;
+            };
             let user = user(&namespace, &account);
-            for attributes in wanted(actor, &namespace, leases) {
+            for attributes in wanted(actor, workload, [&namespace, leases]) {
                 reviews.push(Review {
                     actor,
                     user: user.clone(),
+                    verb: attributes.verb,
                     what: attributes.to_string(),
-                    allowed: review(client, &namespace, &user, &attributes.body()).await,
+                    allowed: review(client, &namespace, &user, attributes.spec()).await,
                 });
             }
         }
@@ -349,7 +357,7 @@ async fn review(
     client: &Client,
     namespace: &str,
     user: &str,
-    attributes: &Value,
+    mut spec: Value,
 ) -> Result<bool, Refused> {
     let of_namespace = format!("system:serviceaccounts:{namespace}");
     let groups = [
@@ -357,9 +365,9 @@ async fn review(
         &of_namespace,
         "system:authenticated",
     ];
+    (spec["user"], spec["groups"]) = (user.into(), json!(groups));
     let body = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec,
     });
     let request = hyper::Request::post("/apis/authorization.k8s.io/v1/subjectaccessreviews");
     let request = request.header("content-type", "application/json");
