@@ -336,11 +336,16 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
         }
     };
     let mut found = Vec::new();
-    let ca = seen
-        .aggregation
-        .as_ref()
-        .map(|it| &it["data"]["requestheader-client-ca-file"]);
-    if ca.is_ok_and(Value::is_null) {
+    let is_off = match &seen.aggregation {
+        Ok(config) => config["data"]["requestheader-client-ca-file"].is_null(),
+        Err(error) if error.is_missing() => true,
+        Err(error) => {
+            let what = format!("API aggregation could not be checked: {}", error.why);
+            found.push(finding("plimsoll doctor", what, to_read(error)));
+            false
+        }
+    };
+    if is_off {
         let what = "the API server has no --requestheader-client-ca-file, so that kubectl get nodemetrics can't work";
         let cure = "configure the aggregation layer, or install with metricsAPI.enabled=false";
         found.push(finding("API aggregation", what, cure));

@@ -410,6 +410,17 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
         &["API aggregation", "metricsAPI.enabled=false"],
     );
     says(
+        |it| it.aggregation = refused(404),
+        &["API aggregation", "metricsAPI.enabled=false"],
+    );
+    says(
+        |it| it.aggregation = refused(403),
+        &[
+            "API aggregation could not be checked: refused (403)",
+            "run it as somebody who may read that",
+        ],
+    );
+    says(
         |it| it.api_service = refused(404),
         &["APIService", "missing"],
     );
