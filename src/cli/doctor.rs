@@ -21,6 +21,7 @@ use serde_json::json;
 
 use self::finding::Finding;
 use self::findings::{findings, notes, summary};
+pub(super) use self::read::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::finding::items;
 use super::permissions::{Actor, wanted};
-use super::tables::names;
+use super::tables::{names, unique};
 use super::trials::{Attempt, Objects, Trial, by_agent, by_controller};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
@@ -104,6 +104,11 @@ fn labels(component: &str) -> String {
     )
 }
 
+/// Those workloads of ours.
+fn apps(plural: &str, component: &str) -> String {
+    format!("/apis/apps/v1/{plural}?{}", labels(component))
+}
+
 /// The nodes that may have an agent.
 fn nodes() -> String {
     let kept: String = byte_serialize(KEPT.as_bytes()).collect();
@@ -142,7 +147,6 @@ pub(super) async fn read(
         anyhow::bail!("failed to reach the API server: {why}");
     }
     let list = async |path: &str| get(client, path).await;
-    let apps = |plural: &str, of: &str| format!("/apis/apps/v1/{plural}?{}", labels(of));
     let daemon_sets = list(&apps("daemonsets", "agent")).await;
     let deployments = list(&apps("deployments", "controller")).await;
     let said = arguments(&daemon_sets, LEASES).first().copied();
@@ -184,6 +188,13 @@ pub(super) async fn read(
     seen.trials = trials(client, attempts(&seen)).await;
     of_agents(client, &mut seen).await;
     Ok(seen)
+}
+
+/// Where agents have their Leases, as their `DaemonSet`s say; none where these can't be read.
+pub(in crate::cli) async fn lease_namespaces(client: &Client) -> Vec<String> {
+    let daemon_sets = get(client, &apps("daemonsets", "agent")).await;
+    let told = unique(arguments(&daemon_sets, LEASES).into_iter());
+    told.into_iter().map(str::to_owned).collect()
 }
 
 /// The namespaces of the agents, with their pods, and why some could not be made.
