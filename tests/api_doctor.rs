@@ -57,7 +57,9 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     installed(&plane);
     no_pod_has_started(&plane);
     pods_could_not_be_made(&plane);
+    an_agent_says_what_is_wrong(&plane);
     what_holds_agents_is_gone(&plane);
+    the_agents_role_is_gone(&plane);
     stopped_and_without_rights(&plane);
     by_others(&plane);
     definitions_are_waited_for(&plane);
@@ -219,6 +221,44 @@ fn pods_could_not_be_made(plane: &ControlPlane) {
     assert!(!twice, "{found:?}");
 }
 
+/// By the columns that a real API server makes of a status.
+fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let rule = |id: &str| json!({"id": id, "state": "Normal", "mark": 80});
+    let mut unknown = rule("q/probe");
+    unknown["unknown"] = "no sample of it".into();
+    let status = |degraded: Value, rules: Value| {
+        let conditions = json!([condition("Ready", "True", "RulesKept"), degraded]);
+        let status = json!({"status": {"conditions": conditions, "rules": rules}});
+        let patch = format!("--patch={status}");
+        let merge = ["--subresource=status", "--type=merge", &patch];
+        plane.kubectl(&[&["patch", "nodewatermark", "a"][..], &merge].concat());
+        doctor(&plane.kubeconfig).1
+    };
+    let failing = condition("Degraded", "True", "NodeNotMarked");
+    let found = status(failing, json!([rule("q/cpu"), unknown]));
+    finds(
+        &found,
+        "agents",
+        "NodeNotMarked: not everything can be done on 1 node: a",
+    );
+    finds(
+        &found,
+        "agents",
+        "q/probe: this rule can't be judged on 1 node: a",
+    );
+    let well = condition("Degraded", "False", "AllInOrder");
+    let found = status(well, json!([rule("q/cpu")]));
+    assert!(
+        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "judged"),
+        "{found:?}"
+    );
+}
+
 fn what_holds_agents_is_gone(plane: &ControlPlane) {
     // One that is there, and judges nobody.
     let nobody = r#"{"spec":{"matchConditions":[{"name":"nobody","expression":"false"}]}}"#;
@@ -240,6 +280,19 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     finds(&found, guard, "is missing");
     let bound = "not in force: plimsoll-agent-lease;";
     finds(&found, "admission policies", bound);
+}
+
+/// The one in its own namespace: an agent that may not see its DaemonSet gives everything back whenever it ends.
+fn the_agents_role_is_gone(plane: &ControlPlane) {
+    plane.kubectl(&["delete", "rolebinding", "plimsoll-agent", "-n", NAMESPACE]);
+    plane.until("the API server follows", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let may_not = "system:serviceaccount:plimsoll:plimsoll-agent may not";
+        let sets = format!("{may_not} get daemonsets.apps in plimsoll");
+        let replicas = format!("{may_not} list, watch endpointslices.discovery.k8s.io in plimsoll");
+        let about = "permissions of agents";
+        has(&found, about, &sets) && has(&found, about, &replicas)
+    });
 }
 
 fn stopped_and_without_rights(plane: &ControlPlane) {

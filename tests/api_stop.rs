@@ -512,4 +512,32 @@ fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_c
         text.contains("cannot patch resource") && text.contains("ask somebody"),
         "{text}"
     );
+    it_goes_where_agents_watch(&node);
+}
+
+/// As where the chart has another `leases.namespace`.
+fn it_goes_where_agents_watch(node: &Node) {
+    let labels =
+        json!({"app.kubernetes.io/name": "plimsoll", "app.kubernetes.io/component": "agent"});
+    let container =
+        json!({"name": "agent", "image": "none", "args": ["agent", "--lease-namespace=elsewhere"]});
+    node.plane.apply(&[
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "elsewhere"}}),
+        json!({
+            "apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"name": "agent", "namespace": "elsewhere", "labels": labels},
+            "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}},
+        }),
+    ]);
+    let output = plimsoll(node, &["stop", "--wait=false", "--reason=why"]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let made = "was missing in namespace elsewhere, and was made";
+    assert!(text.contains(made), "{text}");
+    let args = ["stop", "--wait=false", "--lease-namespace", LEASES];
+    let output = plimsoll(node, &args);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let refused = format!("no agent watches namespace {LEASES}: they watch elsewhere");
+    assert!(text.contains(&refused), "{text}");
 }

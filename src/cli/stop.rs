@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use clap::ArgAction;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use super::doctor::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::cluster::client::{CallError, call, connect};
 use crate::cluster::clock;
@@ -29,7 +30,8 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const STOP_HELP: &str = "\
 Annotates the ConfigMap plimsoll-stop beside the agents' Leases, which every agent watches by itself: the controller may be
 away. Within 15 s each gives back all CPU and takes its taint off, begins no eviction, and does nothing more until
-`plimsoll resume`; so do agents that start later. Rules with strategy Preview go on reporting. The same by kubectl:
+`plimsoll resume`; so do agents that start later. Where the connections of an agent are dropped in silence it is within 22 s.
+Rules with strategy Preview go on reporting. The same by kubectl, where the chart's leases.namespace is as it was:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease --overwrite plimsoll.dev/stop='why'
 
 Examples:
@@ -38,13 +40,14 @@ Examples:
   How far it is:
     kubectl get nodewatermarks
 
-Permissions: patch of the ConfigMap (create, where it is missing), and list of nodewatermarks to see how far it is.
+Permissions: patch of the ConfigMap (create, where it is missing), list of nodewatermarks to see how far it is, and list of
+daemonsets to see where it is: without, say --lease-namespace where the chart's leases.namespace is another.
 
 Exit status: 0 every node has released, 1 not all have said so in time, 2 it could not be ordered.";
 
 const RESUME_HELP: &str = "\
 Takes the annotation off again that `plimsoll stop` has set. Every rule begins anew: thresholds count from zero. The same by
-kubectl:
+kubectl, where the chart's leases.namespace is as it was:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease plimsoll.dev/stop-
 
 Exit status: 0 every node goes on, 1 not all have said so in time, 2 it could not be ordered.";
@@ -79,9 +82,9 @@ struct How {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "60s")]
     timeout: Duration,
 
-    /// Namespace of the Leases that agents renew
-    #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
-    lease_namespace: String,
+    /// Namespace of the Leases that agents renew, the chart's leases.namespace [default: what the agents are told]
+    #[arg(long, value_name = "NAME")]
+    lease_namespace: Option<String>,
 
     /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
     #[arg(long, value_name = "FILE")]
@@ -101,7 +104,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
         let client = connect(args.how.kubeconfig.as_deref()).await?;
         let user = who(&client).await;
         let value = value(args.reason.as_deref(), user.as_deref(), clock::wall());
-        order(&client, &args.how.lease_namespace, Some(&value)).await?;
+        order_all(&client, &args.how, Some(&value)).await?;
         say("stopped: every agent gives back what is in force, and does nothing more")?;
         follow(&client, &args.how, Aim::Released).await
     })
@@ -111,7 +114,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
 pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
         let client = connect(args.how.kubeconfig.as_deref()).await?;
-        order(&client, &args.how.lease_namespace, None).await?;
+        order_all(&client, &args.how, None).await?;
         say("resumed: every rule begins anew")?;
         follow(&client, &args.how, Aim::Resumed).await
     })
@@ -148,6 +151,30 @@ fn say(line: &str) -> anyhow::Result<()> {
     writeln!(stdout().lock(), "{line}").context("failed to write to standard output")
 }
 
+/// Orders it wherever agents watch for it.
+async fn order_all(client: &Client, how: &How, value: Option<&str>) -> anyhow::Result<()> {
+    let told = lease_namespaces(client).await;
+    let given = how.lease_namespace.as_deref();
+    for namespace in places(given, &told)? {
+        order(client, namespace, value).await?;
+    }
+    Ok(())
+}
+
+/// The namespaces of the objects, by what is given and what agents are told. Nobody may have told us: who stops may have no
+/// right to see agents, and these may be stopped before they are installed.
+fn places<'a>(given: Option<&'a str>, told: &'a [String]) -> anyhow::Result<Vec<&'a str>> {
+    match given {
+        None if told.is_empty() => Ok(vec![LEASE_NAMESPACE]),
+        None => Ok(told.iter().map(String::as_str).collect()),
+        Some(given) if told.is_empty() || told.iter().any(|it| it == given) => Ok(vec![given]),
+        Some(given) => {
+            let told = told.join(", ");
+            bail!("no agent watches namespace {given}: they watch {told} (--lease-namespace)")
+        }
+    }
+}
+
 /// Annotates the object, or takes the annotation off. It is made where it is missing: agents that are stopped go on only
 /// where an object says so.
 async fn order(client: &Client, namespace: &str, value: Option<&str>) -> anyhow::Result<()> {
@@ -166,7 +193,8 @@ async fn order(client: &Client, namespace: &str, value: Option<&str>) -> anyhow:
     let api = config_maps(client, namespace);
     match call(api.create(&PostParams::default(), &object)).await {
         Ok(_) => say(&format!(
-            "note: ConfigMap {OBJECT} was missing in namespace {namespace}, and was made"
+            "note: ConfigMap {OBJECT} was missing in namespace {namespace}, and was made; agents watch it where their \
+             --lease-namespace (the chart's leases.namespace) is that"
         )),
         // Somebody else made it meanwhile.
         Err(error) if error.code() == Some(409) => {
@@ -371,6 +399,20 @@ mod tests {
         let names = progress.names();
         assert!(names.starts_with("not yet: n0, n1, "), "{names}");
         assert!(names.contains("n9 and 2 more; "), "{names}");
+    }
+
+    #[test]
+    fn it_is_ordered_where_agents_watch_for_it_and_nowhere_else() {
+        let told = ["here".to_owned(), "there".to_owned()];
+        let at = |given, told| places(given, told).map_err(|error| error.to_string());
+        assert_eq!(at(None, &told), Ok(vec!["here", "there"]));
+        assert_eq!(at(Some("there"), &told), Ok(vec!["there"]));
+        let refused =
+            "no agent watches namespace nowhere: they watch here, there (--lease-namespace)";
+        assert_eq!(at(Some("nowhere"), &told), Err(refused.to_owned()));
+        // Whoever may not see them is believed.
+        assert_eq!(at(None, &[]), Ok(vec![LEASE_NAMESPACE]));
+        assert_eq!(at(Some("nowhere"), &[]), Ok(vec!["nowhere"]));
     }
 
     #[test]

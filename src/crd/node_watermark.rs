@@ -78,6 +78,41 @@ pub const MOST_SOURCES: usize = 2048;
     ),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.version"),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        priority = 1,
+        description = "RulesKept, or why it keeps others than it should"
+    ),
+    printcolumn(
+        name = "Degraded",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Degraded\")].reason",
+        priority = 1,
+        description = "AllInOrder, or what the agent fails to do"
+    ),
+    printcolumn(
+        name = "Contested",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Contested\")].reason",
+        priority = 1,
+        description = "NotContested, or that others undo what the agent does"
+    ),
+    printcolumn(
+        name = "Unjudged",
+        type_ = "string",
+        json_path = ".status.rules[?(@.unknown)].id",
+        priority = 1,
+        description = "The first rule whose value is not known"
+    ),
+    printcolumn(
+        name = "Because",
+        type_ = "string",
+        json_path = ".status.rules[?(@.unknown)].unknown",
+        priority = 1,
+        description = "Why it is not known"
+    ),
+    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp"

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, finding, full_name, items, list};
 use super::holding::{guard, held, not_tried};
-use super::read::{Answer, Refused, Seen, arguments};
+use super::nodes::nodes;
+use super::read::{Answer, Refused, Review, Seen, arguments};
 use super::tables::{names, pods, running};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{definitions, missing_fields, node_watermark};
@@ -20,7 +21,8 @@ const OLDEST: (u64, u64) = (1, 33);
 /// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
 const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
-const DEFINE: &str = "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
+pub(super) const DEFINE: &str =
+    "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
 const READ: &str = "run it as somebody who may read that";
 const RETRY: &str = "look again; if it stays so, look at the API server";
 pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
@@ -46,6 +48,7 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         held,
         guard,
         compiled,
+        nodes,
         policies,
     ];
     checks.iter().flat_map(|check| check(seen)).collect()
@@ -333,11 +336,16 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
         }
     };
     let mut found = Vec::new();
-    let ca = seen
-        .aggregation
-        .as_ref()
-        .map(|it| &it["data"]["requestheader-client-ca-file"]);
-    if ca.is_ok_and(Value::is_null) {
+    let is_off = match &seen.aggregation {
+        Ok(config) => config["data"]["requestheader-client-ca-file"].is_null(),
+        Err(error) if error.is_missing() => true,
+        Err(error) => {
+            let what = format!("API aggregation could not be checked: {}", error.why);
+            found.push(finding("plimsoll doctor", what, to_read(error)));
+            false
+        }
+    };
+    if is_off {
         let what = "the API server has no --requestheader-client-ca-file, so that kubectl get nodemetrics can't work";
         let cure = "configure the aggregation layer, or install with metricsAPI.enabled=false";
         found.push(finding("API aggregation", what, cure));
@@ -352,10 +360,20 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
 }
 
 fn permissions(seen: &Seen) -> Vec<Finding> {
-    let refused = seen.reviews.iter().filter(|it| it.allowed == Ok(false));
+    let mut refused: Vec<(&Review, String)> = Vec::new();
+    for review in seen.reviews.iter().filter(|it| it.allowed == Ok(false)) {
+        match refused.last_mut() {
+            Some((last, verbs)) if (&last.user, &last.what) == (&review.user, &review.what) => {
+                verbs.push_str(", ");
+                verbs.push_str(review.verb);
+            }
+            _ => refused.push((review, review.verb.to_owned())),
+        }
+    }
     let mut found: Vec<Finding> = refused
-        .map(|it| {
-            let what = format!("{} may not {}", it.user, it.what);
+        .into_iter()
+        .map(|(it, verbs)| {
+            let what = format!("{} may not {verbs} {}", it.user, it.what);
             let cure = "install the chart's roles anew, with helm upgrade";
             finding(format!("permissions of {}", it.actor.name()), what, cure)
         })

@@ -7,16 +7,28 @@
 use serde_json::json;
 
 use super::super::permissions::Actor;
-use super::super::read::Review;
 use super::super::trials::Trial;
 use super::*;
 
 #[path = "agents_tests.rs"]
 mod agents;
+#[path = "nodes_tests.rs"]
+mod nodes;
 #[path = "policies_tests.rs"]
 mod policies;
 
 const OURS: &str = env!("CARGO_PKG_VERSION");
+/// The columns of `NodeWatermark`s that are looked at.
+const WATERMARK: [&str; 8] = [
+    "Name",
+    "Stopped",
+    "Agent",
+    "Ready",
+    "Degraded",
+    "Contested",
+    "Unjudged",
+    "Because",
+];
 
 fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Answer {
     let columns = columns.map(|name| json!({"name": name})).to_vec();
@@ -43,6 +55,16 @@ fn meta(name: &str) -> Value {
 
 fn pods(rows: &[[&str; 4]]) -> Answer {
     table(["Name", "Ready", "Status", "Node"], rows)
+}
+
+fn watermarks(rows: &[[&str; 8]]) -> Answer {
+    table(WATERMARK, rows)
+}
+
+/// The row of a node whose agent finds nothing wrong.
+fn kept(node: &str) -> [&str; 8] {
+    let [ready, degraded, contested] = ["RulesKept", "AllInOrder", "NotContested"];
+    [node, "", OURS, ready, degraded, contested, "", ""]
 }
 
 /// A `DaemonSet` of so many pods that were made, are ready and are wanted.
@@ -157,10 +179,7 @@ fn well() -> Seen {
             ["agent-v2-x", "1/1", "Running", "a"],
             ["agent-v2-y", "1/1", "Running", "b"],
         ])],
-        watermarks: table(
-            ["Name", "Stopped", "Agent"],
-            &[["a", "", OURS], ["b", "", OURS], ["c", "", ""]],
-        ),
+        watermarks: watermarks(&[kept("a"), kept("b"), ["c", "", "", "", "", "", "", ""]]),
         leases: of(vec![
             lease("a", "2026-01-01T00:00:55.000000Z"),
             lease("b", "2026-01-01T00:00:30.000000Z"),
@@ -174,13 +193,18 @@ fn well() -> Seen {
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
-        reviews: vec![Review {
-            actor: Actor::Agent,
-            user: "system:serviceaccount:plimsoll:agent".to_owned(),
-            what: "patch nodes".to_owned(),
-            allowed: Ok(true),
-        }],
+        reviews: ["get", "list", "patch"].map(review).to_vec(),
         trials: HELD.map(trial).to_vec(),
+    }
+}
+
+fn review(verb: &'static str) -> Review {
+    Review {
+        actor: Actor::Agent,
+        user: "system:serviceaccount:plimsoll:agent".to_owned(),
+        verb,
+        what: "nodes".to_owned(),
+        allowed: Ok(true),
     }
 }
 
@@ -355,7 +379,7 @@ fn controllers_of_which_none_leads_are_told() {
 #[test]
 fn nodes_without_rules_are_told_while_a_controller_runs() {
     let one = |seen: &mut Seen| {
-        seen.watermarks = table(["Name", "Stopped", "Agent"], &[["a", "", OURS]]);
+        seen.watermarks = watermarks(&[kept("a")]);
     };
     says(one, &["NodeWatermarks: there is none for 1 node: b"]);
 }
@@ -386,6 +410,17 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
         &["API aggregation", "metricsAPI.enabled=false"],
     );
     says(
+        |it| it.aggregation = refused(404),
+        &["API aggregation", "metricsAPI.enabled=false"],
+    );
+    says(
+        |it| it.aggregation = refused(403),
+        &[
+            "API aggregation could not be checked: refused (403)",
+            "run it as somebody who may read that",
+        ],
+    );
+    says(
         |it| it.api_service = refused(404),
         &["APIService", "missing"],
     );
@@ -400,10 +435,10 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
 
 #[test]
 fn agents_of_another_version_are_told() {
-    let rows = [["a", "", OURS], ["b", "", "0.0.1"]];
-    let older = table(["Name", "Stopped", "Agent"], &rows);
+    let mut older = kept("b");
+    older[2] = "0.0.1";
     says(
-        |it| it.watermarks = older,
+        |it| it.watermarks = watermarks(&[kept("a"), older]),
         &["some are of version 0.0.1", OURS],
     );
 }
@@ -414,7 +449,13 @@ fn a_permission_that_lacks_is_told() {
         "permissions of agents",
         "system:serviceaccount:plimsoll:agent may not patch nodes",
     ];
-    says(|it| it.reviews[0].allowed = Ok(false), &words);
+    says(|it| it.reviews[2].allowed = Ok(false), &words);
+    let none = |it: &mut Seen| {
+        for review in &mut it.reviews {
+            review.allowed = Ok(false);
+        }
+    };
+    says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
 #[test]

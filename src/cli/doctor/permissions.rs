@@ -1,10 +1,10 @@
-//! What agents and controllers have to be allowed to be of use.
+//! What agents and controllers have to be allowed: all that docs/permissions.md says of them.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::crd::emergency_stop::OBJECT;
+use super::read::told;
 
 /// Who has to be allowed something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,114 +23,203 @@ impl Actor {
 }
 
 /// One thing to do.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attributes<'a> {
-    verb: &'static str,
-    group: &'static str,
-    resource: &'static str,
-    subresource: &'static str,
+#[derive(Clone, Debug)]
+pub(super) struct Attributes {
+    pub verb: &'static str,
+    /// `resource.group/subresource`, or a path.
+    what: &'static str,
     /// Empty: in all, or of no namespace.
-    namespace: &'a str,
+    namespace: String,
     /// Empty: any.
-    name: &'static str,
+    name: String,
 }
 
-impl Attributes<'_> {
+impl Attributes {
     /// As a `SubjectAccessReview` has it.
-    pub(super) fn body(&self) -> Value {
-        json!({
-            "verb": self.verb, "group": self.group, "resource": self.resource, "subresource": self.subresource,
+    pub(super) fn spec(&self) -> Value {
+        if self.what.starts_with('/') {
+            return json!({"nonResourceAttributes": {"verb": self.verb, "path": self.what}});
+        }
+        let (what, subresource) = self.what.split_once('/').unwrap_or((self.what, ""));
+        let (resource, group) = what.split_once('.').unwrap_or((what, ""));
+        json!({"resourceAttributes": {
+            "verb": self.verb, "group": group, "resource": resource, "subresource": subresource,
             "namespace": self.namespace, "name": self.name,
-        })
+        }})
     }
 }
 
-impl fmt::Display for Attributes<'_> {
+/// All but the verb.
+impl fmt::Display for Attributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb, self.resource)?;
-        for (sign, part) in [("/", self.subresource), (".", self.group), (" ", self.name)] {
+        f.write_str(self.what)?;
+        for (sign, part) in [(" ", &self.name), (" in ", &self.namespace)] {
             if !part.is_empty() {
                 write!(f, "{sign}{part}")?;
             }
         }
-        match self.namespace {
-            "" => Ok(()),
-            namespace => write!(f, " in {namespace}"),
-        }
+        Ok(())
     }
 }
 
-const POLICIES: &str = "ensurance.crane.io";
-const OURS: &str = "plimsoll.dev";
-/// Where events of what has no namespace are.
-const OF_NODES: &str = "default";
-const EVENTS: &str = "events.k8s.io";
-const LEASES: &str = "coordination.k8s.io";
+/// Where, verbs, what; then, where there are any, the argument without which nobody needs it (`-`: needed always), and the
+/// name of the one object (`=`: the one that the argument names).
+const AGENT: &str = "\
+cluster get,list,watch,patch nodes
+cluster patch nodes/status
+cluster get,list,watch pods
+cluster create pods/eviction
+cluster create,patch events.events.k8s.io
+cluster get,list,watch nodewatermarks.plimsoll.dev
+cluster patch nodewatermarks.plimsoll.dev/status
+own get daemonsets.apps
+own list,watch endpointslices.discovery.k8s.io --report-service=
+leases list,watch configmaps - plimsoll-stop
+leases get,create,update leases.coordination.k8s.io";
 
-/// Of a cluster: verb, group, resource, subresource.
-type Plain = (&'static str, &'static str, &'static str, &'static str);
+const CONTROLLER: &str = "\
+cluster get /openapi/v3/apis/*
+cluster get /.well-known/openid-configuration --metrics-api-service=
+cluster get /openid/v1/jwks --metrics-api-service=
+cluster get,list,watch,patch nodes
+cluster patch nodes/status
+cluster get pods --eviction-webhook=
+cluster get,patch validatingwebhookconfigurations.admissionregistration.k8s.io --eviction-webhook= =
+cluster get,patch apiservices.apiregistration.k8s.io --metrics-api-service= v1alpha1.metrics.plimsoll.dev
+cluster create tokenreviews.authentication.k8s.io --metrics-api-service=
+cluster create subjectaccessreviews.authorization.k8s.io --metrics-api-service=
+cluster list,watch avoidanceactions.ensurance.crane.io
+cluster list,watch nodeqoss.ensurance.crane.io
+cluster list,watch podqoss.ensurance.crane.io
+cluster patch avoidanceactions.ensurance.crane.io/status
+cluster patch nodeqoss.ensurance.crane.io/status
+cluster patch podqoss.ensurance.crane.io/status
+cluster create,patch events.events.k8s.io
+cluster list,watch,create,patch,delete nodewatermarks.plimsoll.dev
+kube-system list,watch configmaps --metrics-api-service= extension-apiserver-authentication
+own get,list,watch,create,patch configmaps --eviction-record= =
+own get,create,patch configmaps --report-ca-configmap= =
+own get,create,patch,update secrets --metrics-api-secret= =
+own create leases.coordination.k8s.io
+own get,update leases.coordination.k8s.io --lease-name= =
+leases get,list,watch leases.coordination.k8s.io";
 
-const AGENT: [Plain; 7] = [
-    ("watch", OURS, "nodewatermarks", ""),
-    ("patch", OURS, "nodewatermarks", "status"),
-    ("watch", "", "nodes", ""),
-    ("patch", "", "nodes", ""),
-    ("patch", "", "nodes", "status"),
-    ("watch", "", "pods", ""),
-    ("create", "", "pods", "eviction"),
-];
-
-const CONTROLLER: [Plain; 12] = [
-    ("watch", POLICIES, "nodeqoss", ""),
-    ("watch", POLICIES, "podqoss", ""),
-    ("watch", POLICIES, "avoidanceactions", ""),
-    ("patch", POLICIES, "nodeqoss", "status"),
-    ("patch", POLICIES, "podqoss", "status"),
-    ("patch", POLICIES, "avoidanceactions", "status"),
-    ("create", OURS, "nodewatermarks", ""),
-    ("patch", OURS, "nodewatermarks", ""),
-    ("delete", OURS, "nodewatermarks", ""),
-    ("watch", "", "nodes", ""),
-    ("patch", "", "nodes", ""),
-    ("patch", "", "nodes", "status"),
-];
-
-/// What it has to be allowed, `namespace` being its own and `leases` that of the Leases.
-pub(super) fn wanted<'a>(actor: Actor, namespace: &'a str, leases: &'a str) -> Vec<Attributes<'a>> {
-    let in_namespace = |namespace, verb, group, resource, name| Attributes {
-        verb,
-        group,
-        resource,
-        subresource: "",
-        namespace,
-        name,
+/// What it has to be allowed, by what its workload is told; in its own namespace, and in that of the Leases.
+pub(super) fn wanted(actor: Actor, workload: &Value, [own, leases]: [&str; 2]) -> Vec<Attributes> {
+    let rows = match actor {
+        Actor::Agent => AGENT,
+        Actor::Controller => CONTROLLER,
     };
-    let (plain, more) = match actor {
-        Actor::Agent => (
-            AGENT.as_slice(),
-            vec![
-                in_namespace(leases, "update", LEASES, "leases", ""),
-                in_namespace(leases, "watch", "", "configmaps", OBJECT),
-                in_namespace(OF_NODES, "create", EVENTS, "events", ""),
-            ],
-        ),
-        Actor::Controller => (
-            CONTROLLER.as_slice(),
-            vec![
-                in_namespace(leases, "watch", LEASES, "leases", ""),
-                in_namespace(namespace, "create", LEASES, "leases", ""),
-                in_namespace(OF_NODES, "create", EVENTS, "events", ""),
-            ],
-        ),
-    };
-    let plain = plain.iter();
-    let plain = plain.map(|&(verb, group, resource, subresource)| Attributes {
-        verb,
-        group,
-        resource,
-        subresource,
-        namespace: "",
-        name: "",
-    });
-    plain.chain(more).collect()
+    let mut wanted = Vec::new();
+    for row in rows.lines() {
+        let mut words = row.split(' ');
+        let mut word = || words.next().unwrap_or_default();
+        let [place, verbs, what, argument, name] = [word(), word(), word(), word(), word()];
+        let named = told(workload, argument).first().copied();
+        if argument.starts_with("--") && named.is_none() {
+            continue;
+        }
+        let namespace = match place {
+            "cluster" => "",
+            "own" => own,
+            "leases" => leases,
+            other => other,
+        };
+        let name = if name == "=" {
+            named.unwrap_or_default()
+        } else {
+            name
+        };
+        wanted.extend(verbs.split(',').map(|verb| Attributes {
+            verb,
+            what,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }));
+    }
+    wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What docs/permissions.md says that this account may do.
+    fn documented(account: &str) -> BTreeSet<String> {
+        let text = include_str!("../../../docs/permissions.md");
+        let section = text.split("\n## ").find(|it| it.starts_with(account));
+        let rows = section.expect("a section").lines();
+        let rows = rows.filter_map(|line| line.strip_prefix("| "));
+        let mut rows = rows.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+        let head = rows.next().expect("verbs");
+        let mut found = BTreeSet::new();
+        for row in rows {
+            let what = row[1].replace('`', "");
+            let place = match row[0] {
+                "the cluster" => String::new(),
+                namespace => format!(" in {namespace}"),
+            };
+            let ticked = head.iter().zip(&row).filter(|(_, cell)| **cell == "✓");
+            found.extend(ticked.map(|(verb, _)| format!("{verb} {what}{place}")));
+        }
+        found
+    }
+
+    fn asked(actor: Actor, arguments: &[&str]) -> BTreeSet<String> {
+        let workload =
+            json!({"spec": {"template": {"spec": {"containers": [{"args": arguments}]}}}});
+        let wanted = wanted(actor, &workload, ["plimsoll", "plimsoll-node-lease"]);
+        let words = wanted.iter().map(|it| format!("{} {it}", it.verb));
+        words.collect()
+    }
+
+    #[test]
+    fn all_that_the_chart_gives_is_asked_for_and_nothing_else() {
+        let agent = ["agent", "--report-service=plimsoll-report"];
+        assert_eq!(asked(Actor::Agent, &agent), documented("plimsoll-agent\n"));
+        let controller = [
+            "controller",
+            "--lease-name=plimsoll-controller",
+            "--metrics-api-service=plimsoll-metrics",
+            "--metrics-api-secret=plimsoll-metrics-ca",
+            "--report-ca-configmap=plimsoll-report-ca",
+            "--eviction-webhook=plimsoll-evictions",
+            "--eviction-record=plimsoll-evictions",
+        ];
+        let documented = documented("plimsoll-controller\n");
+        assert_eq!(asked(Actor::Controller, &controller), documented);
+    }
+
+    #[test]
+    fn what_is_not_installed_needs_nothing() {
+        assert!(
+            !asked(Actor::Agent, &["agent"])
+                .contains("list endpointslices.discovery.k8s.io in plimsoll")
+        );
+        let controller = asked(Actor::Controller, &["controller", "--lease-name=it"]);
+        assert!(controller.contains("update leases.coordination.k8s.io it in plimsoll"));
+        for gone in ["secrets", "tokenreviews", "pods", "configmaps"] {
+            let asks = controller.iter().any(|it| it.contains(&format!(" {gone}")));
+            assert!(!asks, "{gone}: {controller:?}");
+        }
+    }
+
+    #[test]
+    fn a_review_names_group_and_subresource_and_paths_are_none_of_resources() {
+        let of = |what| Attributes {
+            verb: "get",
+            what,
+            namespace: String::new(),
+            name: String::new(),
+        };
+        let resource =
+            of("nodewatermarks.plimsoll.dev/status").spec()["resourceAttributes"].clone();
+        assert_eq!(resource["group"], "plimsoll.dev");
+        assert_eq!(resource["resource"], "nodewatermarks");
+        assert_eq!(resource["subresource"], "status");
+        let path = of("/openid/v1/jwks").spec();
+        assert_eq!(path["nonResourceAttributes"]["path"], "/openid/v1/jwks");
+    }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::finding::items;
 use super::permissions::{Actor, wanted};
-use super::tables::names;
+use super::tables::{names, unique};
 use super::trials::{Attempt, Objects, Trial, by_agent, by_controller};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
@@ -52,7 +52,8 @@ pub(super) struct Review {
     pub actor: Actor,
     /// `system:serviceaccount:namespace:name`
     pub user: String,
-    /// `patch nodes/status`
+    pub verb: &'static str,
+    /// `nodes/status`
     pub what: String,
     pub allowed: Result<bool, Refused>,
 }
@@ -103,6 +104,11 @@ fn labels(component: &str) -> String {
     )
 }
 
+/// Those workloads of ours.
+fn apps(plural: &str, component: &str) -> String {
+    format!("/apis/apps/v1/{plural}?{}", labels(component))
+}
+
 /// The nodes that may have an agent.
 fn nodes() -> String {
     let kept: String = byte_serialize(KEPT.as_bytes()).collect();
@@ -141,7 +147,6 @@ pub(super) async fn read(
         anyhow::bail!("failed to reach the API server: {why}");
     }
     let list = async |path: &str| get(client, path).await;
-    let apps = |plural: &str, of: &str| format!("/apis/apps/v1/{plural}?{}", labels(of));
     let daemon_sets = list(&apps("daemonsets", "agent")).await;
     let deployments = list(&apps("deployments", "controller")).await;
     let said = arguments(&daemon_sets, LEASES).first().copied();
@@ -183,6 +188,13 @@ pub(super) async fn read(
     seen.trials = trials(client, attempts(&seen)).await;
     of_agents(client, &mut seen).await;
     Ok(seen)
+}
+
+/// Where agents have their Leases, as their `DaemonSet`s say; none where these can't be read.
+pub(in crate::cli) async fn lease_namespaces(client: &Client) -> Vec<String> {
+    let daemon_sets = get(client, &apps("daemonsets", "agent")).await;
+    let told = unique(arguments(&daemon_sets, LEASES).into_iter());
+    told.into_iter().map(str::to_owned).collect()
 }
 
 /// The namespaces of the agents, with their pods, and why some could not be made.
@@ -227,7 +239,7 @@ pub(super) fn arguments<'a>(workloads: &'a Answer, argument: &str) -> Vec<&'a st
 }
 
 /// What the containers of one are told.
-fn told<'a>(workload: &'a Value, argument: &str) -> Vec<&'a str> {
+pub(super) fn told<'a>(workload: &'a Value, argument: &str) -> Vec<&'a str> {
     let containers = items_in(workload, "/spec/template/spec/containers");
     let arguments = containers.into_iter().flat_map(|it| items_in(it, "/args"));
     arguments
@@ -308,13 +320,20 @@ async fn reviews(
     let mut reviews = Vec::new();
     for (actor, workloads) in [(Actor::Agent, agents), (Actor::Controller, controllers)] {
         for (namespace, account) in accounts(workloads) {
+            let is_its = |it: &&Value| {
+                it["metadata"]["namespace"] == namespace && self::account(it) == Some(&account)
+            };
+            let Some(workload) = items(workloads).into_iter().find(is_its) else {
+                continue;
+            };
             let user = user(&namespace, &account);
-            for attributes in wanted(actor, &namespace, leases) {
+            for attributes in wanted(actor, workload, [&namespace, leases]) {
                 reviews.push(Review {
                     actor,
                     user: user.clone(),
+                    verb: attributes.verb,
                     what: attributes.to_string(),
-                    allowed: review(client, &namespace, &user, &attributes.body()).await,
+                    allowed: review(client, &namespace, &user, attributes.spec()).await,
                 });
             }
         }
@@ -349,7 +368,7 @@ async fn review(
     client: &Client,
     namespace: &str,
     user: &str,
-    attributes: &Value,
+    mut spec: Value,
 ) -> Result<bool, Refused> {
     let of_namespace = format!("system:serviceaccounts:{namespace}");
     let groups = [
@@ -357,9 +376,9 @@ async fn review(
         &of_namespace,
         "system:authenticated",
     ];
+    (spec["user"], spec["groups"]) = (user.into(), json!(groups));
     let body = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec,
     });
     let request = hyper::Request::post("/apis/authorization.k8s.io/v1/subjectaccessreviews");
     let request = request.header("content-type", "application/json");

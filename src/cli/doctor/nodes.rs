@@ -1,0 +1,95 @@
+//! What agents say of their nodes: rules that they don't keep or can't judge, and whoever undoes what they do.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::finding::{Finding, finding, list};
+use super::findings::DEFINE;
+use super::read::Seen;
+use super::tables::cells;
+use crate::engine::plan::Unknown;
+use crate::node::machine::wording::{count, unknown_reason};
+
+/// What a column of the table may tell.
+struct Check {
+    /// What is told of a node.
+    column: &'static str,
+    /// The column that says whether it is wrong.
+    why: &'static str,
+    /// What it says where nothing is, or somebody else tells it, or it passes by itself.
+    well: &'static [&'static str],
+    what: &'static str,
+    cure: &'static str,
+}
+
+const CHECKS: [Check; 4] = [
+    Check {
+        column: "Ready",
+        why: "Ready",
+        well: &["", "RulesKept", "Starting", "Stopped", "AgentEnded"],
+        what: "not the rules as they are now are kept",
+        cure: "says why; where it is not understood, have agents and controller of one version",
+    },
+    Check {
+        column: "Degraded",
+        why: "Degraded",
+        well: &["", "AllInOrder"],
+        what: "not everything can be done",
+        cure: "says what, and why",
+    },
+    Check {
+        column: "Contested",
+        why: "Contested",
+        well: &["", "NotContested"],
+        what: "somebody else undoes what the agent does",
+        cure: "says what; let nobody else write that, such as an agent of crane",
+    },
+    Check {
+        column: LAST,
+        why: "Because",
+        well: &[
+            "",
+            unknown_reason(Unknown::Rebased),
+            unknown_reason(Unknown::Sparse),
+        ],
+        what: "this rule can't be judged",
+        cure: "says why, and whether there are more; look at its metric's name, or at its probe",
+    },
+];
+/// A definition that has it has the others too.
+const LAST: &str = "Unjudged";
+
+/// One finding for each thing that is wrong, with its nodes.
+pub(super) fn nodes(seen: &Seen) -> Vec<Finding> {
+    let Ok(table) = &seen.watermarks else {
+        return Vec::new();
+    };
+    let mut columns = table["columnDefinitions"].as_array().into_iter().flatten();
+    if !columns.any(|it: &Value| it["name"] == LAST) {
+        let what = "it is of an older version, and does not tell how agents are";
+        return vec![finding("definition of NodeWatermark", what, DEFINE)];
+    }
+    CHECKS
+        .iter()
+        .flat_map(|check| check.findings(seen))
+        .collect()
+}
+
+impl Check {
+    fn findings(&self, seen: &Seen) -> Vec<Finding> {
+        let mut told: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for [node, said, why] in cells(&seen.watermarks, ["Name", self.column, self.why]) {
+            if !self.well.contains(&why) {
+                told.entry(said).or_default().push(node);
+            }
+        }
+        let findings = told.into_iter().map(|(said, nodes)| {
+            let cure = format!("kubectl describe nodewatermark {} {}", nodes[0], self.cure);
+            let on = count(nodes.len(), "node");
+            let what = format!("{said}: {} on {on}: {}", self.what, list(nodes));
+            finding("agents", what, cure)
+        });
+        findings.collect()
+    }
+}

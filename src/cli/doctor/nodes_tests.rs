@@ -1,0 +1,132 @@
+use super::*;
+use crate::crd::node_watermark::NodeWatermark;
+use crate::engine::plan::Unknown;
+use crate::node::machine::wording::unknown_reason;
+use crate::node::report::conditions::{Health, Unready, conditions};
+use kube::CustomResourceExt as _;
+
+/// Both nodes as they are where all is well, but for this cell of each.
+fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Seen) {
+    let place = WATERMARK.iter().position(|it| *it == column);
+    let place = place.expect("a column");
+    move |seen| {
+        let rows = ["a", "b"].map(|node| {
+            let mut row = kept(node);
+            row[place] = cell;
+            row
+        });
+        seen.watermarks = watermarks(&rows);
+    }
+}
+
+#[test]
+fn what_agents_say_of_their_nodes_is_told() {
+    says(
+        with("Ready", "LastRulesHeld"),
+        &[
+            "agents: LastRulesHeld: not the rules as they are now are kept on 2 nodes: a, b",
+            "kubectl describe nodewatermark a says why",
+        ],
+    );
+    says(
+        with("Degraded", "NodeNotMarked"),
+        &["NodeNotMarked: not everything can be done on 2 nodes: a, b"],
+    );
+    says(
+        with("Contested", "UndoneByOthers"),
+        &["UndoneByOthers: somebody else undoes what the agent does on 2 nodes"],
+    );
+}
+
+#[test]
+fn each_reason_is_told_with_its_own_nodes() {
+    let mut seen = well();
+    let (mut first, mut second) = (kept("a"), kept("b"));
+    (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
+    seen.watermarks = watermarks(&[first, second]);
+    let found: Vec<String> = findings(&seen).into_iter().map(|it| it.what).collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("NodeNotMarked") && found[0].ends_with("on 1 node: b"));
+    assert!(found[1].starts_with("StateNotWritten") && found[1].ends_with("on 1 node: a"));
+}
+
+#[test]
+fn a_rule_that_can_not_be_judged_is_told_but_not_while_its_window_fills() {
+    let unjudged = |why: Unknown| {
+        move |seen: &mut Seen| {
+            let mut row = kept("b");
+            (row[6], row[7]) = ("q/cpu", unknown_reason(why));
+            seen.watermarks = watermarks(&[kept("a"), row]);
+        }
+    };
+    for why in [Unknown::Missing, Unknown::Stale, Unknown::Impossible] {
+        says(
+            unjudged(why),
+            &[
+                "q/cpu: this rule can't be judged on 1 node: b",
+                "nodewatermark b says why",
+            ],
+        );
+    }
+    for why in [Unknown::Rebased, Unknown::Sparse] {
+        let mut seen = well();
+        unjudged(why)(&mut seen);
+        assert_eq!(findings(&seen), [], "{why:?}");
+    }
+}
+
+/// The reasons of `Ready`, `Degraded` and `Contested` as an agent writes them.
+fn said(health: &Health) -> [String; 3] {
+    let all = conditions(health, None, &[], Timestamp::UNIX_EPOCH);
+    ["Ready", "Degraded", "Contested"].map(|kind| {
+        let found = all.iter().find(|it| it.type_ == kind);
+        found.expect("a condition").reason.clone()
+    })
+}
+
+#[test]
+fn of_an_agent_that_is_well_starts_ends_or_is_stopped_nothing_is_told() {
+    let ended = Unready::Ended("its DaemonSet goes away".to_owned());
+    for unready in [
+        None,
+        Some(Unready::Starting),
+        Some(Unready::Stopped),
+        Some(ended),
+    ] {
+        let health = Health {
+            unready,
+            ..Health::default()
+        };
+        let reasons = said(&health);
+        let [ready, degraded, contested] = reasons.each_ref().map(String::as_str);
+        let mut seen = well();
+        let row = ["a", "", OURS, ready, degraded, contested, "", ""];
+        seen.watermarks = watermarks(&[row, kept("b")]);
+        assert_eq!(findings(&seen), [], "{health:?}");
+    }
+}
+
+#[test]
+fn a_table_without_the_columns_is_of_an_older_definition() {
+    says(
+        |it| it.watermarks = table(["Name", "Agent"], &[["a", OURS], ["b", OURS]]),
+        &[
+            "definition of NodeWatermark",
+            "older version",
+            "plimsoll crds",
+        ],
+    );
+}
+
+#[test]
+fn the_definition_has_every_column_that_is_looked_at() {
+    let definition = NodeWatermark::crd();
+    let columns = definition.spec.versions[0]
+        .additional_printer_columns
+        .iter()
+        .flatten();
+    let columns: Vec<&str> = columns.map(|it| it.name.as_str()).collect();
+    for column in &WATERMARK[1..] {
+        assert!(columns.contains(column), "{column}: {columns:?}");
+    }
+}
