@@ -129,7 +129,7 @@ fn resident() -> usize {
 struct Bars(bool);
 
 impl Bars {
-    fn judge<T: PartialOrd + std::fmt::Debug>(&mut self, what: &str, measured: T, most: T) {
+    fn judge<T: Copy + PartialOrd + std::fmt::Debug>(&mut self, what: &str, measured: T, most: T) {
         println!("{what}: {measured:?} (bar: {most:?})");
         self.0 &= measured <= most;
     }

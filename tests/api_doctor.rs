@@ -282,7 +282,7 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     finds(&found, "admission policies", bound);
 }
 
-/// The one in its own namespace: an agent that may not see its DaemonSet gives everything back whenever it ends.
+/// The one in its own namespace: an agent that may not see its `DaemonSet` gives everything back whenever it ends.
 fn the_agents_role_is_gone(plane: &ControlPlane) {
     plane.kubectl(&["delete", "rolebinding", "plimsoll-agent", "-n", NAMESPACE]);
     plane.until("the API server follows", SOON, |plane| {
