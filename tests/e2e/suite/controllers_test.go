@@ -38,7 +38,7 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 	kept := watchHeld(t, all)
 	answered := askForLoad(t)
 	for range 2 {
-		old := podOfHolder(t, holder(t))
+		_, old := leader(t)
 		if len(nodes) > 1 {
 			kubectl(t, "cordon", old.Spec.NodeName)
 			t.Cleanup(func() { kubectl(t, "uncordon", old.Spec.NodeName) })

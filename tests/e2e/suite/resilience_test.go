@@ -335,8 +335,7 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 func TestTheStandbyTakesOver(t *testing.T) {
 	t.Parallel()
 	haveAllNodes(t)
-	old := holder(t)
-	pod := podOfHolder(t, old)
+	old, pod := leader(t)
 	// Without a goodbye, and without coming back: all of it is stopped, its watchdog too.
 	pids := strings.Join(processesOfPod(t, pod, "controller"), " ")
 	onNode(t, pod.Spec.NodeName, "kill -STOP "+pids)
@@ -361,8 +360,7 @@ const stoodStill = 3
 func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
 	t.Parallel()
 	haveAllNodes(t)
-	old := holder(t)
-	pod := podOfHolder(t, old)
+	old, pod := leader(t)
 	restarts := pod.Status.ContainerStatuses[0].RestartCount
 	onNode(t, pod.Spec.NodeName, "kill -STOP "+processOfPod(t, pod, watched))
 	stopped := time.Now()
@@ -395,15 +393,20 @@ func holder(t *testing.T) string {
 	return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
 }
 
-func podOfHolder(t *testing.T, holder string) *corev1.Pod {
+// leader is the replica that leads, and its pod. One that is being replaced leads on until it has handed over.
+func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 	t.Helper()
-	for _, pod := range componentPods(t, "controller") {
-		if len(holder) > len(pod.Name) && holder[:len(pod.Name)] == pod.Name {
-			return &pod
+	eventually(t, 30*time.Second, "a replica leads that is to stay", func() error {
+		holds = holder(t)
+		for _, each := range componentPods(t, "controller") {
+			if strings.HasPrefix(holds, each.Name+"_") {
+				pod = &each
+				return nil
+			}
 		}
-	}
-	t.Fatalf("no pod of %s", holder)
-	return nil
+		return fmt.Errorf("%q leads", holds)
+	})
+	return holds, pod
 }
 
 // heldUntil waits for a condition; all the while what is in force stays so.
