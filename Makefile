@@ -13,6 +13,9 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # What CI shows of tests/e2e/suite.
 QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
+# Other versions of Kubernetes, and what rests on what an API server does.
+VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
+ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_eviction_guard api_permissions api_stolen_token api_stop api_taint
 # What agents that report cost.
 AGENTS := 5000
 FOR := 10m
@@ -20,7 +23,7 @@ EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench generate build previous image image-check tools fmt clippy deny unit guest binary
-.PHONY: chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: versions chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,6 +125,14 @@ fleet: tools build ## The part of it with AGENTS=5000 agents that report EVERY=1
 clients: tools build cert-manager ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root but for one scene; twenty minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 35m ./clients
+
+versions: tools ## Runs what rests on the API server against the other supported versions of Kubernetes (builds each: some minutes, and as much to run)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@for version in $(VERSIONS); do \
+		echo "== Kubernetes $$version"; bin=$$(scripts/api-server $$version) || exit; \
+		PLIMSOLL_E2E_BIN=$$bin $(MAKE) -s -k -j2 -O $(ON_VERSIONS) || exit; \
+		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
+	done
 
 compare: tools build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
