@@ -265,7 +265,7 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		}
 
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1, maxPodsPerRound: 10}}")
-		s.allow(s.name, "", "eviction")
+		s.allow(s.name, "", s.name) // by name: a pod of the scene is on another node, where other scenes evict
 		s.rule(s.name, rule{action: s.name})
 		s.waitKept(s.name)
 		s.set(hot)
