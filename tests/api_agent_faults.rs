@@ -275,8 +275,9 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     let is_doubt = |(what, _): &(&str, Fault)| !matches!(*what, "401" | "403");
     for (what, fault) in of_calls().into_iter().filter(is_doubt) {
         let agent = scene.agent(&own);
-        agent.until_within(SOON, "it adopts what is in force", || {
-            agent.said().contains("adopted=1")
+        // Before it has seen its own pod it does not know whom to ask for.
+        agent.until_within(SOON, "it adopts what is in force, and sees all", || {
+            agent.said().contains("adopted=1") && agent.is_ready()
         });
         ordeal.add("daemonset", [Some(fault)]);
         let (well, said) = agent.terminate();

@@ -16,8 +16,8 @@ use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{definitions, missing_fields, node_watermark};
 use crate::node::machine::wording::count;
 
-/// The oldest Kubernetes that is supported, 1.33.
-const OLDEST: (u64, u64) = (1, 33);
+/// The oldest Kubernetes that is supported: 1.33 takes the definition of `NodeQOS` for too expensive to check.
+const OLDEST: (u64, u64) = (1, 34);
 /// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
 const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
@@ -103,7 +103,7 @@ fn version_of(seen: &Seen) -> Option<(u64, u64)> {
 fn version(seen: &Seen) -> Vec<Finding> {
     let old = version_of(seen).filter(|version| *version < OLDEST);
     let old = old.map(|(major, minor)| {
-        let what = format!("it is {major}.{minor}: plimsoll needs 1.33 or later");
+        let what = format!("it is {major}.{minor}: plimsoll needs 1.34 or later");
         finding(
             "Kubernetes",
             what,

@@ -250,8 +250,8 @@ fn nothing_is_found_where_nothing_is_wrong() {
 #[test]
 fn an_old_kubernetes_is_told() {
     says(
-        |it| it.version = Ok(json!({"major": "1", "minor": "32"})),
-        &["1.32", "1.33 or later"],
+        |it| it.version = Ok(json!({"major": "1", "minor": "33"})),
+        &["1.33", "1.34 or later"],
     );
 }
 

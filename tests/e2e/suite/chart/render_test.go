@@ -205,11 +205,11 @@ func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
 }
 
 func TestAnOldKubernetesIsRefused(t *testing.T) {
-	_, err := render(t, "--kube-version", "1.32.9")
-	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.33.0-0") {
+	_, err := render(t, "--kube-version", "1.33.13")
+	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.34.0-0") {
 		t.Errorf("the answer is %v", err)
 	}
-	for _, supported := range []string{"1.33.0", "1.34.4-gke.100", "1.36.1"} {
+	for _, supported := range []string{"1.34.0", "1.34.4-gke.100", "1.36.1"} {
 		if _, err := render(t, "--kube-version", supported); err != nil {
 			t.Error(err)
 		}
