@@ -33,7 +33,6 @@ files() { for proc in $procs; do [ -z "$(ls $proc/[0-9]*/root/tmp/victim)" ] || 
 another() { process=$1; shift; ! [ $process/root -ef / ] && "$@"; } # such a thing of itself is no escape
 see() { ls $1/root/; }
 sees() { for proc in $procs; do for process in $proc/[0-9]*; do ! another $process see $process || return 0; done; done; return 1; }
-shared() { [ $$ != 1 ]; }
 opens() { (: <$1); }
 reads() { [ -n "$(head -c 1 $1)" ]; }
 reclaim() { for file in $1/*/*pod*/memory.reclaim; do ! write 0 $file || return 0; done; return 1; } # of a pod that is not gone by then
@@ -55,7 +54,6 @@ done
 try "read the environment of another pod that is root" environment
 try "read the files of another pod that is root" files
 try "see the files of any process of another" sees
-try "be among processes that are not its own" shared
 try "mount a file system" $b mount -t tmpfs none /tmp
 try "mount the root to write" $b mount -o remount,rw /
 try "take a mount away" $b umount -l /host/proc/1/net/dev
