@@ -146,7 +146,7 @@ dashboard: tools build ## Has a Prometheus scrape an installation, asks it all t
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; three quarters of an hour on 2 cores)
+e2e: tools build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
 
 cert-manager: # What makes certificates in some scenes: its controllers, from its Go module.
