@@ -52,6 +52,8 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
 	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
+	@cargo run -q --target $(TARGET) -- crds --kubernetes 1.33 --output-dir target/crds-before-1.34
+	@cp target/crds-before-1.34/ensurance.crane.io_nodeqoss.yaml $(CHART)/files/crds-before-1.34/
 	@go run -C tests/chart .
 	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test docs the_matrix_of_permissions
 

@@ -36,10 +36,8 @@ use serde_json::{Value, json};
 
 const MOST_MILLICORES: f64 = 3.0;
 const MOST_RESIDENT_KIB: u64 = 15 * 1024;
-/// Besides the renewals of its Lease.
+/// With the renewals of its Lease, while the leader acknowledges its reports.
 const MOST_WRITES_PER_MINUTE: f64 = 1.0;
-/// Renewals of its Lease in a minute, while the leader acknowledges its reports.
-const MOST_RENEWALS_PER_MINUTE: f64 = 1.0;
 const SERVICE: &str = "plimsoll-report";
 
 fn main() -> ExitCode {
@@ -126,15 +124,14 @@ impl Measured {
             "to each of two replicas {reports:.1} reports a minute of at most {largest_report} bytes (bar: {MOST_BYTES})"
         );
         println!(
-            "a minute {heartbeats:.2} heartbeats (bar: {MOST_RENEWALS_PER_MINUTE}) and {writes:.2} other API writes \
-             (bar: {MOST_WRITES_PER_MINUTE}), in all {events} events (bar: 0)"
+            "a minute {heartbeats:.2} heartbeats and {writes:.2} other API writes (bar, for both: \
+             {MOST_WRITES_PER_MINUTE}), in all {events} events (bar: 0)"
         );
         *millicores <= MOST_MILLICORES
             && *resident_kib <= MOST_RESIDENT_KIB
             && *largest_report <= MOST_BYTES
             && *reports > 0.0
-            && *writes <= MOST_WRITES_PER_MINUTE
-            && *heartbeats <= MOST_RENEWALS_PER_MINUTE
+            && *heartbeats + *writes <= MOST_WRITES_PER_MINUTE
             && *events == 0
     }
 }

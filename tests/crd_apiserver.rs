@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use bad_input::variants::variants;
-use bad_input::{GOOD, cases};
+use bad_input::{Case, GOOD, cases};
 use plimsoll::crd::validate::validate;
 use plimsoll::crd::{Kind, Objects, compile, definitions, manifest};
 use plimsoll::engine::policy::NodeFacts;
@@ -24,15 +24,18 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The program, built once; `None` (said aloud) where there is no Go to build it with.
-static ORACLE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+/// The programs, with the code of each version, built once; `None` (said aloud) where there is no Go to build it with.
+static ORACLE: LazyLock<Option<PathBuf>> = LazyLock::new(|| oracle("go.mod"));
+static ORACLE_OF_1_33: LazyLock<Option<PathBuf>> = LazyLock::new(|| oracle("kubernetes-1.33.mod"));
+
+fn oracle(modules: &str) -> Option<PathBuf> {
     if Command::new("go").arg("version").output().is_err() {
         eprintln!("skipped: `go` is not installed, so the API server's own code can't be asked");
         return None;
     }
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("apiserver");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{modules}"));
     let output = Command::new("nice")
-        .args(["go", "build", "-ldflags=-s -w", "-o"])
+        .args(["go", "build", "-ldflags=-s -w", "-modfile", modules, "-o"])
         .arg(&program)
         .arg(".")
         .current_dir(root().join("tests/apiserver"))
@@ -44,19 +47,23 @@ static ORACLE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
         "failed to build tests/apiserver: {errors}"
     );
     Some(program)
-});
+}
 
 /// Asks the API server's code about these files; `None` where it can't be asked.
 fn ask(files: &[PathBuf]) -> Option<Value> {
     let program = ORACLE.as_ref()?;
+    Some(ask_with(program, &root().join("crds"), files))
+}
+
+fn ask_with(program: &Path, definitions: &Path, files: &[PathBuf]) -> Value {
     let output = Command::new(program)
-        .arg(root().join("crds"))
+        .arg(definitions)
         .args(files)
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    Some(serde_json::from_slice(&output.stdout).unwrap())
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn policies() -> Vec<PathBuf> {
@@ -164,19 +171,25 @@ fn agree(ours: &Refusal, theirs: &Refusal) -> bool {
     ours.is_subset(theirs) && theirs.difference(ours).all(within)
 }
 
-#[test]
-fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
-    let dir = tempfile::tempdir().unwrap();
+/// The table of bad input, each case in a file with a right object after it.
+fn bad_files(dir: &Path) -> (Vec<Case>, Vec<PathBuf>) {
     let cases: Vec<_> = cases()
         .into_iter()
         .filter(|case| !["alias bomb", "5 MB in one object"].contains(&case.name))
         .collect();
     let files: Vec<PathBuf> = (0..cases.len())
-        .map(|index| dir.path().join(format!("{index:03}.yaml")))
+        .map(|index| dir.join(format!("{index:03}.yaml")))
         .collect();
     for (case, file) in cases.iter().zip(&files) {
         std::fs::write(file, case.text.clone() + GOOD).unwrap();
     }
+    (cases, files)
+}
+
+#[test]
+fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cases, files) = bad_files(dir.path());
     let Some(answer) = ask(&files) else { return };
     let mut wrong = Vec::new();
     for (case, answer) in cases.iter().zip(array(&answer["manifests"])) {
@@ -206,6 +219,46 @@ fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_api_server_of_1_33_takes_its_definitions_and_refuses_bad_values_by_them() {
+    let Some(program) = ORACLE_OF_1_33.as_ref() else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let definitions = dir.path().join("definitions");
+    let written = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["crds", "--kubernetes=1.33", "--output-dir"])
+        .arg(&definitions)
+        .output()
+        .unwrap();
+    assert!(written.status.success(), "{written:?}");
+    let (cases, bad) = bad_files(dir.path());
+    let good = policies();
+    let answer = ask_with(program, &definitions, &[&bad[..], &good[..]].concat());
+    for definition in array(&answer["definitions"]) {
+        let file = &definition["file"];
+        assert_eq!(array(&definition["errors"]), &[] as &[Value], "{file}");
+    }
+    let (refused, accepted) = array(&answer["manifests"]).split_at(bad.len());
+    for answer in accepted {
+        for document in array(&answer["documents"]) {
+            assert_eq!(document["accepted"], true, "{document:#}");
+        }
+    }
+    for (case, answer) in cases.iter().zip(refused) {
+        let documents = array(&answer["documents"]);
+        let refused = documents.iter().any(|it| !array(&it["errors"]).is_empty());
+        assert_eq!(refused, case.refused, "{}: {answer:#}", case.name);
+    }
+    // Why it has definitions of its own.
+    let answer = ask_with(program, &root().join("crds"), &[]);
+    let errors = array(&answer["definitions"])
+        .iter()
+        .flat_map(|it| array(&it["errors"]));
+    let costs = errors.filter(|it| it.to_string().contains("exceeds budget"));
+    assert!(costs.count() > 0, "{answer:#}");
 }
 
 /// Values of every type, among them many that are nearly right.

@@ -45,6 +45,46 @@ fn the_checked_in_definitions_are_those_of_the_code() {
 }
 
 #[test]
+fn the_chart_has_the_definitions_for_older_clusters_that_are_not_those_for_newer_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let written = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["crds", "--kubernetes", "v1.33.4", "--output-dir"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert!(written.status.success(), "{written:?}");
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/plimsoll/files");
+    let mut differing = 0;
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let name = entry.unwrap().file_name();
+        let text = |path: &Path| std::fs::read_to_string(path.join(&name)).ok();
+        let ours = text(dir.path());
+        let differs = ours != text(&files.join("crds"));
+        let expected = if differs { ours } else { None };
+        let kept = text(&files.join("crds-before-1.34"));
+        assert!(kept == expected, "{name:?}; repair: make generate");
+        differing += usize::from(differs);
+    }
+    assert_eq!(differing, 1);
+}
+
+#[test]
+fn a_version_that_is_none_or_too_old_is_refused() {
+    for (version, said) in [
+        ("new", "write for example 1.33"),
+        ("1.32", "needs Kubernetes 1.33"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["crds", "--kubernetes", version])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(said), "{stderr}");
+    }
+}
+
+#[test]
 fn a_definition_that_differs_is_named_with_the_command_that_repairs_it() {
     let dir = tempfile::tempdir().unwrap();
     let run = |flag: &str| {

@@ -12,7 +12,7 @@ use kube::Client;
 use super::{duration, runtime};
 use crate::cluster::client::{call, connect};
 use crate::cluster::clock;
-use crate::crd::definitions;
+use crate::crd::{KubernetesVersion, definitions};
 
 /// How often it is asked whether they are served.
 const LOOK: Duration = Duration::from_millis(500);
@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   plimsoll crds | kubectl apply -f -
+  plimsoll crds --kubernetes 1.33 | kubectl apply -f -
+                                      the same for a cluster of Kubernetes 1.33
   plimsoll crds --output-dir crds     write one file a kind
   plimsoll crds --check crds          exit with 1 if the files there are not what would be written
   plimsoll crds --wait 1m             write nothing; wait until the cluster of your kubeconfig serves them, so that
@@ -32,6 +34,9 @@ pub struct Args {
     /// Compare with the files in this folder; exit with 1 where one differs.
     #[arg(long, value_name = "DIR")]
     check: Option<PathBuf>,
+    /// Version of Kubernetes that they are for; the newest if absent. Those for 1.33 check quantities with plainer messages.
+    #[arg(long, value_name = "VERSION", value_parser = supported)]
+    kubernetes: Option<KubernetesVersion>,
     /// Wait so long until an API server serves them all; exit with 2 if it does not.
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, conflicts_with_all = ["output_dir", "check"])]
     wait: Option<Duration>,
@@ -42,7 +47,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(patience) = args.wait {
         return runtime::start()?.block_on(served(patience));
     }
-    let files: Vec<(String, String)> = definitions()
+    let files: Vec<(String, String)> = args
+        .kubernetes
+        .unwrap_or_default()
+        .definitions()
         .iter()
         .map(|definition| Ok((file_name(definition), to_yaml(definition)?)))
         .collect::<anyhow::Result<_>>()?;
@@ -50,6 +58,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (Some(dir), _) => write_all(dir, &files).map(|()| ExitCode::SUCCESS),
         (None, Some(dir)) => Ok(check_all(dir, &files)),
         (None, None) => print_all(&files),
+    }
+}
+
+/// A version from the oldest on that is supported.
+fn supported(text: &str) -> Result<KubernetesVersion, String> {
+    let oldest = KubernetesVersion::OLDEST;
+    match text.parse()? {
+        version if version < oldest => Err(format!("plimsoll needs Kubernetes {oldest} or later")),
+        version => Ok(version),
     }
 }
 

@@ -49,6 +49,12 @@ pub fn inlined_schema<T: JsonSchema>() -> Value {
 
 /// Takes out what an API server would warn of or read in another way than we do.
 fn finish(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    edit(&mut definition, tidy);
+    definition
+}
+
+/// Edits the schema of every version.
+pub(super) fn edit(definition: &mut CustomResourceDefinition, edit: impl Fn(&mut Value)) {
     for version in &mut definition.spec.versions {
         let Some(schema) = version
             .schema
@@ -58,13 +64,12 @@ fn finish(mut definition: CustomResourceDefinition) -> CustomResourceDefinition 
             continue;
         };
         if let Ok(mut value) = serde_json::to_value(&*schema) {
-            tidy(&mut value);
-            if let Ok(tidied) = serde_json::from_value(value) {
-                *schema = tidied;
+            edit(&mut value);
+            if let Ok(edited) = serde_json::from_value(value) {
+                *schema = edited;
             }
         }
     }
-    definition
 }
 
 /// - `nullable`: without it an API server drops a `null`, as if the field were absent, before it validates.

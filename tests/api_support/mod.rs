@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use plimsoll::crd::KubernetesVersion;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -163,15 +164,16 @@ impl ControlPlane {
         Some(plane)
     }
 
-    /// Installs our definitions.
+    /// Installs our definitions, those for its version.
     pub fn install_definitions(&self) {
-        self.kubectl(&[
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            "-f",
-            root().join("crds").to_str().unwrap(),
-        ]);
+        let definitions = self
+            .version()
+            .parse::<KubernetesVersion>()
+            .unwrap()
+            .definitions();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": definitions});
+        let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+        self.try_kubectl(&apply, &list.to_string()).unwrap();
         self.until(
             "the definitions are served",
             Duration::from_mins(5),
@@ -180,6 +182,13 @@ impl ControlPlane {
                 plane.try_kubectl(&["get", kinds], "").is_ok()
             },
         );
+    }
+
+    /// As `v1.34.4`.
+    fn version(&self) -> String {
+        let version = self.kubectl(&["get", "--raw", "/version"]);
+        let version: Value = serde_json::from_str(&version).unwrap();
+        version["gitVersion"].as_str().unwrap().to_owned()
     }
 
     /// Installs the chart in the namespace default as Helm would, and says by which kubeconfig its controller is known: it has
@@ -191,7 +200,13 @@ impl ControlPlane {
     /// The same, with more arguments of `helm template`: values, or which templates alone.
     pub fn install(&self, args: &[&str]) -> PathBuf {
         let rendered = Command::new(self.tool("helm"))
-            .args(["template", "plimsoll", "--namespace=default"])
+            .args([
+                "template",
+                "plimsoll",
+                "--namespace=default",
+                "--kube-version",
+            ])
+            .arg(self.version())
             .arg(root().join("charts/plimsoll"))
             .args(args)
             .output()

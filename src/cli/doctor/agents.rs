@@ -6,8 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::finding::{Finding, finding, full_name, items, list};
-use super::findings::INSTALL;
+use super::finding::{Finding, INSTALL, finding, full_name, items, list};
 use super::read::{Seen, account};
 use super::tables::{Pod, cells, names, pods, running, unique};
 use crate::node::machine::wording::count;

@@ -5,7 +5,11 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::read::Answer;
+use super::read::{Answer, Seen};
+use crate::crd::KubernetesVersion;
+
+/// What to do where there is no installation.
+pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
 
 /// So many of many are named.
 const NAMED: usize = 5;
@@ -63,4 +67,15 @@ pub(super) fn full_name(object: &Value) -> String {
         "" => word("name").to_owned(),
         namespace => format!("{namespace}/{}", word("name")),
     }
+}
+
+/// The cluster's, where it told.
+pub(super) fn version_of(seen: &Seen) -> Option<KubernetesVersion> {
+    let version = seen.version.as_ref().ok()?;
+    KubernetesVersion::from_numbers(version["major"].as_str()?, version["minor"].as_str()?)
+}
+
+/// What to run where a definition is missing or of another version.
+pub(super) fn define(seen: &Seen) -> String {
+    version_of(seen).unwrap_or_default().define()
 }

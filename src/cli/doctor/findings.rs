@@ -7,25 +7,20 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use serde_json::Value;
 
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
-use super::finding::{Finding, finding, full_name, items, list};
+use super::finding::{Finding, INSTALL, define, finding, full_name, items, list, version_of};
 use super::holding::{guard, held, not_tried};
 use super::nodes::nodes;
 use super::read::{Answer, Refused, Review, Seen, arguments};
 use super::tables::{names, pods, running};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
-use crate::crd::{definitions, missing_fields, node_watermark};
+use crate::crd::{KubernetesVersion, definitions, missing_fields, node_watermark};
 use crate::node::machine::wording::count;
 
-/// The oldest Kubernetes that is supported: 1.33 takes the definition of `NodeQOS` for too expensive to check.
-const OLDEST: (u64, u64) = (1, 34);
 /// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
 const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
-pub(super) const DEFINE: &str =
-    "plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
 const READ: &str = "run it as somebody who may read that";
 const RETRY: &str = "look again; if it stays so, look at the API server";
-pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
 
 /// All that is wrong, the roots of others first.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
@@ -72,7 +67,7 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
 
 /// What was looked at, in a line.
 pub(super) fn summary(seen: &Seen) -> String {
-    let version = version_of(seen).map_or_else(|| "?".to_owned(), |(a, b)| format!("{a}.{b}"));
+    let version = version_of(seen).map_or_else(|| "?".to_owned(), |it| it.to_string());
     let nodes = names(&seen.nodes).len();
     let running = running(&pods(seen)).len();
     let policies = items(&seen.node_qos).len();
@@ -89,21 +84,11 @@ fn message(condition: Option<&Value>) -> String {
     format!("{} ({})", word("message"), word("reason"))
 }
 
-fn version_of(seen: &Seen) -> Option<(u64, u64)> {
-    let version = seen.version.as_ref().ok()?;
-    let number = |field: &str| {
-        let text = version[field].as_str()?;
-        text.trim_end_matches(|it: char| !it.is_ascii_digit())
-            .parse()
-            .ok()
-    };
-    Some((number("major")?, number("minor")?))
-}
-
 fn version(seen: &Seen) -> Vec<Finding> {
-    let old = version_of(seen).filter(|version| *version < OLDEST);
-    let old = old.map(|(major, minor)| {
-        let what = format!("it is {major}.{minor}: plimsoll needs 1.34 or later");
+    let oldest = KubernetesVersion::OLDEST;
+    let old = version_of(seen).filter(|version| *version < oldest);
+    let old = old.map(|version| {
+        let what = format!("it is {version}: plimsoll needs {oldest} or later");
         finding(
             "Kubernetes",
             what,
@@ -196,12 +181,12 @@ fn defined(seen: &Seen) -> Vec<Finding> {
             }
         };
         match missing_fields(definition, document) {
-            None => Some(finding(about, "it is not installed", DEFINE)),
+            None => Some(finding(about, "it is not installed", define(seen))),
             Some(missing) if missing.is_empty() => None,
             Some(missing) => {
                 let missing = list(missing.iter().map(String::as_str));
                 let what = format!("it is of another version of plimsoll, and lacks {missing}");
-                Some(finding(about, what, DEFINE))
+                Some(finding(about, what, define(seen)))
             }
         }
     };

@@ -250,8 +250,8 @@ fn nothing_is_found_where_nothing_is_wrong() {
 #[test]
 fn an_old_kubernetes_is_told() {
     says(
-        |it| it.version = Ok(json!({"major": "1", "minor": "33"})),
-        &["1.33", "1.34 or later"],
+        |it| it.version = Ok(json!({"major": "1", "minor": "32"})),
+        &["1.32", "1.33 or later"],
     );
 }
 
@@ -297,7 +297,18 @@ fn definitions_that_are_missing_or_of_another_version_are_told() {
         &[
             "definition of NodeWatermark",
             "not installed",
-            "plimsoll crds",
+            "plimsoll crds | kubectl apply",
+        ],
+    );
+    let on_1_33 = |seen: &mut Seen| {
+        seen.version = Ok(json!({"major": "1", "minor": "33"}));
+        seen.schemas[1] = refused(404);
+    };
+    says(
+        on_1_33,
+        &[
+            "not installed",
+            "plimsoll crds --kubernetes 1.33 | kubectl apply",
         ],
     );
     let older = |seen: &mut Seen| {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::finding::{Finding, finding, list};
-use super::findings::DEFINE;
+use super::finding::{Finding, define, finding, list};
 use super::read::Seen;
 use super::tables::cells;
 use crate::engine::plan::Unknown;
@@ -68,7 +67,7 @@ pub(super) fn nodes(seen: &Seen) -> Vec<Finding> {
     let mut columns = table["columnDefinitions"].as_array().into_iter().flatten();
     if !columns.any(|it: &Value| it["name"] == LAST) {
         let what = "it is of an older version, and does not tell how agents are";
-        return vec![finding("definition of NodeWatermark", what, DEFINE)];
+        return vec![finding("definition of NodeWatermark", what, define(seen))];
     }
     CHECKS
         .iter()

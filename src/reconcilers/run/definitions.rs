@@ -11,16 +11,13 @@ use serde_json::Value;
 
 use super::super::metrics::Metrics;
 use crate::cluster::client::{CallError, call};
-use crate::crd::{definitions, missing_fields};
+use crate::crd::{KubernetesVersion, definitions, missing_fields};
 
 /// How often is looked while all is well, and while something is missing.
 const SELDOM: Duration = Duration::from_mins(1);
 const OFTEN: Duration = Duration::from_secs(10);
 /// At most so many fields are named.
 const MOST_NAMED: usize = 5;
-
-/// What installs and updates them, also those that Helm installed.
-const CURE: &str = "run: plimsoll crds | kubectl apply --server-side --force-conflicts -f -";
 
 /// Looks for ever, and says in the probes what is missing.
 pub(super) async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
@@ -61,14 +58,26 @@ async fn look(
         Err(error) if error.code() == Some(404) => Value::Null,
         Err(error) => return Err(error),
     };
-    Ok(match missing_fields(definition, &document) {
-        None => Some(format!("the definition is not installed; {CURE}")),
-        Some(missing) if missing.is_empty() => None,
-        Some(missing) => Some(format!(
-            "the definition is of another version of plimsoll, and lacks {}; {CURE}",
+    let what = match missing_fields(definition, &document) {
+        None => "the definition is not installed".to_owned(),
+        Some(missing) if missing.is_empty() => return Ok(None),
+        Some(missing) => format!(
+            "the definition is of another version of plimsoll, and lacks {}",
             list(&missing)
-        )),
-    })
+        ),
+    };
+    Ok(Some(format!(
+        "{what}; run: {}",
+        version_of(client).await.define()
+    )))
+}
+
+/// Of the cluster; where it does not tell, the newest.
+async fn version_of(client: &Client) -> KubernetesVersion {
+    let version = call(client.apiserver_version()).await.ok();
+    version
+        .and_then(|it| KubernetesVersion::from_numbers(&it.major, &it.minor))
+        .unwrap_or_default()
 }
 
 fn list(fields: &[String]) -> String {

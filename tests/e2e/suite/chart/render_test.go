@@ -205,13 +205,26 @@ func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
 }
 
 func TestAnOldKubernetesIsRefused(t *testing.T) {
-	_, err := render(t, "--kube-version", "1.33.13")
-	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.34.0-0") {
+	_, err := render(t, "--kube-version", "1.32.9")
+	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.33.0-0") {
 		t.Errorf("the answer is %v", err)
 	}
-	for _, supported := range []string{"1.34.0", "1.34.4-gke.100", "1.36.1"} {
+	for _, supported := range []string{"1.33.0", "1.34.4-gke.100", "1.36.1"} {
 		if _, err := render(t, "--kube-version", supported); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestOlderClustersGetADefinitionThatTheyTake(t *testing.T) {
+	for version, costly := range map[string]bool{"1.33.13": false, "v1.33.4-eks-1": false, "1.34.0-rc.1": true, "1.34.0": true, "1.37.2": true} {
+		rendered, err := render(t, "--kube-version", version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		definition := one(t, rendered, "CustomResourceDefinition", "nodeqoss.ensurance.crane.io")
+		if strings.Contains(fmt.Sprint(definition), "quantity(") != costly {
+			t.Errorf("%s: the checks of quantities are there: %v", version, !costly)
 		}
 	}
 }

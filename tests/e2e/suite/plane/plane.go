@@ -71,7 +71,7 @@ func Start(t *testing.T, flags []string, users ...string) *Plane {
 	config.QPS, config.Burst, config.Timeout = 500, 1000, 15*time.Second
 	p.Kube, p.Objects = kubernetes.NewForConfigOrDie(config), dynamic.NewForConfigOrDie(config)
 	p.UntilReady()
-	p.Kubectl("apply", "--server-side", "-f", Absolute(t, "crds"))
+	p.Define(p.Definitions())
 	p.Kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 	return p
 }
@@ -274,6 +274,29 @@ func (p *Plane) Apply(manifests ...string) {
 	if _, err := p.TryKubectl(strings.Join(manifests, "\n---\n"), "apply", "-f", "-"); err != nil {
 		p.T.Fatal(err)
 	}
+}
+
+// Definitions are the files of ours, those for the API server's version.
+func (p *Plane) Definitions() []string {
+	p.T.Helper()
+	version, err := p.Kube.Discovery().ServerVersion()
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	files, err := filepath.Glob(Absolute(p.T, "crds") + "/*.yaml")
+	if err != nil || len(files) == 0 {
+		p.T.Fatalf("no definitions (%v)", err)
+	}
+	if version.Minor != "33" {
+		return files
+	}
+	for i, file := range files {
+		older := filepath.Join(Absolute(p.T, "charts/plimsoll/files/crds-before-1.34"), filepath.Base(file))
+		if _, err := os.Stat(older); err == nil {
+			files[i] = older
+		}
+	}
+	return files
 }
 
 // Define has the API server serve what these files define.
