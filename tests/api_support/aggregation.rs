@@ -152,6 +152,18 @@ pub fn objects(namespace: &str, service: &str, address: IpAddr, ports: &[u16]) -
             .iter()
             .map(|port| slice(namespace, service, address, *port)),
     );
+    // By these an API server before 1.34 finds what it dials.
+    let subset = |port: &u16| {
+        json!({
+            "addresses": [{"ip": address.to_string()}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+        })
+    };
+    objects.push(json!({
+        "apiVersion": "v1", "kind": "Endpoints",
+        "metadata": {"name": service, "namespace": namespace},
+        "subsets": ports.iter().map(subset).collect::<Vec<_>>(),
+    }));
     objects
 }
 

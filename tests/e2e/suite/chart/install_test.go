@@ -144,7 +144,7 @@ func (c cluster) takesEveryCombination(t *testing.T) {
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
 	for name, file := range combinations(t) {
 		// The Prometheus operator's definitions are not there: checkMonitoring reads these objects.
-		rendered, err := render(t, "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false")
+		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false")
 		if err != nil {
 			t.Fatal(err)
 		}
