@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use api_support::ControlPlane;
+use api_support::{ControlPlane, free_port};
 use chart_support::{NAMESPACE, objects, rendered};
 use serde_json::{Value, json};
 
@@ -92,6 +92,47 @@ fn policies_that_an_api_server_does_not_ask_are_told() {
         let left = plane.kubectl(&["get", what, "--all-namespaces", "-o", "name"]);
         assert!(!left.contains("plimsoll-doctor"), "{left}");
     }
+}
+
+#[test]
+fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
+    let off = &[
+        "--requestheader-client-ca-file=",
+        "--proxy-client-cert-file=",
+        "--proxy-client-key-file=",
+    ];
+    let Some(plane) = ControlPlane::start_with(off).filter(ControlPlane::is_own) else {
+        return;
+    };
+    installed(&plane);
+    let told = |plane: &ControlPlane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        has(
+            &found,
+            "API aggregation",
+            "no --requestheader-client-ca-file",
+        )
+    };
+    plane.until("it is told", SOON, told);
+    plane.apply(&[api_support::lease_namespace()]);
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut controller = plane.controller("controller", &["--metrics-api-listen", &listen]);
+    plane.until("it is ready", SOON, |_| {
+        let ready = controller.http("/readyz");
+        ready.is_some_and(|(code, _)| code == 200)
+    });
+    plane.nodes(&["b".to_owned()]);
+    plane.until("it compiles for a node", SOON, |plane| {
+        plane
+            .try_kubectl(&["get", "nodewatermark", "b"], "")
+            .is_ok()
+    });
+    let said = plane.log_of("controller");
+    assert!(
+        said.contains("start kube-apiserver with --requestheader-client-ca-file"),
+        "{said}"
+    );
+    assert!(controller.process.0.try_wait().unwrap().is_none());
 }
 
 /// What the chart has, of which nothing runs, with a node of every sort.

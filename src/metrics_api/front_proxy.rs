@@ -207,7 +207,8 @@ pub async fn follow(
 /// What it says; `None`: nothing that could be used.
 fn read(map: Option<ConfigMap>) -> Option<Trust> {
     let Some(map) = map else {
-        tracing::error!("there is no {NAMESPACE}/{NAME}: no API server is believed");
+        let why = "there is no kube-system/extension-apiserver-authentication: start kube-apiserver with --requestheader-client-ca-file";
+        tracing::error!(why, "no API server is believed");
         return Some(Trust::default());
     };
     let trust = Trust::of(&map.data.unwrap_or_default());
