@@ -27,7 +27,7 @@ in the status of each object what it makes of it. Run two or more replicas: one 
 
 Examples:
   On your machine, against the cluster of your kubeconfig (install the definitions first):
-    plimsoll crds | kubectl apply --server-side -f -
+    plimsoll crds | kubectl apply --server-side -f -    (on Kubernetes 1.33: plimsoll crds --kubernetes 1.33)
     plimsoll controller --kubeconfig ~/.kube/config --namespace default
   What it makes of the cluster:
     kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks

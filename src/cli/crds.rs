@@ -77,9 +77,10 @@ async fn served(patience: Duration) -> anyhow::Result<ExitCode> {
     let begun = clock::now();
     while let Some(missing) = missing(&client, &definitions).await {
         if clock::now().since(begun) >= patience {
-            bail!(
-                "failed to find {missing} within {patience:?}: plimsoll crds | kubectl apply -f -"
-            );
+            let version = call(client.apiserver_version()).await.ok();
+            let version = version.and_then(|it| KubernetesVersion::of(&it));
+            let cure = version.unwrap_or_default().define();
+            bail!("failed to find {missing} within {patience:?}: {cure}");
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::version::Info;
 use serde_json::{Value, json};
 
 use super::schema::{definitions, edit};
@@ -18,6 +19,11 @@ impl KubernetesVersion {
     /// From here on API servers heed the maximum of an int-or-string when they estimate what a rule costs. Before, they
     /// take it for a text of 3 MB, and refuse every rule over one in a list of 64.
     const HEEDS_LENGTHS: Self = Self(1, 34);
+
+    /// As an API server tells it.
+    pub fn of(told: &Info) -> Option<Self> {
+        Self::from_numbers(&told.major, &told.minor)
+    }
 
     /// From the numbers of `/version`, where a minor number can end in a sign: `34+`.
     pub fn from_numbers(major: &str, minor: &str) -> Option<Self> {

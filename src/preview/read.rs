@@ -46,7 +46,7 @@ pub enum ReadError {
     /// Nothing to preview.
     #[error(
         "the cluster has no definition of NodeQOS, and so no policies; give some with -f FILE, or install the \
-         definitions: plimsoll crds | kubectl apply --server-side -f -"
+         definitions: plimsoll crds | kubectl apply --server-side -f - (on Kubernetes 1.33: plimsoll crds --kubernetes 1.33)"
     )]
     NoDefinitions,
 }

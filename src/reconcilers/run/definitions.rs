@@ -76,7 +76,7 @@ async fn look(
 async fn version_of(client: &Client) -> KubernetesVersion {
     let version = call(client.apiserver_version()).await.ok();
     version
-        .and_then(|it| KubernetesVersion::from_numbers(&it.major, &it.minor))
+        .and_then(|it| KubernetesVersion::of(&it))
         .unwrap_or_default()
 }
 

@@ -100,7 +100,7 @@ func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
 		slices.Sort(found)
 		return found
 	}
-	want := []string{"RoleBinding nonroot-v2 plimsoll-controller", "RoleBinding nonroot-v2 plimsoll-test",
+	want := []string{"RoleBinding nonroot-v2 plimsoll-controller", "RoleBinding nonroot-v2 plimsoll-policies", "RoleBinding nonroot-v2 plimsoll-test",
 		"RoleBinding nonroot-v2 plimsoll-uninstall", "RoleBinding privileged plimsoll-agent"}
 	if found := constraints("--api-versions", "security.openshift.io/v1"); !slices.Equal(found, want) {
 		t.Errorf("on OpenShift there are %v", found)
