@@ -5,14 +5,24 @@ package suite
 import (
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 )
 
@@ -268,5 +278,180 @@ func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
 			}
 			return fmt.Errorf("the status does not say that %s is unknown: %+v", unknown, now.Status.Rules)
 		})
+	})
+}
+
+// thief has the tokens that the kubelet gave to the agent of a node, and nothing else.
+type thief struct {
+	*scene
+	kube    kubernetes.Interface
+	objects dynamic.Interface
+	// mark is in all that it tries to write: as a value, and as the name of whoever wrote a field.
+	mark           string
+	reports, trust string
+}
+
+// steal reads what stands in the agent's container.
+func steal(s *scene) *thief {
+	s.Helper()
+	agent, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	secrets := "/proc/" + processOfPod(s.T, agent, "agent") + "/root/var/run/secrets/"
+	read := func(file string) string { return onNode(s, s.node, "cat "+secrets+file) }
+	config := rest.AnonymousClientConfig(access)
+	config.BearerToken = read("kubernetes.io/serviceaccount/token")
+	stolen := &thief{scene: s, mark: s.name + "-thief", reports: read("plimsoll.dev/report/token"), trust: read("plimsoll.dev/report/ca.crt")}
+	if stolen.kube, err = kubernetes.NewForConfig(config); err != nil {
+		s.Fatal(err)
+	}
+	if stolen.objects, err = dynamic.NewForConfig(config); err != nil {
+		s.Fatal(err)
+	}
+	return stolen
+}
+
+// refused tries something until it is refused in these words: a Lease may be renewed meanwhile, and the guard be slow to answer.
+func (th *thief) refused(what, words string, try func() error) {
+	th.Helper()
+	eventually(th, time.Minute, "it is forbidden to "+what, func() error {
+		err := try()
+		if err == nil {
+			th.Fatalf("whoever has the agent's token may %s", what)
+		}
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), words) {
+			return fmt.Errorf("not as %q: %w", words, err)
+		}
+		return nil
+	})
+}
+
+// patches gives what patches an object; $MARK in the patch is the thief's mark.
+func (th *thief) patches(kind schema.GroupVersionResource, name, patch string, subresources ...string) func() error {
+	return func() error {
+		body := []byte(strings.ReplaceAll(patch, "$MARK", th.mark))
+		_, err := th.objects.Resource(kind).Patch(background, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: th.mark}, subresources...)
+		return err
+	}
+}
+
+func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		needShell(t)
+		th := steal(shared(t, node))
+		const label, cordon = `{"metadata":{"labels":{"stolen":"$MARK"}}}`, `{"spec":{"unschedulable":true}}`
+		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified, not "
+		th.refused("label its own node", ours+"metadata.labels", th.patches(allNodes, node, label))
+		th.refused("cordon its own node", ours+"spec.unschedulable", th.patches(allNodes, node, cordon))
+		for where, among := range map[string]string{"everywhere": "", "in its own namespace": namespace} {
+			th.refused("read secrets "+where, `cannot list resource "secrets"`, func() error {
+				_, err := th.kube.CoreV1().Secrets(among).List(background, metav1.ListOptions{})
+				return err
+			})
+		}
+		th.removesNoGuard()
+		if len(nodes) > 1 {
+			their, only := other(node), "may write no Node but its own, not "+other(node)
+			taint := `{"spec":{"taints":[{"key":"` + taintKey + `","value":"$MARK","effect":"NoSchedule"}]}}`
+			th.refused("taint another node", only, th.patches(allNodes, their, taint))
+			th.refused("cordon another node", only, th.patches(allNodes, their, cordon))
+			th.refused("label another node", only, th.patches(allNodes, their, label))
+			status := th.patches(nodeWatermarks, their, `{"status":{"observedHash":"$MARK"}}`, "status")
+			th.refused("speak for another agent", "the status of its own, not that of "+their, status)
+			th.refused("renew the Lease of another", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
+			th.evictsNobodyOn(their)
+			th.reportsNothingOf(their)
+		}
+		// Whatever it had written would bear its mark.
+		written := append([]string{"get", "node,nodewatermark,lease", "-n", "plimsoll-node-lease", "-o", "json", "--show-managed-fields", "--ignore-not-found"}, nodes...)
+		if now := kubectl(t, written...); !strings.Contains(now, "managedFields") || strings.Contains(now, th.mark) {
+			t.Errorf("%s has written to one of these:\n%s", th.mark, now)
+		}
+		// What it still can do, as docs/security.md says: read.
+		pods, err := th.kube.CoreV1().Pods("").List(background, metav1.ListOptions{})
+		if err != nil || len(pods.Items) == 0 {
+			t.Errorf("an agent's token reads no pods: %v", err)
+		}
+		if _, err := th.kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{}); err != nil {
+			t.Errorf("an agent's token does not read its own Node: %v", err)
+		}
+	})
+}
+
+// removesNoGuard tries to delete what holds it.
+func (th *thief) removesNoGuard() {
+	th.Helper()
+	guards := strings.Fields(kubectl(th, "get", "validatingwebhookconfiguration,validatingadmissionpolicy,validatingadmissionpolicybinding",
+		"-l", "app.kubernetes.io/instance=plimsoll", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {end}`))
+	kinds := map[string]string{"ValidatingWebhookConfiguration": "", "ValidatingAdmissionPolicy": "", "ValidatingAdmissionPolicyBinding": ""}
+	for _, guard := range guards {
+		kind, name, _ := strings.Cut(guard, "/")
+		delete(kinds, kind)
+		resource := admissionv1.SchemeGroupVersion.WithResource(strings.ReplaceAll(strings.ToLower(kind)+"s", "policys", "policies"))
+		th.refused("delete "+guard, "cannot delete", func() error {
+			return th.objects.Resource(resource).Delete(background, name, metav1.DeleteOptions{})
+		})
+		if _, err := objects.Resource(resource).Get(background, name, metav1.GetOptions{}); err != nil {
+			th.Errorf("%s was there: %v", guard, err)
+		}
+	}
+	if len(kinds) > 0 {
+		th.Errorf("not all kinds of guards are among %v", guards)
+	}
+}
+
+// renew takes the Lease of a node for its own.
+func (th *thief) renew(node string) error {
+	leases := th.kube.CoordinationV1().Leases("plimsoll-node-lease")
+	lease, err := leases.Get(background, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	lease.Spec.HolderIdentity = &th.mark
+	_, err = leases.Update(background, lease, metav1.UpdateOptions{FieldManager: th.mark})
+	return err
+}
+
+// evictsNobodyOn tries to evict a pod of another node.
+func (th *thief) evictsNobodyOn(node string) {
+	th.Helper()
+	there := &scene{th.T, node, th.name, th.calm}
+	there.running(work{name: "elsewhere", args: []string{"pause"}})
+	uid := there.pod("elsewhere").UID
+	th.refused("evict a pod of another node", "the pod is on "+node+", and the agent on "+th.node, func() error {
+		return th.kube.PolicyV1().Evictions(th.name).Evict(background, &policyv1.Eviction{
+			ObjectMeta: metav1.ObjectMeta{Name: "elsewhere"}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}})
+	})
+	if err := there.alive("elsewhere"); err != nil {
+		th.Error(err)
+	}
+}
+
+// reportsNothingOf tries to report for another node. Node v1, which is this machine, reaches controllers.
+func (th *thief) reportsNothingOf(node string) {
+	th.Helper()
+	if _, err := tryOnNode("v1", "command -v curl"); err != nil {
+		th.Log("no report was forged: there is no curl")
+		return
+	}
+	trust := filepath.Join(th.TempDir(), "ca.crt")
+	if err := os.WriteFile(trust, []byte(th.trust), 0o644); err != nil {
+		th.Fatal(err)
+	}
+	report := fmt.Sprintf(`{"node":%q,"bootID":"b","agentStartedMillis":1,"sequence":1,"intervalSeconds":10,"status":{}}`, node)
+	service := "plimsoll-report." + namespace + ".svc:8444"
+	eventually(th, time.Minute, "it is forbidden to report for another node", func() error {
+		options := fmt.Sprintf("url=%q\nresolve=%q\ncacert=%q\nheader=%q\nheader=%q\ndata=%q\nwrite-out=%q\nhttp2\nnoproxy=\"*\"\nsilent\nshow-error\nmax-time=10\n",
+			"https://"+service+"/v1/report", service+":"+componentPods(th.T, "controller")[0].Status.PodIP, trust,
+			"Authorization: Bearer "+th.reports, "Content-Type: application/json", report, " %{http_code}")
+		answer, err := run(options, clusterTool, "on", "v1", "curl", "--config", "-")
+		if strings.HasSuffix(answer, " 200") {
+			th.Fatalf("whoever has the agent's token may report for another node: %s", answer)
+		}
+		if said := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, said) {
+			return fmt.Errorf("it is answered %q (%v)", answer, err)
+		}
+		return nil
 	})
 }
