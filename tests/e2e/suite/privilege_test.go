@@ -188,6 +188,69 @@ func TestALockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(cold)
 }
 
+// TestALockedAgentMakesAPodIdleClass ends it both ways: the rule is over, and its policies are deleted.
+func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := shared(t, node)
+		s.running(work{name: "free", args: []string{"burn", "200"}})
+		free := s.victim("free")
+		class, has := free.before["pod/cpu.idle"]
+		if !has {
+			t.Skip("the kernel of " + node + " has no cpu.idle")
+		}
+		if class != "0" {
+			t.Fatalf("its cpu.idle is %s while nothing is in force", class)
+		}
+		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {idle: true, stepCPURatio: 25, minCPURatio: 50}}}")
+		s.allow(s.name, "", s.name)
+		s.rule(s.name, rule{action: s.name})
+		s.waitKept(s.name)
+
+		s.set(hot)
+		s.waitIdleClass(free)
+		eventually(t, 20*time.Second, "the status tells that it is throttled", func() error {
+			// How far its quota goes down after that depends on what others leave it.
+			told := s.throttled(free.name)
+			if told == nil || told.Rule != s.name+"/hot" || told.Ratio < 50 || told.FromMillicores != nil {
+				return fmt.Errorf("the status says %+v", told)
+			}
+			return nil
+		})
+		eventually(t, 20*time.Second, "an event tells that the class came before any quota", func() error {
+			all := events(t, "Pod", s.name, free.name)
+			if !slices.ContainsFunc(all, func(told string) bool {
+				return strings.HasPrefix(told, "PodThrottled: "+s.name+"/hot") && strings.HasSuffix(told, "; CPU unlimited, idle class")
+			}) {
+				return fmt.Errorf("its events are:\n%s", strings.Join(all, "\n"))
+			}
+			return nil
+		})
+
+		// The kernel gives what stops to be idle class the default weight: this pod's own is another.
+		s.set(cold)
+		s.waitRestored(30*time.Second, free.folder, free.before)
+		s.set(hot)
+		s.waitIdleClass(free)
+		s.noPolicies()
+		s.waitRestored(30*time.Second, free.folder, free.before)
+	})
+}
+
+// waitIdleClass waits until the kernel has a pod in the idle class.
+func (s *scene) waitIdleClass(v *victim) {
+	s.Helper()
+	eventually(s, 30*time.Second, v.name+" is idle class", func() error {
+		read, err := readSettings(s.node, v.folder)
+		if err != nil {
+			return err
+		}
+		if class := read["pod/cpu.idle"]; class != "1" {
+			return fmt.Errorf("its cpu.idle is %s", class)
+		}
+		return nil
+	})
+}
+
 // startWeak runs a pod that is root without capabilities, with something of its own in its environment and its files.
 func (s *scene) startWeak(name string) {
 	s.Helper()
