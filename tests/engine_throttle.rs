@@ -355,6 +355,27 @@ fn the_idle_class_comes_first_and_goes_last() {
 }
 
 #[test]
+fn the_idle_class_alone_is_all_that_a_floor_of_100_percent_asks_for() {
+    let mut node = hot(
+        cpu(4000.0, idling(100, 30)),
+        vec![Load::new("a", 3000)],
+        6000,
+    );
+    let level = |node: &Node| {
+        let throttle = node.plan.throttles.first();
+        throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
+    };
+    for _ in 0..3 {
+        assert_eq!(level(&node), Some((100, true, None)));
+        node.at(6000);
+    }
+    for _ in 0..3 {
+        node.at(3000);
+    }
+    assert_eq!(level(&node), None);
+}
+
+#[test]
 fn a_metric_without_a_unit_of_release_takes_one_victim_a_round() {
     let rules = vec![rule("n/load", "cpu_load_1_min", 4.0, throttling(40, 30))];
     let pods = vec![Load::new("a", 2000), Load::new("b", 1000)];

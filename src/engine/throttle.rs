@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::act::Scene;
-use super::ledger::{Claim, Depth, Held, LEAST, Ledger, allowance, at_floor, floor, request};
+use super::ledger::{Claim, Depth, FULL, Held, LEAST, Ledger, allowance, at_floor, floor, request};
 use super::metric::{ActionKind, Leverage, Resource};
 use super::plan::{Change, Spared, Transition};
 use super::policy::CpuThrottle;
@@ -132,7 +132,10 @@ impl Lowering<'_> {
         let floor = floor(self.levers, &tracked.pod, spec.min_ratio);
         let down = floor.min_usage(uses) < uses;
         let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
-        if !down || (stuck && from.lower(spec).idle == from.idle) {
+        let idles = from.lower(spec).idle != from.idle;
+        // A floor of all that it has asks for the idle class alone.
+        let idle_alone = idles && spec.min_ratio == FULL;
+        if (!down && !idle_alone) || (stuck && !idles) {
             return Err(Some(Spared::AtFloor));
         }
         Ok((from, uses))
