@@ -87,6 +87,10 @@ func secondsUntil(text, stage string) int {
 // lookAsTold does what `try` tells its user to do. The answer is the cluster's network.
 func lookAsTold(t *testing.T) string {
 	t.Helper()
+	examples := "cpu-pressure disk memory temperature watermark1 watermark2 watermark3"
+	if applied := must(t, "kubectl", "get", "nodeqos", "-o", "jsonpath={.items[*].metadata.name}"); applied != examples {
+		t.Errorf("the examples that are applied: %s", applied)
+	}
 	if told := must(t, "kubectl", "describe", "nodewatermark", "v2"); !strings.Contains(told, "batch") {
 		t.Errorf("the NodeWatermark does not name the pod:\n%s", told)
 	}
