@@ -461,7 +461,7 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
 	s := besideRefuge(t, "v2")
-	_, limited := pressed(t, s)
+	o, limited := pressed(t, s)
 	boot := func() string {
 		out, err := tryOnNode("v2", "cat /proc/sys/kernel/random/boot_id")
 		if err != nil {
@@ -482,9 +482,11 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	s.waitRunning("limited")
 	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
 	s.waitRatio(60*time.Second, limited, 50)
+	// They are the same pods, with the same originals, and what is true of their files and the journal is so again.
+	s.waitRestored(90*time.Second, o.bystander.folder, o.bystander.before)
+	o.waitAccounted(30 * time.Second)
 	s.set(cold)
-	s.waitCap(60*time.Second, limited, 100)
-	s.waitNoTaint(30 * time.Second)
+	o.waitUndone(90 * time.Second)
 	entries, err := journal("v2")
 	if err != nil || len(entries) > 0 {
 		t.Errorf("the journal holds %v (%v)", entries, err)
