@@ -278,12 +278,13 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			}
 			return nil
 		})
-		// A tick finds the new limit and another throttles by it; the kubelet may still write to the cgroups, and each look is a command on the node.
-		eventually(t, 10*time.Second, "the resized pod is throttled", func() error {
-			if now := s.settings(limited.folder).millicores(); now < 0 || now > 100 {
-				return fmt.Errorf("it may use %dm", now)
+		// A tick finds the new limit and another throttles by it; the kubelet may still write to the cgroups, and a status takes a while.
+		eventually(t, 30*time.Second, "the pod is throttled by its new limit", func() error {
+			told := s.throttled("limited")
+			if told == nil || told.FromMillicores == nil || *told.FromMillicores != 200 || told.ToMillicores == nil || *told.ToMillicores > 100 {
+				return fmt.Errorf("the status says %+v", told)
 			}
-			return nil
+			return s.held(limited, *told.ToMillicores)
 		})
 
 		s.set(cold)
