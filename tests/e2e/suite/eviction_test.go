@@ -270,8 +270,7 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		s.waitKept(s.name)
 		s.set(hot)
 		s.waitEnding(30*time.Second, victim)
-		// Several rounds more: its replacements go, and nobody else.
-		always(t, 6*time.Second, "nobody else is evicted", func() error {
+		nobodyElse := func() error {
 			for _, name := range keep {
 				if err := s.alive(name); err != nil {
 					return err
@@ -279,7 +278,9 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 			}
 			_, err := kube.CoreV1().Pods("default").Get(background, unselected, metav1.GetOptions{})
 			return err
-		})
+		}
+		// Several rounds more: its replacements go, and nobody else.
+		always(t, 6*time.Second, "nobody else is evicted", nobodyElse)
 		// Those that come before the victim in order: each round passes them over.
 		whyNot := map[string]string{
 			"unowned": "it has no controller", names[1]: "it is protected", names[2]: "annotated to stay", names[3]: "annotated to stay",
@@ -292,7 +293,27 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 			}
 			return nil
 		})
+
+		// Without it, each round comes to the last in order, too, and there is nobody else to take.
+		kubectl(t, "delete", "replicaset", "-n", s.name, "victim")
+		s.waitNone(60*time.Second, "victim")
+		eventually(t, 30*time.Second, "the status tells why the last in order is not", func() error {
+			return s.checkRefused("act", names[4], s.name, "system-critical")
+		})
+		always(t, 8*time.Second, "nobody is evicted where nobody may be", nobodyElse)
 		s.set(cold)
+	})
+}
+
+// waitNone waits until no pod of an app is left.
+func (s *scene) waitNone(limit time.Duration, app string) {
+	s.Helper()
+	eventually(s, limit, "no pod of "+app+" is left", func() error {
+		list, err := kube.CoreV1().Pods(s.name).List(background, metav1.ListOptions{LabelSelector: "app=" + app})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%v", podNames(list.Items))
+		}
+		return err
 	})
 }
 

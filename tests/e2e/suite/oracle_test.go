@@ -47,17 +47,51 @@ type oracle struct {
 	scene  *scene
 	before map[string]*victim // by UID
 	floors map[string]int     // by UID: the millicores that no throttle goes below
+	// bystander is a pod that no policy selects, and its UID. Nil: there is none.
+	bystander    *victim
+	bystanderUID string
 }
 
 func (s *scene) oracle(pods ...string) *oracle {
 	s.Helper()
-	o := &oracle{s, map[string]*victim{}, map[string]int{}}
+	o := &oracle{scene: s, before: map[string]*victim{}, floors: map[string]int{}}
 	for _, name := range pods {
 		pod := s.pod(name)
 		uid := string(pod.UID)
 		o.before[uid], o.floors[uid] = s.victim(name), max(leastMillicores, requested(pod))
 	}
 	return o
+}
+
+// sparing has the oracle watch a pod that no policy selects, which nobody may ever touch.
+func (o *oracle) sparing(pod string) {
+	o.scene.Helper()
+	o.bystander, o.bystanderUID = o.scene.victim(pod), string(o.scene.pod(pod).UID)
+}
+
+// leftAlone fails the test as soon as the pod that no policy selects is not as it was (I3). An error: its files could not be read.
+func (o *oracle) leftAlone() error {
+	o.scene.Helper()
+	if o.bystander == nil {
+		return nil
+	}
+	now, err := readSettings(o.scene.node, o.bystander.folder)
+	if err != nil {
+		return err
+	}
+	if err := checkRestored(o.bystander.before, now); err != nil {
+		o.scene.Fatalf("%s, which no policy selects, was touched: %v", o.bystander.name, err)
+	}
+	return nil
+}
+
+// holds tells whether the pod is throttled as far as it was, the node closed, and the pod that no policy selects left alone.
+func (o *oracle) holds(v *victim) error {
+	o.scene.Helper()
+	if err := o.scene.holds(v); err != nil {
+		return err
+	}
+	return o.leftAlone()
 }
 
 // requested are the millicores that a pod requests.
@@ -93,6 +127,9 @@ func (o *oracle) account() error {
 		} else if held == entry.Original {
 			return fmt.Errorf("the journal has %s, which holds its original, %q", key, held)
 		}
+	}
+	if err := o.leftAlone(); err != nil {
+		return err
 	}
 	return o.bounded()
 }
@@ -136,6 +173,9 @@ func (o *oracle) looked(out string) (*looked, error) {
 	}
 	now := &looked{map[string]record{}, map[string]string{}}
 	for _, entry := range entries {
+		if o.bystander != nil && entry.UID == o.bystanderUID {
+			o.scene.Fatalf("the journal has %s of %s, which no policy selects", entry.File, o.bystander.name)
+		}
 		key := entry.UID + " " + path.Join(entry.Lever, entry.File)
 		if _, twice := now.entries[key]; twice {
 			return nil, fmt.Errorf("two entries for %s", key)

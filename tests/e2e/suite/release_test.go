@@ -171,7 +171,7 @@ func (o *oracle) asBefore() error {
 			return fmt.Errorf("%s on %s: %w", v.name, o.scene.node, err)
 		}
 	}
-	return nil
+	return o.leftAlone()
 }
 
 func noFinalizers(t *testing.T) {

@@ -18,15 +18,19 @@ import (
 )
 
 // pressed is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
+// A third pod, beside them and like the first, is none that the policies select.
 func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 	t.Helper()
+	selected := map[string]string{"app": "pressed"}
 	s.running(
-		work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"},
-		work{name: "free", args: []string{"burn", "150"}},
+		work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m", labels: selected},
+		work{name: "free", args: []string{"burn", "150"}, labels: selected},
+		work{name: "bystander", args: []string{"burn", "30"}, limits: "100m", requests: "10m"},
 	)
 	o := s.oracle("limited", "free")
+	o.sparing("bystander")
 	s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}")
-	s.allow(s.name, "", s.name)
+	s.allow(s.name, "pressed", s.name)
 	s.rule(s.name, rule{action: s.name})
 	s.waitKept(s.name)
 	s.set(hot)
@@ -55,8 +59,8 @@ func TestAnUpgradeOfTheAgentKeepsWhatIsInForce(t *testing.T) {
 		o, limited := pressed(t, s)
 		old := agentContainer(s)
 		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
-		s.heldUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
-		always(t, 4*time.Second, "it is adopted", func() error { return s.holds(limited) })
+		o.heldUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
+		always(t, 4*time.Second, "it is adopted", func() error { return o.holds(limited) })
 		o.waitAccounted(5 * time.Second)
 		s.set(cold)
 		o.waitUndone(30 * time.Second)
@@ -137,6 +141,7 @@ func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 			if len(left) > 0 {
 				t.Fatalf("after kill %d nobody would ever restore %s", i+1, strings.Join(left, "; "))
 			}
+			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.leftAlone)
 		}
 		waitAgent(s, "")
 		s.set(hot)
@@ -171,7 +176,7 @@ func stays(t *testing.T, length time.Duration, all []kept) {
 	t.Helper()
 	always(t, length, "what is in force stays", func() error {
 		for _, each := range all {
-			if err := each.scene.holds(each.victim); err != nil {
+			if err := each.oracle.holds(each.victim); err != nil {
 				return fmt.Errorf("%s: %w", each.scene.node, err)
 			}
 		}
@@ -237,7 +242,11 @@ func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Du
 	onNode(t, restarted, "kill -KILL "+old)
 	for time.Since(stopped) < outage {
 		for _, each := range all {
-			if err := each.scene.held(each.victim, each.victim.cap); err != nil {
+			err := each.scene.held(each.victim, each.victim.cap)
+			if err == nil {
+				err = each.oracle.leftAlone()
+			}
+			if err != nil {
 				t.Errorf("%s: %s after the API server went: %v", each.scene.node, time.Since(stopped), err)
 			}
 		}
@@ -410,11 +419,11 @@ func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 }
 
 // heldUntil waits for a condition; all the while what is in force stays so.
-func (s *scene) heldUntil(limit time.Duration, what string, v *victim, condition func() error) {
-	s.Helper()
-	eventually(s, limit, what, func() error {
-		if err := s.holds(v); err != nil {
-			s.Fatal(err)
+func (o *oracle) heldUntil(limit time.Duration, what string, v *victim, condition func() error) {
+	o.scene.Helper()
+	eventually(o.scene, limit, what, func() error {
+		if err := o.holds(v); err != nil {
+			o.scene.Fatal(err)
 		}
 		return condition()
 	})
@@ -426,7 +435,7 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 		o, limited := pressed(t, s)
 		controller := func() {
 			kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller")
-			s.heldUntil(180*time.Second, "the controller is restarted", limited, func() error {
+			o.heldUntil(180*time.Second, "the controller is restarted", limited, func() error {
 				_, err := tryKubectl("", "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=1s")
 				return err
 			})
@@ -434,13 +443,13 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 		agent := func() {
 			old := agentContainer(s)
 			kubectl(t, "delete", "pod", "-n", namespace, agentPod(node), "--wait=false")
-			s.heldUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
+			o.heldUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
 		}
 		// Each is done before the next begins: the agent after the controller, and the controller after the agent.
 		for i, restart := range []func(){controller, agent, controller} {
 			restart()
 			what := fmt.Sprintf("after restart %d what is in force stays", i+1)
-			always(t, 2*time.Second, what, func() error { return s.holds(limited) })
+			always(t, 2*time.Second, what, func() error { return o.holds(limited) })
 			o.waitAccounted(5 * time.Second)
 		}
 		s.set(cold)
@@ -452,7 +461,7 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
 	s := besideRefuge(t, "v2")
-	_, limited := pressed(t, s)
+	o, limited := pressed(t, s)
 	boot := func() string {
 		out, err := tryOnNode("v2", "cat /proc/sys/kernel/random/boot_id")
 		if err != nil {
@@ -473,9 +482,11 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	s.waitRunning("limited")
 	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
 	s.waitRatio(60*time.Second, limited, 50)
+	// They are the same pods, with the same originals, and what is true of their files and the journal is so again.
+	s.waitRestored(90*time.Second, o.bystander.folder, o.bystander.before)
+	o.waitAccounted(30 * time.Second)
 	s.set(cold)
-	s.waitCap(60*time.Second, limited, 100)
-	s.waitNoTaint(30 * time.Second)
+	o.waitUndone(90 * time.Second)
 	entries, err := journal("v2")
 	if err != nil || len(entries) > 0 {
 		t.Errorf("the journal holds %v (%v)", entries, err)
@@ -575,7 +586,7 @@ func TestASecondAgentOnANodeDoesNotAct(t *testing.T) {
 			}
 			return err
 		})
-		always(t, 4*time.Second, "what is in force stays", func() error { return s.holds(limited) })
+		always(t, 4*time.Second, "what is in force stays", func() error { return o.holds(limited) })
 		s.set(cold)
 		o.waitUndone(30 * time.Second)
 	})
