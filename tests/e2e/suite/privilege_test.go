@@ -484,7 +484,7 @@ func (th *thief) evictsNobodyOn(node string) {
 	uid := there.pod("elsewhere").UID
 	th.refused("evict a pod of another node", "the pod is on "+node+", and the agent on "+th.node, func() error {
 		return th.kube.PolicyV1().Evictions(th.name).Evict(background, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Name: "elsewhere"}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}})
+			ObjectMeta: metav1.ObjectMeta{Name: "elsewhere", Namespace: th.name}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}})
 	})
 	if err := there.alive("elsewhere"); err != nil {
 		th.Error(err)
