@@ -332,6 +332,12 @@ fn the_base_stays_while_the_pod_is_held() {
     assert_eq!(node.quotas("a"), [Some(1600)]);
 }
 
+/// How the first pod is held.
+fn level(node: &Node) -> Option<(u8, bool, Option<MilliCpu>)> {
+    let throttle = node.plan.throttles.first();
+    throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
+}
+
 #[test]
 fn the_idle_class_comes_first_and_goes_last() {
     let mut node = hot(
@@ -339,10 +345,6 @@ fn the_idle_class_comes_first_and_goes_last() {
         vec![Load::new("a", 3000)],
         6000,
     );
-    let level = |node: &Node| {
-        let throttle = node.plan.throttles.first();
-        throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
-    };
     assert_eq!(level(&node), Some((100, true, None)));
     node.at(6000);
     assert_eq!(level(&node), Some((40, true, Some(MilliCpu(1200)))));
@@ -361,10 +363,6 @@ fn the_idle_class_alone_is_all_that_a_floor_of_100_percent_asks_for() {
         vec![Load::new("a", 3000)],
         6000,
     );
-    let level = |node: &Node| {
-        let throttle = node.plan.throttles.first();
-        throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
-    };
     for _ in 0..3 {
         assert_eq!(level(&node), Some((100, true, None)));
         node.at(6000);
