@@ -92,7 +92,7 @@ deny: ## Checks licences, sources and duplicates of the dependencies
 unit: ## Runs the tests on this machine's kernel
 	$(CARGO_TEST) --no-run
 	$(CARGO_TEST) --lib --bins $(addprefix --test ,$(filter-out api_%,$(TESTS)))
-	@$(MAKE) -s -j3 -O $(filter api_%,$(TESTS))
+	@$(MAKE) -s -j2 -O $(filter api_%,$(TESTS))
 
 # With an API server of their own: they mostly wait.
 .PHONY: $(TESTS)
