@@ -113,8 +113,30 @@ fn befall(ordeal: &Ordeal, fault: &Fault) {
     }
 }
 
+/// Whether an API server refuses with an error.
+const fn is_refused(fault: &Fault) -> bool {
+    matches!(fault, Fault::Answer(400.., ..))
+}
+
+/// What befalls calls, and what an API server says within a watch.
+fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
+    let refused = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
+    let within = [EXPIRED, BROKEN].map(|text| Fault::Answer(200, None, text.to_owned()));
+    let more = refused.into_iter().chain(within).map(|it| ("another", it));
+    of_calls().into_iter().chain(more)
+}
+
 #[test]
-fn every_sort_of_failure_at_every_call_is_survived_and_the_edit_arrives() {
+fn every_refusal_of_every_call_is_survived_and_the_edit_arrives() {
+    is_survived(every_fault().filter(|(_, fault)| is_refused(fault)));
+}
+
+#[test]
+fn every_cut_and_every_wrong_answer_to_every_call_is_survived_and_the_edit_arrives() {
+    is_survived(every_fault().filter(|(_, fault)| !is_refused(fault)));
+}
+
+fn is_survived(faults: impl Iterator<Item = (&'static str, Fault)>) {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -125,11 +147,10 @@ fn every_sort_of_failure_at_every_call_is_survived_and_the_edit_arrives() {
     let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
     plane.until("it works", SOON, |p| arrived(p, 4000));
     let ordeal = Ordeal::before(&proxy, sort);
-    let more = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
-    let within = [EXPIRED, BROKEN].map(|text| Fault::Answer(200, None, text.to_owned()));
-    let more = more.into_iter().chain(within).map(|it| ("another", it));
+    let mut many = 0;
     let mut value = 4000;
-    for (what, fault) in of_calls().into_iter().chain(more) {
+    for (what, fault) in faults {
+        many += 1;
         befall(&ordeal, &fault);
         let before = value;
         while !ordeal.left().is_empty() {
@@ -157,10 +178,16 @@ fn every_sort_of_failure_at_every_call_is_survived_and_the_edit_arrives() {
     );
     let log = plane.log_of("controller");
     assert!(!log.contains("panicked"), "{log}");
-    assert!(
-        controller.metric("plimsoll_controller_api_requests_total{verb=\"patch\",code=\"409\"}")
-            > 0.5
-    );
+    // None was taken for a success.
+    for object in ["NodeWatermark", "status"] {
+        let series =
+            format!("plimsoll_controller_writes_total{{object=\"{object}\",result=\"error\"}}");
+        let errors = controller.metric(&series);
+        assert!(
+            errors > f64::from(many) - 0.5,
+            "{object}: {errors} of {many}"
+        );
+    }
 }
 
 #[test]

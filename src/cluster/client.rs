@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use hyper::Uri;
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::client::{ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Client, Config, Resource};
 use thiserror::Error;
 use tower::{BoxError, ServiceBuilder};
 
@@ -25,6 +27,8 @@ const QUESTIONS: u32 = 2;
 const APART: Duration = Duration::from_secs(3);
 /// No call takes longer, watches aside.
 pub const CALL: Duration = Duration::from_secs(10);
+
+const NOT_STORED: &str = "the answer is no object of an API server";
 
 /// Why there is no client.
 #[derive(Debug, Error)]
@@ -176,6 +180,28 @@ pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, C
     }
 }
 
+/// An object that the API server keeps: whatever it keeps has a version. What stands before it may answer 200 too, with
+/// something else, which would decode as an object of no fields. For writes that nobody looks at again.
+///
+/// # Errors
+/// The call failed, or the answer is no such object.
+pub fn stored<K: Resource>(
+    call: impl Future<Output = kube::Result<K>>,
+) -> impl Future<Output = kube::Result<K>> {
+    call.map(|answer| {
+        let object = answer?;
+        is_stored(object.meta())?;
+        Ok(object)
+    })
+}
+
+fn is_stored(meta: &ObjectMeta) -> kube::Result<()> {
+    match meta.resource_version {
+        Some(_) => Ok(()),
+        None => Err(kube::Error::Service(NOT_STORED.into())),
+    }
+}
+
 /// What was asked for; `None` where the API server itself says that there is none. (kube's `get_opt` takes any 404 for that.)
 ///
 /// # Errors
@@ -191,11 +217,26 @@ pub fn found<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::future::ready;
     use std::net::TcpListener;
 
+    use k8s_openapi::api::coordination::v1::Lease;
     use kube::core::Status;
 
     use super::*;
+
+    #[tokio::test]
+    async fn an_object_is_stored_only_where_it_has_a_version() {
+        let answered = |text: &str| {
+            let object: Result<Lease, _> = serde_json::from_str(text);
+            stored(ready(object.map_err(kube::Error::SerdeError)))
+        };
+        let lease = answered(r#"{"metadata": {"resourceVersion": "7"}}"#).await;
+        assert_eq!(lease.unwrap().metadata.resource_version.unwrap(), "7");
+        for other in ["{}", r#"{"kind": "Status", "metadata": {}}"#, "no JSON"] {
+            assert!(answered(other).await.is_err(), "{other}");
+        }
+    }
 
     #[test]
     fn an_object_is_missing_only_where_the_api_server_itself_says_so() {

@@ -13,7 +13,7 @@ use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::client::{CallError, call};
+use super::client::{CallError, call, stored};
 use super::clock;
 use crate::engine::time::BootTime;
 
@@ -111,7 +111,7 @@ impl Events {
         }
         let event = self.event(happening, at, &namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
-        match call(api.create(&PostParams::default(), &event)).await {
+        match call(stored(api.create(&PostParams::default(), &event))).await {
             // An earlier try, whose answer was lost, was carried out.
             Err(error) if error.code() == Some(409) => {}
             created => drop(created?),
@@ -171,7 +171,7 @@ async fn count(api: &Api<Event>, known: &Written, at: Timestamp) -> Result<(), C
     };
     let patch = Patch::Merge(json!({"series": series}));
     let params = PatchParams::default();
-    call(api.patch(&known.name, &params, &patch))
+    call(stored(api.patch(&known.name, &params, &patch)))
         .await
         .map(drop)
 }

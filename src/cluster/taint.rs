@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::backoff::backoff;
-use super::client::{CallError, call};
+use super::client::{CallError, call, stored};
 use super::clock;
 use crate::engine::policy::TaintEffect;
 
@@ -281,7 +281,12 @@ pub async fn keep(
     let now = format!("{:.0}", clock::wall());
     let patch = Patch::Strategic(seen.condition_patch(wanted, &now));
     let api = nodes(client);
-    let patched = call(api.patch_status(&seen.name, &PatchParams::default(), &patch)).await;
+    let patched = call(stored(api.patch_status(
+        &seen.name,
+        &PatchParams::default(),
+        &patch,
+    )))
+    .await;
     match patched {
         Ok(object) => Ok(marked(&object)),
         Err(error) if error.code() == Some(409) => Err(TaintError::Replaced(seen.name)),
@@ -325,7 +330,7 @@ async fn patch_taints(
 ) -> kube::Result<DynamicObject> {
     let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
     let patch = Patch::<()>::Json(patch);
-    api.patch(node, &PatchParams::default(), &patch).await
+    stored(api.patch(node, &PatchParams::default(), &patch)).await
 }
 
 fn nodes(client: &Client) -> Api<DynamicObject> {

@@ -22,7 +22,7 @@ use super::ledger::{Granted, Ledger, Seen, Spent, Victim};
 use super::metrics::GuardMetrics;
 use super::objects;
 use super::record::{FirstSeen, Record};
-use crate::cluster::client::{CallError, call, describe, found};
+use crate::cluster::client::{CallError, call, describe, found, stored};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::engine::time::BootTime;
@@ -374,14 +374,15 @@ async fn put(
         let patch = Patch::Merge(json!({
             "metadata": {"resourceVersion": version}, "data": {FIELD: text},
         }));
-        return call(records.patch(name, &PatchParams::default(), &patch)).await;
+        return call(stored(records.patch(name, &PatchParams::default(), &patch))).await;
     }
     // Applied, which a role can allow for one name; as a manager of its own, so that whoever made it first is not overwritten (409).
     let manager = format!("plimsoll-evictions-{}", record.epoch);
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {FIELD: text},
     });
-    call(records.patch(name, &PatchParams::apply(&manager), &Patch::Apply(&map))).await
+    let params = PatchParams::apply(&manager);
+    call(stored(records.patch(name, &params, &Patch::Apply(&map)))).await
 }
 
 /// What a `ConfigMap` holds; a new one nothing.

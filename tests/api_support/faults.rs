@@ -60,6 +60,10 @@ pub fn of_calls() -> Vec<(&'static str, Fault)> {
             "an answer that makes no sense",
             Fault::Answer(200, None, "not json".to_owned()),
         ),
+        (
+            "an answer of something else",
+            Fault::Answer(200, None, r#"{"result": "ok"}"#.to_owned()),
+        ),
         ("a cut before the request", Fault::CutBefore),
         ("a cut after the request", Fault::CutAfter),
         ("a cut in the middle of the answer", Fault::CutWithin),

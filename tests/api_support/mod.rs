@@ -364,7 +364,7 @@ impl ControlPlane {
                 "not within {most:?}: {what}\n{}",
                 self.logs()
             );
-            std::thread::park_timeout(Duration::from_millis(50));
+            std::thread::park_timeout(Duration::from_millis(150));
         }
         begun.elapsed()
     }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen, Standing};
+use crate::cluster::client::stored;
 use crate::cluster::clock;
 
 /// No call of an election takes longer.
@@ -68,13 +69,12 @@ impl Elector {
             }
             (Decision::Create, _) | (_, None) => {
                 let lease = self.filled(Lease::default(), true);
-                self.api.create(&PostParams::default(), &lease).await
+                stored(self.api.create(&PostParams::default(), &lease)).await
             }
             (decision, Some(lease)) => {
                 let lease = self.filled(lease, decision == Decision::Take);
                 let api = &self.api;
-                api.replace(&self.name, &PostParams::default(), &lease)
-                    .await
+                stored(api.replace(&self.name, &PostParams::default(), &lease)).await
             }
         };
         match written {

@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, stored};
 
 use super::super::authorities::{Authorities, Certified, REPLICA};
 use super::{BUNDLE, Held, KeepError, roots};
@@ -95,7 +95,7 @@ impl Own {
             data: Some(data),
             ..secret
         };
-        call(api.replace(name, &PostParams::default(), &secret))
+        call(stored(api.replace(name, &PostParams::default(), &secret)))
             .await
             .map_err(failed)?;
         tracing::info!(secret = name, "made a certificate authority");

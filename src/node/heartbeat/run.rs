@@ -11,7 +11,7 @@ use super::beat::{Beat, Call, Outcome, Step};
 use super::lease;
 use super::metrics::Heartbeats;
 use super::{Options, Pulse};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, stored};
 use crate::node::clock;
 
 /// Runs until the sampling loop is gone.
@@ -82,14 +82,14 @@ impl Heart {
         let params = PostParams::default();
         let renewed = |lease| lease::renewed(lease, pulse, holds, clock::wall_time());
         let answer = match what {
-            Call::Read => call(api.get(name)).await,
+            Call::Read => call(stored(api.get(name))).await,
             Call::Create => {
                 let lease = renewed(lease::new(&self.options.namespace, name));
-                call(api.create(&params, &lease)).await
+                call(stored(api.create(&params, &lease))).await
             }
             Call::Renew => {
                 let lease = renewed(self.lease.clone());
-                call(api.replace(name, &params, &lease)).await
+                call(stored(api.replace(name, &params, &lease))).await
             }
         };
         match answer {

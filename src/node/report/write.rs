@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::pace::{Pace, Step};
 use super::status::seconds;
 use crate::cluster::backoff::{backoff, rest};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, stored};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::engine::time::BootTime;
 use crate::node::clock;
@@ -161,9 +161,13 @@ pub(super) async fn write(client: &Client, node: &str, report: &Report) -> Resul
         "status": status,
     });
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    call(api.patch_status(node, &params, &Patch::Apply(&body)))
-        .await
-        .map(drop)
+    call(stored(api.patch_status(
+        node,
+        &params,
+        &Patch::Apply(&body),
+    )))
+    .await
+    .map(drop)
 }
 
 /// With the time of the write: a status in which nothing else has changed must not look like silence.

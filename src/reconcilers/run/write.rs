@@ -12,7 +12,7 @@ use super::super::lease::{LeaseObject, Renewal};
 use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
 use super::super::world::{StatusWrite, Write};
 use super::store::{policy_resource, watermark_resource};
-use crate::cluster::client::{CallError, call, found};
+use crate::cluster::client::{CallError, call, found, stored};
 use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::crd::API_VERSION;
 
@@ -74,7 +74,7 @@ pub(super) async fn carry_out(client: Client, leases: Api<LeaseObject>, write: W
 async fn apply(client: Client, node: &str, spec: &Wanted) -> Result<Box<Watermark>, CallError> {
     let api: Api<WatermarkObject> = Api::all_with(client, &watermark_resource());
     let body = watermark(node, spec);
-    let object = call(api.patch(node, &params(), &Patch::Apply(&body))).await?;
+    let object = call(stored(api.patch(node, &params(), &Patch::Apply(&body)))).await?;
     Ok(Box::new(Watermark::of(object)))
 }
 
@@ -135,7 +135,7 @@ pub(super) async fn status(client: Client, write: StatusWrite) -> Done {
     });
     let patch = Patch::Apply(&body);
     let params = params();
-    let outcome = call(api.patch_status(&key.1, &params, &patch)).await;
+    let outcome = call(stored(api.patch_status(&key.1, &params, &patch))).await;
     Done::Status {
         key,
         outcome: outcome.map(drop),
