@@ -59,12 +59,8 @@ fn a_pod_is_told_to_end_and_new_work_kept_away_meanwhile() {
     let evict = daemon.wait_for_change("evict");
     assert_eq!(evict["podName"], "default/batch");
     line_of(&mut daemon, "told to end");
+    machine.shows(&["kept away (NoSchedule) by node/cpu"]);
     assert_eq!(machine.state(&["--schedulable"]).status.code(), Some(1));
-    let state = String::from_utf8(machine.state(&[]).stdout).unwrap();
-    assert!(
-        state.contains("kept away (NoSchedule) by node/cpu"),
-        "{state}"
-    );
     eventually("the process ends", || {
         machine.has_ended(process).then_some(())
     });

@@ -119,9 +119,7 @@ fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
-    run_support::eventually("the throttle is shown", || {
-        stated(&machine).contains("THROTTLED").then_some(())
-    });
+    machine.shows(&["THROTTLED"]);
     assert!(!daemon.stop(Signal::SIGKILL).success());
     assert_ne!(machine.quota("batch"), original);
     fs::remove_dir_all(machine.path("policies")).unwrap();
@@ -172,8 +170,7 @@ fn a_preview_tells_what_it_would_do_and_changes_nothing() {
         line["change"] == "throttle" && line["to"] == 10
     });
     assert_eq!(step["would"], true);
-    let state = String::from_utf8(machine.state(&[]).stdout).unwrap();
-    assert!(state.contains("WOULD BE IN FORCE (Preview)"), "{state}");
+    machine.shows(&["WOULD BE IN FORCE (Preview)"]);
     assert_eq!(machine.quota("batch"), original);
     assert!(daemon.changes("fileSet").is_empty());
     assert!(daemon.stop(Signal::SIGINT).success());

@@ -77,11 +77,7 @@ fn a_policy_file_that_turned_broken_loses_no_rule() {
             "{broken}"
         );
         assert_eq!(daemon.changes("policyProblem"), Vec::<&Value>::new());
-        let state = String::from_utf8(machine.state(&[]).stdout).unwrap();
-        assert!(
-            state.contains("in force") && state.contains("node/cpu"),
-            "{state}"
-        );
+        machine.shows(&["in force", "node/cpu"]);
         assert_eq!(machine.quota("batch"), floor);
         ends_by_its_rule(&machine, &mut daemon, &original);
         assert!(daemon.stop(Signal::SIGINT).success());

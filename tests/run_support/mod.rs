@@ -216,6 +216,14 @@ impl Machine {
         command.output().unwrap()
     }
 
+    /// Waits until people are shown all these words: what is told comes a moment before.
+    pub fn shows(&self, words: &[&str]) {
+        eventually(&format!("{words:?} is shown"), || {
+            let state = String::from_utf8(self.state(&[]).stdout).unwrap();
+            words.iter().all(|it| state.contains(it)).then_some(())
+        });
+    }
+
     pub fn state(&self, more: &[&str]) -> Output {
         self.command("state").args(more).output().unwrap()
     }
