@@ -51,6 +51,7 @@ fn seen(index: usize, facts: NodeFacts) -> NodeSeen {
         facts,
         ready: true,
         tainted: false,
+        interferes: false,
     }
 }
 

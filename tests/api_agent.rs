@@ -80,6 +80,25 @@ fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
 }
 
 #[test]
+fn on_a_calm_node_the_status_tells_that_rules_are_judged() {
+    let Some(node) = Node::new() else { return };
+    let mut spec = closing();
+    // All else has come to rest before the first judgement.
+    spec["rules"][0]["periodSeconds"] = 4.into();
+    node.keep(&spec);
+    let agent = node.agent(&[]);
+    agent.until("it begins", || {
+        agent_support::ready(&node.status()) == "False Starting"
+    });
+    agent.until("it is ready, with nothing to be judged", || {
+        let status = node.status();
+        agent_support::ready(&status) == "True RulesKept"
+            && status["rules"][0]["unknown"].is_null()
+            && status["scheduling"]["state"] == "Enabled"
+    });
+}
+
+#[test]
 fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_cool_down() {
     let Some(node) = Node::new() else { return };
     let other =

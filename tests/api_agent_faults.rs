@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use agent_support::{Agent, HIGH, NODE, Node, rule, throttling};
+use agent_support::{Agent, HIGH, NODE, Node, ready, rule, throttling};
 use api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
 use serde_json::{Value, json};
 
@@ -268,8 +268,9 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     agent.kill();
     let own = scene.node.with_daemon_set();
     let ordeal = Ordeal::before(&scene.proxy, |method, path| {
-        let asks = method == "GET" && path.contains("/daemonsets/agent");
-        asks.then(|| "daemonset".to_owned())
+        let read = ["daemonsets/agent", "nodewatermarks/worker"];
+        let asked = read.into_iter().find(|it| path.ends_with(it));
+        asked.filter(|_| method == "GET").map(str::to_owned)
     });
     // Without rights no agent of its account could go on: those two are told of in another test.
     let is_doubt = |(what, _): &(&str, Fault)| !matches!(*what, "401" | "403");
@@ -279,7 +280,7 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
         agent.until_within(SOON, "it adopts what is in force, and sees all", || {
             agent.said().contains("adopted=1") && agent.is_ready()
         });
-        ordeal.add("daemonset", [Some(fault)]);
+        ordeal.add("daemonsets/agent", [Some(fault)]);
         let (well, said) = agent.terminate();
         let left = said.contains("what is in force stays in force");
         assert!(well && left, "{what}: {said}");
@@ -298,6 +299,8 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
         scene.node.is_throttled(&scene.batch) && scene.is_tainted()
     });
     scene.node.plane.kubectl(&["delete", "daemonset", "agent"]);
+    let no_page = Fault::Answer(404, None, "no such page".to_owned());
+    ordeal.add("nodewatermarks/worker", [Some(no_page)]);
     let (well, said) = agent.terminate();
     assert!(
         well && said.contains("DaemonSet agent is deleted"),
@@ -305,6 +308,8 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     );
     assert_eq!(scene.node.quota(&scene.batch), -1);
     assert!(!scene.is_tainted());
+    assert!(ordeal.left().is_empty(), "{:?}", ordeal.left());
+    assert_eq!(ready(&scene.node.status()), "False AgentEnded");
 }
 
 /// Makes the definition one of before a field of the rules and one of the status were there.

@@ -466,15 +466,16 @@ async fn whatever_becomes_of_the_call_what_is_told_is_what_became_of_the_pod() {
     };
     let boom = || Fault::Answer(500, None, "boom".to_owned());
     let gone = || Fault::Answer(404, None, "no such page".to_owned());
+    let other = || Fault::Answer(200, None, r#"{"result": "ok"}"#.to_owned());
     for (index, (what, fault)) in of_calls().into_iter().enumerate() {
         let pod = scene.pod(&format!("web-{index}"), |_| {}).await;
         scene.forget();
         scene.posts();
         // Each look at the pod that follows fares badly once, too.
-        let left = std::sync::Mutex::new(vec![gone(), boom(), fault.clone()]);
+        let left = std::sync::Mutex::new(vec![other(), gone(), boom(), fault.clone()]);
         scene.proxy.judge(move |method, _| {
             let mut left = left.lock().unwrap();
-            let is_due = method == "POST" || left.len() < 3;
+            let is_due = method == "POST" || left.len() < 4;
             is_due.then(|| left.pop()).flatten()
         });
         scene.ask_by(&pod, Duration::from_secs(25));

@@ -43,6 +43,7 @@ fn node(zone: &str, tainted: bool) -> NodeSeen {
         uid: "u".to_owned(),
         ready: true,
         tainted,
+        interferes: tainted,
         facts: NodeFacts {
             labels: [label("region", "r"), label("zone", zone)].into(),
             ..NodeFacts::default()

@@ -151,6 +151,39 @@ fn an_opening_that_took_the_taint_alone_is_tried_again_for_the_condition() {
 }
 
 #[test]
+fn a_condition_that_outlived_its_taint_goes_too_whoever_leads() {
+    let mut fleet = Fleet::tainted(1);
+    let half = NodeSeen {
+        interferes: true,
+        ..node("node00", true, false)
+    };
+    fleet.now = fleet.now + 10 * MINUTE;
+    let writes = fleet.world.plan(fleet.now, 100);
+    assert!(matches!(&writes[..], [Write::Open { .. }]), "{writes:?}");
+    fleet.world.apply_node("node00", half);
+    fleet.world.opened("node00", fleet.now, Err(()));
+    // The same outage ends the watch, and another replica leads.
+    fleet.world.missed();
+    fleet.world.follow();
+    fleet.world.lead();
+    fleet.look();
+    assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
+    assert_eq!(fleet.pass(MINUTE), ["node00"]);
+}
+
+#[test]
+fn what_the_controller_itself_makes_is_no_sign_of_life() {
+    let mut fleet = Fleet::tainted(1);
+    fleet.pass(9 * MINUTE);
+    fleet.world.delete_live("node00");
+    let made = json!({"metadata": {"uid": "new", "generation": 1}, "spec": {}});
+    fleet
+        .world
+        .apply_live("node00", &Watermark::of_value(&made).unwrap());
+    assert_eq!(fleet.pass(MINUTE), ["node00"]);
+}
+
+#[test]
 fn on_a_node_that_is_not_ready_nothing_is_undone_until_it_is() {
     let mut fleet = Fleet::tainted(1);
     fleet

@@ -1,7 +1,7 @@
 //! Logs go to standard error; `RUST_LOG` chooses them.
 
 use std::env;
-use std::io::{self, IsTerminal};
+use std::io;
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{ParseError, Targets};
@@ -20,9 +20,7 @@ pub(super) fn init() {
     let wanted = env::var(VARIABLE).unwrap_or_default();
     let read = targets(&wanted);
     let told = read.as_ref().err().map(ToString::to_string);
-    let stderr = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal());
+    let stderr = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let set = tracing_subscriber::registry()
         .with(read.unwrap_or_else(|_| Targets::new().with_default(DEFAULT)))
         .with(stderr)

@@ -16,7 +16,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::client::{CallError, call, found};
+use super::client::{CallError, call, found, stored};
 use super::typed::Typed;
 
 /// No server is waited for longer than this, whatever it says.
@@ -123,7 +123,7 @@ where
         + DeserializeOwned,
 {
     let api: Api<Typed<P>> = Api::namespaced(client.clone(), &target.namespace);
-    let pod = found(call(api.get(&target.name)).await)?.map(|pod| pod.0);
+    let pod = found(call(stored(api.get(&target.name))).await)?.map(|pod| pod.0);
     Ok(pod.filter(|pod| pod.meta().uid.as_deref() == Some(&target.uid)))
 }
 

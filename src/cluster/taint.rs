@@ -258,7 +258,7 @@ fn ours(taint: &Value) -> Option<TaintEffect> {
 /// There is none of this name, or it can't be read.
 pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
     let api = nodes(client);
-    let object = call(api.get(node)).await;
+    let object = call(stored(api.get(node))).await;
     object
         .map(|object| marked(&object))
         .map_err(|source| TaintError::call("read", node, source))

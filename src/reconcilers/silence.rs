@@ -25,8 +25,8 @@ const MOST_ASKED: usize = 16;
 /// What is in force on a node, as far as it is known without its agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// A taint of ours is on it.
-    pub tainted: bool,
+    /// A taint of ours is on it, or its condition says that it is over a mark.
+    pub marked: bool,
     /// Pods that were throttled when its agent last said anything.
     pub throttled: usize,
     /// Its kubelet says that it is Ready: there is somebody to run an agent, or a command.
@@ -35,7 +35,7 @@ pub struct InForce {
 
 impl InForce {
     const fn is_anything(self) -> bool {
-        self.tainted || self.throttled > 0
+        self.marked || self.throttled > 0
     }
 }
 

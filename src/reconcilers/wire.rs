@@ -73,6 +73,8 @@ pub struct NodeSeen {
     pub ready: bool,
     /// A taint of our key is on it.
     pub tainted: bool,
+    /// Its condition says that it is over a mark.
+    pub interferes: bool,
 }
 
 impl NodeSeen {
@@ -80,12 +82,15 @@ impl NodeSeen {
     pub fn of(node: NodeObject) -> Self {
         let status = node.status.unwrap_or_default();
         let taints = node.spec.unwrap_or_default().taints;
-        let is_ready =
-            |condition: &NodeCondition| condition.kind == "Ready" && condition.status == "True";
+        let is_true = |kind: &str| {
+            let conditions = &mut status.conditions.iter();
+            conditions.any(|it| it.kind == kind && it.status == "True")
+        };
         Self {
             uid: node.metadata.uid.unwrap_or_default(),
-            ready: status.conditions.iter().any(is_ready),
+            ready: is_true("Ready"),
             tainted: taints.iter().any(Taint::is_ours),
+            interferes: is_true(taint::CONDITION),
             facts: NodeFacts::of_capacity(node.metadata.labels.unwrap_or_default(), |name| {
                 status.capacity.get(name).map(String::as_str)
             }),
@@ -196,6 +201,11 @@ impl Watermark {
             "sources" => {}
             _ => self.more = true,
         }
+    }
+
+    /// Whether anybody has said anything about the node.
+    pub const fn has_status(&self) -> bool {
+        self.status.is_some()
     }
 
     /// Tells one status from another.

@@ -93,6 +93,7 @@ struct Node {
     zone: Arc<str>,
     ready: bool,
     tainted: bool,
+    interferes: bool,
 }
 
 /// What the controller knows of the cluster.
@@ -162,14 +163,15 @@ impl World {
             facts,
             ready,
             tainted,
+            interferes,
         } = seen;
         if let Some(node) = self.nodes.get_mut(name)
             && node.uid == uid
             && node.facts == facts
         {
-            if (node.ready, node.tainted) != (ready, tainted) {
+            if (node.ready, node.tainted, node.interferes) != (ready, tainted, interferes) {
                 self.cap_dirty |= node.tainted != tainted;
-                (node.ready, node.tainted) = (ready, tainted);
+                (node.ready, node.tainted, node.interferes) = (ready, tainted, interferes);
                 self.watch_over(name);
             }
             return;
@@ -183,6 +185,7 @@ impl World {
             class,
             ready,
             tainted,
+            interferes,
         };
         self.nodes.insert(name.to_owned(), node);
         self.watch_over(name);
@@ -273,6 +276,9 @@ impl World {
             self.statuses_dirty = true;
             self.cap_dirty = true;
             self.watch_over(name);
+        }
+        // Without a status it is what this controller itself made.
+        if said_more && seen.has_status() {
             self.heard(name);
         }
         if by_hand && self.leading {

@@ -31,6 +31,7 @@ pub fn node_seen(name: &str, facts: &NodeFacts) -> NodeSeen {
         facts: facts.clone(),
         ready: true,
         tainted: false,
+        interferes: false,
     }
 }
 

@@ -15,7 +15,7 @@ use super::rules::Rules;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
-use crate::engine::plan::{Plan, Scheduling};
+use crate::engine::plan::{Plan, Scheduling, Unknown};
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict_api::Outcome;
@@ -52,6 +52,8 @@ pub struct Reporter {
     writes: watch::Receiver<Writes>,
     /// What stood on the Node, as it was last told.
     standing: Standing,
+    /// Whether everything was judged by which scheduling is decided, and which rules could not be.
+    judged: (bool, Vec<Option<Unknown>>),
     /// To whom, and of which generation, was reported last.
     target: Option<(String, i64)>,
     /// The status may be another.
@@ -78,6 +80,7 @@ impl Reporter {
             writer: tokio::spawn(run),
             writes,
             standing: Standing::default(),
+            judged: (false, Vec::new()),
             target: None,
             changed: true,
             changes_at: None,
@@ -127,6 +130,13 @@ impl Reporter {
         self.changed |= self.builder.hear(machine.events()) || stands || !outcomes.is_empty();
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();
+            let judged = machine.plan().scheduling != Scheduling::Hold;
+            let unknown = reports.iter().map(|report| report.unknown);
+            // A first judgement is nobody's news, but the status changes by it.
+            if judged != self.judged.0 || !unknown.clone().eq(self.judged.1.iter().copied()) {
+                self.judged = (judged, unknown.collect());
+                self.changed = true;
+            }
             self.note(machine, &reports, &outcomes, &standing);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();

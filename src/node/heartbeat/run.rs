@@ -11,7 +11,7 @@ use super::beat::{Beat, Call, Outcome, Step};
 use super::lease;
 use super::metrics::Heartbeats;
 use super::{Options, Pulse};
-use crate::cluster::client::{CallError, call, stored};
+use crate::cluster::client::{CallError, call, found, stored};
 use crate::node::clock;
 
 /// Runs until the sampling loop is gone.
@@ -153,7 +153,7 @@ impl Heart {
 /// Gives the Lease back.
 pub(super) async fn release(client: &Client, options: &Options) -> Result<(), CallError> {
     let api: Api<Lease> = Api::namespaced(client.clone(), &options.namespace);
-    let Some(lease) = call(api.get_opt(&options.node)).await? else {
+    let Some(lease) = found(call(stored(api.get(&options.node))).await)? else {
         return Ok(());
     };
     let Some(lease) = lease::released(lease, &options.node) else {

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::conditions::{Health, Unready};
 use super::status::{StatusBuilder, View, this_agent};
 use super::write::{Report, write};
-use crate::cluster::client::{CallError, call};
+use crate::cluster::client::{CallError, call, found};
 use crate::cluster::taint::{self, Marked, TaintError};
 use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
@@ -59,7 +59,7 @@ pub async fn tell(
         source,
     };
     let api: Api<NodeWatermark> = Api::all(client.clone());
-    let Some(there) = call(api.get_opt(node)).await.map_err(failed)? else {
+    let Some(there) = found(call(api.get(node)).await).map_err(failed)? else {
         return Ok(());
     };
     let marked = match taint::read(client, node).await {
@@ -69,7 +69,7 @@ pub async fn tell(
     let report = report(&there, &marked, boot_id, why, left);
     match write(client, node, &report).await {
         // Deleted in between, perhaps with its definition.
-        Err(error) if error.code() == Some(404) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
         written => written.map_err(failed),
     }
 }

@@ -155,8 +155,7 @@ impl Watched {
         let dead_after = self.grace().map_or(after, |grace| grace.max(after));
         let dead = state.ready && self.silent_for(now) >= dead_after;
         let leaves = dead && state.throttled > 0 && !self.told_throttled;
-        // The taint may be gone, and the condition that tells of it not yet.
-        let marked = state.tainted || self.opening.is_begun();
+        let marked = state.marked || self.opening.is_begun();
         let opens = dead && marked && !self.opened && self.opening.is_due(now);
         let tells = self.has_agent() && !self.told;
         if !(tells || leaves || opens) || !self.is_sure(name, now, look) {

@@ -15,7 +15,7 @@ impl World {
         let throttled = self.live.get(name).map_or(0, |live| live.status.throttled);
         let place = self.nodes.get(name).map(|node| {
             let state = InForce {
-                tainted: node.tainted,
+                marked: node.tainted || node.interferes,
                 ready: node.ready,
                 throttled,
             };
