@@ -404,6 +404,19 @@ fn a_series_that_is_no_number_is_left_out_but_is_not_known_to_be_quiet() {
 }
 
 #[test]
+fn what_a_rule_holds_over_a_series_that_is_no_number_is_undone_after_fifteen_minutes() {
+    let hot = probe(&[("a", 60.0), ("b", 1.0)]);
+    let doubtful = probe(&[("a", 1.0), ("b", f64::NAN)]);
+    let state = |doubts: usize| {
+        let mut edits: Vec<Edit> = vec![&doubtful; doubts];
+        edits.insert(0, &hot);
+        looks(probing(), &edits).state
+    };
+    assert_eq!(state(90), RuleState::Breached);
+    assert_eq!(state(91), RuleState::Normal);
+}
+
+#[test]
 fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
     for (gap, unknown) in [
         (PERIOD * 3, None),

@@ -152,6 +152,24 @@ fn machine_of(ground: &Ground, rule: Rule) -> host::Machine {
 }
 
 #[test]
+fn a_pod_that_leaves_while_its_throttle_is_taken_back_has_it_all_back_though_no_rule_is_left() {
+    let mut ground = Ground::throttled();
+    let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
+    let mut machine = machine_of(&ground, rule);
+    told(&mut machine, &mut ground.now, MINUTE / 6, "");
+    assert_ne!(ground.quota(), ORIGINAL);
+    machine.set_policy(Arc::default());
+    told(&mut machine, &mut ground.now, Duration::from_secs(1), "");
+    assert_ne!(ground.quota(), ORIGINAL, "it is taken back step by step");
+    machine.set_pods(Vec::new());
+    told(&mut machine, &mut ground.now, 2 * MINUTE, "");
+    assert_eq!(
+        (ground.quota(), machine.throttled_pods()),
+        (ORIGINAL.into(), 0)
+    );
+}
+
+#[test]
 fn a_file_that_could_not_be_opened_at_the_start_is_given_back_where_no_rule_is_left() {
     let mut ground = Ground::throttled();
     let elsewhere = ground.dir.path().join("elsewhere");

@@ -73,6 +73,7 @@ mod tests {
             value,
             breach: true,
             quiet: false,
+            doubt: None,
         }
     }
 

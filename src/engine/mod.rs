@@ -269,7 +269,10 @@ impl Engine {
             let due = group.and_then(|group| group.next_due);
             due.unwrap_or(now + period)
         };
+        let held = self.ledger.0.len();
         self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
+        // The plan lists it until the next evaluation, which nothing else may call for.
+        self.dirty |= self.ledger.0.len() < held;
         for grip in &mut self.ledger.0 {
             for claim in &mut grip.claims {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);

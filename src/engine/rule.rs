@@ -27,6 +27,8 @@ pub(super) enum Judgement {
         breach: bool,
         /// Every series is known to be at or below the low mark.
         quiet: bool,
+        /// Why one series has no value, where no other is above the high mark.
+        doubt: Option<Unknown>,
     },
 }
 
@@ -106,7 +108,13 @@ impl Machine {
         mut tell: impl FnMut(Move),
     ) {
         self.since.get_or_insert(now);
-        let Judgement::Known { breach, quiet, .. } = judgement else {
+        let Judgement::Known {
+            breach,
+            quiet,
+            doubt: None,
+            ..
+        } = judgement
+        else {
             return self.wait(now, terms, tell);
         };
         self.unknown_since = None;

@@ -85,7 +85,7 @@ impl Run {
     /// A sample counts once, however often it is looked at: its value stays known, but it is no further breach and
     /// no further quiet, and nothing is done for it again.
     pub(super) fn once(&mut self, taken: Option<BootTime>, judgement: Judgement) -> Judgement {
-        let Judgement::Known { value, .. } = judgement else {
+        let Judgement::Known { value, doubt, .. } = judgement else {
             return judgement;
         };
         if taken.is_some() && self.counted == taken {
@@ -93,6 +93,7 @@ impl Run {
                 value,
                 breach: false,
                 quiet: false,
+                doubt,
             };
         }
         self.counted = taken;
@@ -147,11 +148,17 @@ impl Run {
         let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
         match judgement {
             Judgement::Unknown(Unknown::Rebased | Unknown::Sparse) if first => {}
-            Judgement::Unknown(reason) if self.told != Some(reason) => {
+            Judgement::Unknown(reason)
+            | Judgement::Known {
+                doubt: Some(reason),
+                ..
+            } if self.told != Some(reason) => {
                 self.told = Some(reason);
                 out.push(self.transition(now, Change::Unknown { reason }));
             }
-            Judgement::Known { value, .. } if self.told.take().is_some() => {
+            Judgement::Known {
+                value, doubt: None, ..
+            } if self.told.take().is_some() => {
                 out.push(self.transition(now, Change::Known { value }));
             }
             _ => {}

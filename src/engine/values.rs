@@ -114,11 +114,15 @@ impl Fold {
     fn judge(self, rule: &Rule) -> Judgement {
         let first_look = self.rebased.then_some(Unknown::Rebased);
         match self.largest {
-            Some(value) => Judgement::Known {
-                value,
-                breach: value > rule.watermark,
-                quiet: value <= rule.restore && self.doubt.is_none(),
-            },
+            Some(value) => {
+                let breach = value > rule.watermark;
+                Judgement::Known {
+                    value,
+                    breach,
+                    quiet: value <= rule.restore && self.doubt.is_none(),
+                    doubt: self.doubt.filter(|_| !breach),
+                }
+            }
             None => Judgement::Unknown(self.doubt.or(first_look).unwrap_or(Unknown::Missing)),
         }
     }
