@@ -319,26 +319,52 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
 }
 
 #[test]
-fn a_metric_without_a_unit_of_release_reclaims_from_one_pod() {
+fn a_metric_without_a_unit_of_release_reclaims_from_one_pod_a_round_in_turn() {
     let gc = Action {
         force_gc: true,
         ..action("gc")
     };
     let rules = vec![rule("n/io", "disk_read_iops", 4.0, gc)];
-    let mut pods = vec![Load::new("a", 100), Load::new("b", 200)];
-    pods[0].cache = GIB;
+    let cached = |uid: &str, cpu, cache| Load {
+        cache,
+        ..Load::new(uid, cpu)
+    };
+    let pods = vec![
+        cached("a", 400, GIB),
+        cached("b", 300, 0),
+        cached("c", 200, 4096),
+        cached("d", 100, 2 * GIB),
+    ];
     let mut node = Node::new(rules, pods);
-    for n in 1..3 {
+    let mut taken = Vec::new();
+    let mut reads = 0;
+    let loads = [1000, 1000, 1000, 1000, 0, 0, 0, 1000, 1000];
+    for load in loads {
         node.pass(PERIOD);
+        reads += load;
         node.sample.node.disks = vec![plimsoll::engine::sample::DiskSample {
             device: "vda".into(),
-            reads: n * 1000,
+            reads,
             ..Default::default()
         }];
         node.step();
+        let reclaims = node.plan.reclaims.iter();
+        taken.push(
+            reclaims
+                .map(|it| (it.uid.to_string(), it.amount))
+                .collect::<Vec<_>>(),
+        );
     }
-    assert_eq!(node.plan.reclaims.len(), 1);
-    assert_eq!(node.plan.reclaims[0].amount, Bytes(GIB));
+    let one = |uid: &str, amount| vec![(uid.to_owned(), Bytes(amount))];
+    let (a, d) = (|| one("a", GIB), || one("d", 2 * GIB));
+    let [(first, busy), (calm, again)] = [taken[..4].split_at(1), taken[4..].split_at(3)];
+    assert!(first.iter().chain(calm).all(Vec::is_empty), "{taken:?}");
+    assert_eq!(busy, [a(), d(), a()]);
+    assert_eq!(
+        again,
+        [a(), d()],
+        "from the first of the order once the rule was calm"
+    );
 }
 
 fn scheduling(node: &Node) -> (Option<TaintEffect>, String) {

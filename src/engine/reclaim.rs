@@ -7,6 +7,8 @@ use super::units::Bytes;
 use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::ForceGc;
+/// Less cache of a pod is no use to a node, and costs the one victim of a round.
+const WORTHWHILE: Bytes = Bytes(32 << 20);
 
 /// The reclaims of one walk.
 pub(super) struct Reclaiming<'a> {
@@ -47,15 +49,22 @@ impl Reclaiming<'_> {
         }
     }
 
-    /// Takes all the cache of one victim for each rule whose metric has no unit of release.
+    /// Takes all the cache of one victim for each rule whose metric has no unit of release; of the next one in the
+    /// next round, since what one has left may be what it needs.
     pub(super) fn single(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         let single = |run: &&mut Run| walk.takes(run) && run.leverage(KIND) == Leverage::OneVictim;
         for run in runs.iter_mut().filter(single) {
-            let mut victims = walk.order.iter();
-            let found =
-                victims.find_map(|place| self.cache(run, *place).map(|cache| (*place, cache)));
+            let last = run.reclaimed.as_ref();
+            let is_last = |place: &usize| Some(&walk.pods[*place].pod.uid) == last;
+            let next = walk.order.iter().position(is_last).map_or(0, |at| at + 1);
+            let (before, after) = walk.order.split_at(next);
+            let found = after.iter().chain(before).find_map(|place| {
+                let cache = self.cache(run, *place)?;
+                (cache >= WORTHWHILE).then_some((*place, cache))
+            });
             if let Some((place, cache)) = found {
+                run.reclaimed = Some(walk.pods[place].pod.uid.clone());
                 self.take(run, place, cache);
             }
         }

@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub(super) gap: u64,
     /// Pods evicted for it in the round that is being put together.
     pub(super) evicted: u32,
+    /// The pod whose page cache it took last, where that is one pod a round.
+    pub(super) reclaimed: Option<PodUid>,
     /// The pods passed over, as told; sorted.
     spared: Vec<(PodUid, ActionKind, Spared)>,
     /// What a Preview rule would have in force.
@@ -55,6 +57,7 @@ impl Run {
             closes: false,
             gap: 0,
             evicted: 0,
+            reclaimed: None,
             spared: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
@@ -140,6 +143,7 @@ impl Run {
         self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.spared.clear();
+            self.reclaimed = None;
         }
     }
 

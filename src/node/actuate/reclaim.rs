@@ -2,7 +2,8 @@
 //!
 //! The write returns only when the kernel has scanned its way through, which takes seconds where it has to wait for a
 //! disk. A tick cannot wait for that, and slices small enough for it would free nothing: a thread of its own does it,
-//! slice by slice.
+//! slice by slice. It has no ear for what the agent decides meanwhile: a stop, a rule that ends, a pod that is protected.
+//! Hence what is asked for lapses after [`LIMIT`]; the next evaluation asks again for what is still wanted.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -10,6 +11,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -21,6 +23,8 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 const SLICE: u64 = 32 << 20;
 /// Pods that wait at most.
 const QUEUE: usize = 64;
+/// How long after it was asked for a reclaim may begin or go on.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// What became of a reclaim.
 #[derive(Debug)]
@@ -39,7 +43,8 @@ pub enum ReclaimOutcome {
         /// Why.
         reason: &'static str,
     },
-    /// The last one for this pod, or too many others, are not done yet: asked again by the next evaluation.
+    /// The last one for this pod, or too many others, are not done yet, or its time ran out while it waited: asked
+    /// again by the next evaluation.
     Busy {
         /// Which pod.
         uid: PodUid,
@@ -71,6 +76,7 @@ struct Job {
     uid: PodUid,
     dir: PathBuf,
     amount: Bytes,
+    until: Instant,
 }
 
 /// Takes reclaims and does them beside the tick.
@@ -112,6 +118,7 @@ impl Reclaimer {
             uid: uid.clone(),
             dir,
             amount,
+            until: Instant::now() + LIMIT,
         };
         match self.queue().map(|queue| queue.try_send(job)) {
             Ok(Ok(())) => {
@@ -179,12 +186,17 @@ impl ReclaimOutcome {
     }
 }
 
-fn reclaim(Job { uid, dir, amount }: Job) -> ReclaimOutcome {
+fn reclaim(job: Job) -> ReclaimOutcome {
+    let Job { uid, dir, .. } = job;
+    let more = || Instant::now() < job.until;
+    if !more() {
+        return ReclaimOutcome::Busy { uid };
+    }
     let current = dir.join("memory.current");
     let Ok(before) = usage(&current) else {
         return ReclaimOutcome::Gone { uid };
     };
-    match reclaim_slices(&dir.join("memory.reclaim"), amount.0) {
+    match reclaim_slices(&dir.join("memory.reclaim"), job.amount.0, more) {
         Ok(()) => {
             let after = usage(&current).unwrap_or(before);
             let freed = before.saturating_sub(after);
@@ -211,10 +223,10 @@ enum Stop {
 }
 
 /// Page cache alone: without swap there is nothing else, with it the kernel has to be told.
-fn reclaim_slices(path: &Path, amount: u64) -> Result<(), Stop> {
+fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(), Stop> {
     let hint = if has_swap() { " swappiness=0" } else { "" };
     let mut left = amount;
-    while left > 0 {
+    while left > 0 && more() {
         let slice = left.min(SLICE);
         match write(path, &format!("{slice}{hint}")) {
             Ok(()) => left -= slice,
@@ -256,5 +268,43 @@ fn failed(verb: &'static str, path: &Path, source: io::Error) -> ReclaimError {
         verb,
         path: path.to_owned(),
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(dir: &Path, amount: u64, until: Instant) -> Job {
+        fs::write(dir.join("memory.current"), "4096").unwrap();
+        Job {
+            uid: PodUid::from("a"),
+            dir: dir.to_owned(),
+            amount: Bytes(amount),
+            until,
+        }
+    }
+
+    #[test]
+    fn a_reclaim_neither_begins_nor_goes_on_after_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let asked = dir.path().join("memory.reclaim");
+        fs::write(&asked, "").unwrap();
+        let lapsed = reclaim(job(dir.path(), SLICE, Instant::now()));
+        assert!(matches!(lapsed, ReclaimOutcome::Busy { .. }), "{lapsed:?}");
+        assert_eq!(
+            fs::read_to_string(&asked).unwrap(),
+            "",
+            "nothing was asked for"
+        );
+
+        let until = Instant::now() + Duration::from_millis(100);
+        let begun = reclaim(job(dir.path(), u64::MAX, until));
+        assert!(Instant::now() >= until);
+        assert!(
+            matches!(begun, ReclaimOutcome::Reclaimed { .. }),
+            "{begun:?}"
+        );
+        assert_eq!(fs::read_to_string(&asked).unwrap(), SLICE.to_string());
     }
 }
