@@ -8,7 +8,7 @@ use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::ForceGc;
 /// Less cache of a pod is no use to a node, and costs the one victim of a round.
-const WORTHWHILE: Bytes = Bytes(32 << 20);
+const WORTHWHILE: Bytes = Bytes(4 << 20);
 
 /// The reclaims of one walk.
 pub(super) struct Reclaiming<'a> {
