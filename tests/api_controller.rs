@@ -135,6 +135,20 @@ fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes(
     plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit, manager]);
     plane.until("the edit is undone", SOON, |p| with_rules(p) == 2);
     assert_eq!(plane.get("nwm", "node00")["spec"]["hash"], hash);
+    // A field that was not there belongs to whoever put it there.
+    let edit = r#"{"spec":{"softenScheduling":true}}"#;
+    plane.kubectl(&[
+        "patch",
+        "nwm",
+        "node00",
+        "--type=merge",
+        "-p",
+        edit,
+        manager,
+    ]);
+    plane.until("the addition is undone", SOON, |p| {
+        p.get("nwm", "node00")["spec"]["softenScheduling"] == false
+    });
     plane.kubectl(&["delete", "nwm", "node01"]);
     plane.until("it is made anew", SOON, |p| with_rules(p) == 2);
     plane.until("an event tells of both", SOON, |p| {

@@ -27,7 +27,7 @@ pub struct Content {
 #[derive(Clone, Debug, Default)]
 pub struct Parts([Vec<Hash>; 3]);
 
-/// A spec's rules, actions and pod policies in JSON; `None` where there are none.
+/// A spec's rules, actions and pod policies in JSON.
 pub type Encoded = [Option<Box<RawValue>>; 3];
 
 impl Parts {
@@ -75,9 +75,6 @@ impl Content {
 
 /// A type that can't be written as JSON is not in the schema.
 fn block<T: serde::Serialize>(parts: &[T]) -> Option<Box<RawValue>> {
-    if parts.is_empty() {
-        return None;
-    }
     to_raw_value(parts).ok()
 }
 
@@ -186,7 +183,8 @@ impl Wanted {
 }
 
 impl Serialize for Wanted {
-    /// As [`NodeWatermarkSpec`] does, from blocks that are written once for all nodes.
+    /// As [`NodeWatermarkSpec`] does, from blocks that are written once for all nodes; also what is empty, since of a field
+    /// that is not applied the API server leaves what others wrote.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut spec = serializer.serialize_struct("NodeWatermarkSpec", 7)?;
         spec.serialize_field("nodeUID", &self.node_uid)?;
@@ -201,12 +199,8 @@ impl Serialize for Wanted {
                 spec.serialize_field(name, block)?;
             }
         }
-        if self.soften {
-            spec.serialize_field("softenScheduling", &true)?;
-        }
-        if !self.sources.is_empty() {
-            spec.serialize_field("sources", &self.sources)?;
-        }
+        spec.serialize_field("softenScheduling", &self.soften)?;
+        spec.serialize_field("sources", &self.sources)?;
         spec.end()
     }
 }
