@@ -21,6 +21,7 @@ use super::hook;
 const AUTHORITY_HOURS: i64 = 24 * 365;
 /// A certificate lasts so long, and is replaced after two thirds of it.
 const CERTIFICATE_HOURS: i64 = 24 * 30;
+const LASTING_HOURS: i64 = CERTIFICATE_HOURS * 2 / 3;
 /// So long has a new authority to be known before it signs, and so far do clocks of machines differ at most.
 const KNOWN_HOURS: i64 = 24;
 const SKEW_HOURS: i64 = 1;
@@ -64,6 +65,11 @@ impl Authority {
 
     fn is_valid(&self, now: Timestamp) -> bool {
         now < later(self.made, AUTHORITY_HOURS)
+    }
+
+    /// Nobody takes it yet: who made it had a clock that was ahead.
+    fn is_early(&self, now: Timestamp) -> bool {
+        now < later(self.made, -SKEW_HOURS)
     }
 }
 
@@ -130,7 +136,9 @@ impl Authorities {
 
     /// The same with a new one, and without those that ended, where that is due.
     pub fn renewed(&self, now: Timestamp) -> Result<Option<Self>, CertificateError> {
-        let fresh = |authority: &Authority| now < later(authority.made, AUTHORITY_HOURS * 2 / 3);
+        let fresh = |authority: &Authority| {
+            !authority.is_early(now) && now < later(authority.made, AUTHORITY_HOURS * 2 / 3)
+        };
         if self.0.last().is_some_and(fresh) {
             return Ok(None);
         }
@@ -154,7 +162,7 @@ impl Authorities {
             .0
             .iter()
             .rev()
-            .filter(|authority| authority.is_valid(now));
+            .filter(|authority| authority.is_valid(now) && !authority.is_early(now));
         let newest = valid.clone().next();
         valid
             .find(|authority| now >= later(authority.made, KNOWN_HOURS))
@@ -164,7 +172,8 @@ impl Authorities {
     /// Whether a certificate is signed as a new one would be.
     pub fn is_current(&self, certified: &Certified, now: Timestamp) -> bool {
         let signer = self.signer(now).map(|signer| &signer.certificate);
-        signer == Some(&certified.signer) && now < certified.replace
+        let begins = later(certified.replace, -LASTING_HOURS - SKEW_HOURS);
+        signer == Some(&certified.signer) && (begins..certified.replace).contains(&now)
     }
 
     /// Paths that nobody guesses, for those who are told and bring no certificate: first the one to tell, then those that
@@ -197,7 +206,7 @@ impl Authorities {
                 key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             }),
             signer: signer.certificate.clone(),
-            replace: later(now, CERTIFICATE_HOURS * 2 / 3),
+            replace: later(now, LASTING_HOURS),
             ends: later(now, CERTIFICATE_HOURS),
         })
     }

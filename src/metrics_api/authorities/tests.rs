@@ -108,3 +108,25 @@ fn a_certificate_is_for_its_names_and_of_its_authority_only() {
         Err(CertificateError::None)
     ));
 }
+
+#[test]
+fn what_was_made_while_a_clock_was_ahead_is_replaced_once_it_is_right() {
+    let ahead = later(begun(), 3);
+    let made_ahead = Authorities::default().renewed(ahead).unwrap().unwrap();
+    let early = made_ahead.certify(&names(), ahead).unwrap();
+    assert!(made_ahead.is_current(&early, ahead));
+    let mended = made_ahead.renewed(begun()).unwrap().expect("a new one");
+    assert!(!mended.is_current(&early, begun()));
+    let certified = mended.certify(&names(), begun()).unwrap();
+    assert!(believes(&mended.bundle(begun()), &certified, begun()));
+    assert!(mended.is_current(&certified, begun()));
+    assert!(mended.renewed(begun()).unwrap().is_none());
+    assert!(
+        mended.renewed(ahead).unwrap().is_none(),
+        "no two replicas replace each other's"
+    );
+
+    let good = Authorities::default().renewed(begun()).unwrap().unwrap();
+    let early = good.certify(&names(), ahead).unwrap();
+    assert!(!good.is_current(&early, begun()), "the certificate alone");
+}
