@@ -416,7 +416,11 @@ fn what_it_is_asked_for_wrongly_is_said() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         text(&output.stderr)
     };
-    assert!(told(&["--node", "other"]).contains("there is no node other"));
+    let other = told(&["--node", "other"]);
+    assert!(
+        other.contains("there is no node other that runs Linux"),
+        "{other}"
+    );
     assert!(told(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));
     assert!(told(&["-f", "/no/such/file"]).contains("failed to read /no/such/file"));
     fs::write(server.dir.path().join("config"), "{}").unwrap();
@@ -435,6 +439,10 @@ fn five_hundred_nodes_are_asked_side_by_side() {
             .map(|index| node(&format!("node{index:03}")))
             .collect();
         if path.contains("/api/v1/nodes?") {
+            assert!(
+                path.contains("windows"),
+                "as the controller lists them: {path}"
+            );
             Some(list(&many))
         } else {
             cluster(path)

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::{Kept, Subject, Summary};
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
+use crate::cluster::nodes::KEPT;
 use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
 use crate::crd::{self, Kind, node_facts, node_watermark};
@@ -41,7 +42,7 @@ pub enum ReadError {
         why: String,
     },
     /// `--node` names it.
-    #[error("there is no node {0}; see kubectl get nodes")]
+    #[error("there is no node {0} that runs Linux; see kubectl get nodes")]
     NoSuchNode(String),
     /// Nothing to preview.
     #[error(
@@ -124,10 +125,8 @@ impl Cluster {
     pub async fn nodes(&self, selection: &Selection) -> Result<Vec<Node>, ReadError> {
         let resource = resource("", "v1", "Node", "nodes");
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), &resource);
-        let mut params = ListParams::default();
-        if let Some(labels) = &selection.labels {
-            params = params.labels(labels);
-        }
+        let labels = selection.labels.iter().map(String::as_str).chain([KEPT]);
+        let params = ListParams::default().labels(&labels.collect::<Vec<_>>().join(","));
         let mut found = Vec::new();
         if selection.names.is_empty() {
             found = list(&api, params.clone()).await.map_err(failed("nodes"))?;

@@ -157,19 +157,20 @@ pub(super) async fn read(
     let admission = async |plural: &str| list(&format!("{ADMISSION}/{plural}?{OURS}")).await;
     let schema = async |group: &str| list(&format!("/openapi/v3/apis/{group}")).await;
     let mut seen = Seen {
-        now: clock::wall(),
         version,
         aggregation: list(AUTHENTICATION).await,
         api_service: list(API_SERVICE).await,
         schemas: [schema(POLICIES).await, schema(RULES).await],
-        elections: elections(client, &deployments).await,
         namespaces: Vec::new(),
         refusals: Vec::new(),
         nodes: table(client, &nodes()).await,
         foreign: table(client, &format!("{}{FOREIGN}", nodes())).await,
         agents: Vec::new(),
         watermarks: table(client, &format!("/apis/{RULES}/nodewatermarks")).await,
+        elections: elections(client, &deployments).await,
         leases: list(&leases).await,
+        // Of what was read this is compared with the clock.
+        now: clock::wall(),
         webhooks: admission("validatingwebhookconfigurations").await,
         admission: [
             admission("validatingadmissionpolicies").await,
