@@ -271,6 +271,55 @@ fn a_canary_that_goes_away_while_it_is_watched_proves_nothing() {
 }
 
 #[test]
+fn a_canary_whose_agent_dies_while_it_is_watched_proves_nothing() {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    let canary = cluster.with("id", "q/cpu").remove(0);
+    let interval = Duration::from_secs(10);
+    cluster.world.reported(&canary, interval, cluster.now);
+    for _ in 0..20 {
+        cluster.pass(interval / 2);
+        cluster.settle(0);
+    }
+    assert_eq!(cluster.with_rules(), 2, "another tries it");
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 20);
+}
+
+#[test]
+fn an_edit_of_a_pod_qos_is_watched_for_as_long_as_the_slowest_rule_of_its_nodes_takes() {
+    let mut cluster = ready(0);
+    for node in ["a0", "a1", "b0", "b1"] {
+        cluster.node(node, &node[..1]);
+    }
+    let throttle = json!({"throttle": {"cpuThrottle": {}}});
+    cluster.apply(Kind::AvoidanceAction, "throttle", &throttle);
+    let mut slow = node_qos(Some("b"), "throttle", 4000, "None");
+    slow["rules"][0]["avoidanceThreshold"] = json!(30);
+    slow["evaluationPeriodSeconds"] = json!(60);
+    let fast = node_qos(Some("a"), "throttle", 4000, "None");
+    cluster.apply(Kind::NodeQos, "fast", &fast);
+    cluster.apply(Kind::NodeQos, "slow", &slow);
+    cluster.rest();
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 4);
+    let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "batch", &spec);
+    let with_pods = |cluster: &Cluster| {
+        let specs = cluster.watermarks.values().map(|it| &it["spec"]);
+        let pods = specs.filter_map(|spec| spec["podPolicies"].as_array());
+        pods.filter(|pods| !pods.is_empty()).count()
+    };
+    for _ in 0..59 {
+        cluster.settle(0);
+        cluster.pass(Duration::from_mins(1));
+        assert_eq!(with_pods(&cluster), 1);
+    }
+    cluster.rest();
+    assert_eq!(with_pods(&cluster), 4);
+}
+
+#[test]
 fn objects_that_are_applied_together_share_their_canary() {
     let mut cluster = ready(50);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
@@ -279,7 +328,7 @@ fn objects_that_are_applied_together_share_their_canary() {
     cluster.settle(0);
     let keeps = |part: &str| -> Vec<&String> {
         let all = cluster.watermarks.iter();
-        let all = all.filter(|(_, it)| !it["spec"][part].is_null());
+        let all = all.filter(|(_, it)| it["spec"][part] != json!([]));
         all.map(|(name, _)| name).collect()
     };
     assert_eq!(keeps("rules").len(), 1);

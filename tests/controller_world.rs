@@ -271,6 +271,50 @@ fn the_pods_that_a_pod_qos_matches_are_summed_from_what_agents_tell_and_unknown_
 }
 
 #[test]
+fn what_was_mended_is_not_held_against_an_object_by_nodes_that_it_does_not_concern() {
+    let mut cluster = ready(1);
+    cluster.node("unselected", "b");
+    let spec = node_qos(Some("a"), "close", 4000, "None");
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    let action = |ratio: u32| json!({"throttle": {"cpuThrottle": {"minCPURatio": ratio}}});
+    cluster.apply(Kind::AvoidanceAction, "slow", &action(100));
+    // By this every node is compiled anew.
+    let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "batch", &spec);
+    cluster.rest();
+    let ready = |cluster: &mut Cluster| cluster.condition(Kind::AvoidanceAction, "slow", "Ready");
+    assert_eq!(ready(&mut cluster).unwrap().1, "ActionWithoutEffect");
+    cluster.apply(Kind::AvoidanceAction, "slow", &action(10));
+    cluster.rest();
+    assert_eq!(ready(&mut cluster).unwrap().1, "Ready");
+}
+
+#[test]
+fn a_standby_remembers_no_node_that_is_gone() {
+    let mut cluster = ready(1);
+    cluster.world.follow();
+    for index in 0..100 {
+        let name = format!("spot{index}");
+        cluster.node(&name, "a");
+        cluster.delete_node(&name);
+    }
+    assert_eq!(cluster.settle(0), 0);
+    let [nodes, pending, _] = cluster.world.counts();
+    assert_eq!((nodes, pending), (1, 0));
+}
+
+#[test]
+fn every_field_is_written_so_that_none_keeps_what_others_put_there() {
+    let mut cluster = ready(1);
+    cluster.rest();
+    let spec = &cluster.watermarks["node000"]["spec"];
+    for list in ["rules", "actions", "podPolicies", "sources"] {
+        assert_eq!(spec[list], json!([]), "{list}");
+    }
+    assert_eq!(spec["softenScheduling"], false);
+}
+
+#[test]
 fn numbers_alone_are_not_written_more_often_than_every_ten_seconds() {
     let mut cluster = ready(2);
     cluster.apply(

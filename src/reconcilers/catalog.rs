@@ -31,7 +31,7 @@ pub struct Class {
     pub selected: Vec<Arc<str>>,
     /// What they keep. Empty, pod policies included, where nothing selects them.
     pub content: Arc<Content>,
-    /// What was found while compiling.
+    /// What was found about these while compiling.
     pub findings: Vec<Finding>,
     /// `<kind>/<name>@<generation>` of what it was compiled from.
     pub sources: Arc<[String]>,
@@ -220,11 +220,18 @@ impl Catalog {
         } else {
             compiled.policy
         };
+        // What is found about others holds on any node, or is another class's: an edit of theirs does not make this one anew.
+        let mut findings = compiled.findings;
+        findings.retain(|finding| {
+            let name = finding.object.name.as_str();
+            finding.object.kind == Kind::NodeQos.name()
+                && key.selected.iter().any(|selected| **selected == *name)
+        });
         Class {
             selected: key.selected.clone(),
             sources: self.sources(&key.selected, &policy),
             content: self.contents.of(policy),
-            findings: compiled.findings,
+            findings,
         }
     }
 

@@ -319,6 +319,12 @@ impl Silence {
         self.drop_if_idle(node);
     }
 
+    /// Whether its agent was silent at the last look.
+    pub fn is_silent(&self, node: &str) -> bool {
+        let known = self.nodes.get(node).zip(self.looked);
+        known.is_some_and(|(known, now)| known.is_silent(now, self.after))
+    }
+
     /// How many agents are how silent, as of the last look.
     pub const fn figures(&self) -> Figures {
         self.figures

@@ -325,6 +325,8 @@ impl World {
     /// [`Self::written`], [`Self::opened`] or [`Self::answered`] is told.
     pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Write> {
         if !self.leading {
+            // Who leads next begins with all of them.
+            self.dirty.clear();
             return Vec::new();
         }
         self.advance_rollouts(now);

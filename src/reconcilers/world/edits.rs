@@ -149,7 +149,7 @@ impl World {
             return Sight::default();
         };
         Sight {
-            speaks: node.ready && live.speaks(),
+            speaks: node.ready && live.speaks() && !self.silence.is_silent(name),
             keeps: live.keeps && !self.dirty.contains(name),
             acts: live.acts(key),
         }
@@ -180,11 +180,14 @@ impl World {
     /// The longest threshold x period of an object's rules.
     fn slowest(&self, key: &Key, nodes: &BTreeSet<String>) -> Duration {
         let prefix = format!("{}/", key.1);
-        let rules = nodes
+        let contents = nodes
             .iter()
-            .take(1)
             .filter_map(|node| self.nodes.get(node))
-            .flat_map(|node| &node.class.content.policy.rules);
+            .map(|node| (Arc::as_ptr(&node.class.content), &node.class.content));
+        let contents: BTreeMap<_, _> = contents.collect();
+        let rules = contents
+            .into_values()
+            .flat_map(|content| &content.policy.rules);
         rules
             .filter(|rule| key.0 == Kind::PodQos || rule.id.0.starts_with(&prefix))
             .map(|rule| rule.period.saturating_mul(rule.avoidance_threshold))
