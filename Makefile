@@ -62,7 +62,7 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@go run -C tests/chart . -check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
-	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard
+	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages
 
 helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm 3 do, and a release's whole life (ten minutes)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm

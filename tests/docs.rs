@@ -66,30 +66,103 @@ fn reasons(text: &str) -> BTreeSet<String> {
     words.map(str::to_owned).collect()
 }
 
+/// What stands in docs/events.md under a heading, and nothing else has.
+fn section(heading: &str) -> String {
+    let page = read("docs/events.md");
+    let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    rest.split("\n## ").next().unwrap().to_owned()
+}
+
+/// A source without its unit tests.
+fn source(path: &str) -> String {
+    read(path)
+        .split("#[cfg(test)]\nmod ")
+        .next()
+        .unwrap()
+        .to_owned()
+}
+
 #[test]
 fn the_page_of_events_has_every_reason_and_no_other() {
-    let page = read("docs/events.md");
-    let tables = page.split("## Conditions").next().unwrap();
-    let documented: BTreeSet<String> = first_column(tables).into_iter().collect();
-    let world = "src/reconcilers/world";
-    let sources = [
-        "src/node/report/events.rs".to_owned(),
-        "src/reconcilers/world.rs".to_owned(),
-        format!("{world}/closing.rs"),
-        format!("{world}/contest.rs"),
-        format!("{world}/edits.rs"),
-        format!("{world}/silent.rs"),
+    let agent = ["src/node/report/events.rs"];
+    let controller = [
+        "src/reconcilers/world.rs",
+        "src/reconcilers/world/closing.rs",
+        "src/reconcilers/world/contest.rs",
+        "src/reconcilers/world/edits.rs",
+        "src/reconcilers/world/silent.rs",
+        "src/guard/telling.rs",
     ];
     let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks"];
-    let mut in_code: BTreeSet<String> = sources
-        .iter()
-        .flat_map(|path| {
-            let text = read(path);
-            reasons(text.split("#[cfg(test)]").next().unwrap())
-        })
+    for (heading, sources) in [
+        ("Of a node, by its agent", &agent[..]),
+        ("By the controller", &controller[..]),
+    ] {
+        let documented: BTreeSet<String> = first_column(&section(heading)).into_iter().collect();
+        let in_code = sources.iter().flat_map(|path| reasons(&source(path)));
+        let in_code: BTreeSet<String> = in_code
+            .filter(|word| !kinds.contains(&word.as_str()))
+            .collect();
+        assert_eq!(documented, in_code, "{heading}");
+    }
+}
+
+/// What stands between two quotes of a sort and is one capitalized word, as types and reasons of conditions are.
+fn names(text: &str, quote: char) -> BTreeSet<String> {
+    let is_name = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_uppercase())
+            && word.chars().all(|c| c.is_ascii_alphabetic())
+            && !["True", "False", "Unknown"].contains(word)
+    };
+    let quoted = text.split(quote).skip(1).step_by(2).filter(is_name);
+    quoted.map(str::to_owned).collect()
+}
+
+/// What a module or enum of a source has between its braces.
+fn body(path: &str, head: &str) -> String {
+    let text = source(path);
+    let (_, rest) = text.split_once(&format!("{head} {{\n")).unwrap();
+    rest.split("\n}\n").next().unwrap().to_owned()
+}
+
+#[test]
+fn the_page_of_events_has_every_condition_with_its_reasons_and_no_other() {
+    let reported = source("src/node/report/status.rs");
+    let degraded = reported.split("degraded.push(").skip(1);
+    let degraded: String = degraded
+        .map(|rest| rest.split(',').next().unwrap())
         .collect();
-    in_code.retain(|word| !kinds.contains(&word.as_str()));
-    assert_eq!(documented, in_code);
+    let kinds = "src/crd/node_watermark/status.rs";
+    let watermark = [
+        source("src/node/report/conditions.rs"),
+        degraded,
+        body(kinds, "pub mod condition"),
+        body(kinds, "pub mod stopped"),
+    ];
+    let variants = body("src/crd/finding.rs", "pub enum Reason");
+    let variants = variants
+        .lines()
+        .map(|line| line.trim().trim_end_matches(','));
+    let variants = variants.filter(|line| !line.starts_with("//"));
+    let policies = [
+        source("src/reconcilers/conditions.rs"),
+        source("src/reconcilers/world/policies.rs"),
+        variants.map(|name| format!("\"{name}\"")).collect(),
+    ];
+    let node_metric = [body("src/crd/node_metric.rs", "pub mod condition")];
+    let node = [source("src/cluster/taint.rs")];
+    for (heading, sources) in [
+        ("Conditions of a NodeWatermark", &watermark[..]),
+        (
+            "Conditions of NodeQOS, PodQOS and AvoidanceAction",
+            &policies[..],
+        ),
+        ("Condition of a NodeMetric", &node_metric[..]),
+        ("Condition of a Node", &node[..]),
+    ] {
+        let in_code: BTreeSet<String> = sources.iter().flat_map(|text| names(text, '"')).collect();
+        assert_eq!(names(&section(heading), '`'), in_code, "{heading}");
+    }
 }
 
 #[test]

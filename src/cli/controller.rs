@@ -117,7 +117,7 @@ pub struct Args {
     pod_ip: Option<IpAddr>,
 
     /// At most this part of the nodes that any rule may close, those of all policies together, is closed to new pods at
-    /// once, such as 30%; further ones get a taint that only asks the scheduler to prefer others
+    /// once, such as 30%; further ones get, within seconds, a taint that prefers other nodes
     #[arg(long, value_name = "PERCENT", default_value = "30%", value_parser = percent)]
     max_unschedulable: u8,
 

@@ -30,7 +30,7 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const STOP_HELP: &str = "\
 Annotates the ConfigMap plimsoll-stop beside the agents' Leases, which every agent watches by itself: the controller may be
 away. Within 15 s each gives back all CPU and takes its taint off, begins no eviction, and does nothing more until
-`plimsoll resume`; so do agents that start later. Where the connections of an agent are dropped in silence it is within 22 s.
+`plimsoll resume`; so do agents that start later. Where the connections of an agent are dropped in silence it is within 25 s.
 Rules with strategy Preview go on reporting. The same by kubectl, where the chart's leases.namespace is as it was:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease --overwrite plimsoll.dev/stop='why'
 

@@ -222,6 +222,12 @@ func installedAnew(t *testing.T, r *release) {
 	if left := kubectl(t, "get", "all,sa,roles,rolebindings", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"); left != "" {
 		t.Errorf("the test has left %s", left)
 	}
+	for _, node := range nodes {
+		driver := map[string]string{"v1": "cgroupfs", "v2": "systemd"}[node]
+		if out := r.page.Run(t, "Which layout", "NODE", node); !strings.Contains(out, `"cgroupDriver": "`+driver+`"`) {
+			t.Errorf("the kubelet of %s says %s", node, out)
+		}
+	}
 	// A test that can't fail shows nothing.
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=0")
 	out, err := r.page.Try("See that it works")

@@ -87,7 +87,7 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
-// theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs).
+// theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs), and what builds.
 func theReadmesCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))

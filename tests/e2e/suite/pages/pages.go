@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package pages runs what the documentation tells to run, word for word: the lines of a page that are indented, or fenced as sh, heading
-// by heading.
+// by heading. Every other fence has to say what it is.
 package pages
 
 import (
@@ -34,7 +34,7 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Page{t: t, folder: t.TempDir(), bin: t.TempDir(), scripts: map[string]string{}}
+	p := &Page{t: t, folder: t.TempDir(), bin: t.TempDir()}
 	p.env = append(env, "PATH="+p.bin+":"+filepath.Join(root, "target/e2e/bin")+":"+os.Getenv("PATH"))
 	for link, target := range map[string]string{
 		filepath.Join(p.folder, "charts"): filepath.Join(root, "charts"),
@@ -44,21 +44,8 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 			t.Fatal(err)
 		}
 	}
-	heading, fence := "", ""
-	for _, line := range strings.Split(string(text), "\n") {
-		if after, fenced := strings.CutPrefix(line, "```"); fenced && fence == "" {
-			fence = "```" + after
-		} else if fenced {
-			fence = ""
-		} else if fence == "```sh" {
-			p.scripts[heading] += line + "\n"
-		} else if fence != "" { // what is printed
-			continue
-		} else if strings.HasPrefix(line, "#") {
-			heading = strings.TrimLeft(line, "# ")
-		} else if command, indented := strings.CutPrefix(line, "    "); indented {
-			p.scripts[heading] += command + "\n"
-		}
+	if p.scripts, err = commands(string(text)); err != nil {
+		t.Fatalf("%s: %v", file, err)
 	}
 	for heading := range p.scripts {
 		p.unrun = append(p.unrun, heading)
@@ -67,6 +54,43 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 		t.Fatalf("%s tells nothing to run", file)
 	}
 	return p
+}
+
+// elsewhere are the tools of commands that can't be run here (```console): they build, or need a registry or OpenShift.
+var elsewhere = []string{"make", "skopeo", "oc"}
+
+// commands are those that a page has under each heading. One that is fenced so that nothing would run it, or not see that it is one, is refused.
+func commands(text string) (map[string]string, error) {
+	scripts, heading, fence := map[string]string{}, "", ""
+	for number, line := range strings.Split(text, "\n") {
+		refuse := func(why string) error { return fmt.Errorf("line %d: %s: %s", number+1, line, why) }
+		switch kind, fenced := strings.CutPrefix(line, "```"); {
+		case fenced && fence == "":
+			if !slices.Contains([]string{"sh", "console", "text", "yaml"}, kind) {
+				return nil, refuse("a fence is sh, which is run, console, which can't be run here, text or yaml")
+			}
+			fence = kind
+		case fenced:
+			fence = ""
+		case fence == "sh":
+			scripts[heading] += line + "\n"
+		case fence == "console":
+			if tool, _, _ := strings.Cut(line, " "); !slices.Contains(elsewhere, tool) {
+				return nil, refuse("this can be run: fence it as sh, or indent it")
+			}
+		case fence != "": // what is printed, or an object
+		case strings.HasPrefix(line, "#"):
+			heading = strings.TrimLeft(line, "# ")
+		default:
+			if command, indented := strings.CutPrefix(line, "    "); indented {
+				scripts[heading] += command + "\n"
+			}
+		}
+	}
+	if fence != "" {
+		return nil, fmt.Errorf("a fence of %s has no end", fence)
+	}
+	return scripts, nil
 }
 
 // Helm has `helm` fit the cluster under test: whatever renders the chart gets this file of values besides.
