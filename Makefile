@@ -42,7 +42,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; the cluster by itself, and make try: make cluster-smoke; thousands of nodes: make scale; foreign clients of the API: make clients; other versions of Kubernetes: make versions"
+	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; thousands of nodes: make scale; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
@@ -62,7 +62,7 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@go run -C tests/chart . -check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
-	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages
+	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages ./stamp
 
 helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm 3 do, and a release's whole life (ten minutes)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm
@@ -155,8 +155,9 @@ cert-manager: # What makes certificates in some scenes: its controllers, from it
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
-e2e-long: tools build previous cluster-build cert-manager ## The same with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate
-	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long
+e2e-long: tools build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes
+	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
+	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin

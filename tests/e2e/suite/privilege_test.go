@@ -188,12 +188,19 @@ func TestALockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(cold)
 }
 
-// TestALockedAgentMakesAPodIdleClass ends it both ways: the rule is over, and its policies are deleted.
+// TestALockedAgentMakesAPodIdleClass ends it both ways: the rule is over, and its policies are deleted. Of a Guaranteed pod, whose cgroup is
+// beside those of the other classes, nothing else can be taken: its request is all that it has.
 func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
-		s.running(work{name: "free", args: []string{"burn", "200"}})
-		free := s.victim("free")
+		s.running(
+			work{name: "free", args: []string{"burn", "200"}},
+			work{name: "guaranteed", args: []string{"burn", "50"}, requests: "100m", limits: "100m"},
+		)
+		free, guaranteed := s.victim("free"), s.victim("guaranteed")
+		if class := s.pod("guaranteed").Status.QOSClass; class != corev1.PodQOSGuaranteed {
+			t.Fatalf("its class is %s", class)
+		}
 		class, has := free.before["pod/cpu.idle"]
 		if !has {
 			t.Skip("the kernel of " + node + " has no cpu.idle")
@@ -202,12 +209,20 @@ func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
 			t.Fatalf("its cpu.idle is %s while nothing is in force", class)
 		}
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {idle: true, stepCPURatio: 25, minCPURatio: 50}}}")
-		s.allow(s.name, "", s.name)
-		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		classAlone := s.name + "-class" // and no quota
+		s.action(classAlone, "{coolDownSeconds: 2, throttle: {cpuThrottle: {idle: true, minCPURatio: 100}}}")
+		for action, app := range map[string]string{s.name: "free", classAlone: "guaranteed"} {
+			s.allow(action, app, action)
+			s.rule(action, rule{action: action})
+			s.waitKept(action)
+		}
 
 		s.set(hot)
 		s.waitIdleClass(free)
+		s.waitIdleClass(guaranteed)
+		if original, held := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); held != original {
+			t.Errorf("the Guaranteed pod may use %dm of its %dm", held, original)
+		}
 		eventually(t, 20*time.Second, "the status tells that it is throttled", func() error {
 			// How far its quota goes down after that depends on what others leave it.
 			told := s.throttled(free.name)
@@ -229,10 +244,13 @@ func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
 		// The kernel gives what stops to be idle class the default weight: this pod's own is another.
 		s.set(cold)
 		s.waitRestored(30*time.Second, free.folder, free.before)
+		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
 		s.set(hot)
 		s.waitIdleClass(free)
+		s.waitIdleClass(guaranteed)
 		s.noPolicies()
 		s.waitRestored(30*time.Second, free.folder, free.before)
+		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
 	})
 }
 

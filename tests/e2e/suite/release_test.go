@@ -56,6 +56,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 	}{
 		{"uninstalled while it acts it leaves every node as it was", uninstalledWhileItActs},
 		{"installed with nothing to edit it says that all is well", installedAnew},
+		{"the policies of a preset came with it, are changed, and go", anotherPreset},
 		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
 		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
 		{"without Helm it comes, acts and goes as well", withoutHelm},
@@ -96,7 +97,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 		if t.Failed() {
 			install()
 		} else {
-			r.page.Run(t, "Install")
+			r.installWith(t, "preview")
 		}
 	})
 	r.page.Run(t, "Uninstall")
@@ -211,8 +212,33 @@ func ofOurs() ([]string, error) {
 	return slices.Compact(ours), nil
 }
 
+// installWith installs it where nothing of it is left, the definitions neither, with the policies of a preset.
+func (r *release) installWith(t *testing.T, preset string) {
+	t.Helper()
+	repository, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "policies are no longer served", func() error {
+		if found, err := tryKubectl("", "get", "--raw", "/apis/ensurance.crane.io/v1alpha1"); err == nil {
+			return fmt.Errorf("there is %s", found)
+		}
+		return nil
+	})
+	r.have(t, repository, tag, generous+"policies: {preset: "+preset+"}\n")
+	r.page.Run(t, "Install")
+	r.have(t, repository, tag, generous)
+}
+
 func installedAnew(t *testing.T, r *release) {
-	// After all of it was removed.
+	// After all of it was removed: policies could be made only when a pod had seen their definitions served.
+	waitPreset(t, "preview")
+	if told := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(told, "Completed: Job completed") {
+		t.Errorf("what waits for the definitions has told %q", told)
+	}
+	if left := kubectl(t, "get", "jobs,sa", "-n", namespace, "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
+		t.Errorf("what waited for the definitions has left %s", left)
+	}
 	if out := r.page.Run(t, "See that it works"); strings.Count(out, "nothing is wrong: ") != 2 {
 		t.Errorf("it says %s", out)
 	}
@@ -236,6 +262,66 @@ func installedAnew(t *testing.T, r *release) {
 	}
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=2")
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+}
+
+// presets are the rules that each brings, in order; those of preview alone only report.
+var presets = map[string][]string{
+	"preview":      {"cpu-close", "cpu-throttle", "memory-evict", "memory-reclaim"},
+	"conservative": {"cpu-prefer-others", "cpu-throttle"},
+}
+
+// waitPreset waits until every node has judged the rules of a preset, and fails the test where other policies are there as well.
+func waitPreset(t *testing.T, preset string) {
+	t.Helper()
+	for _, node := range nodes {
+		eventually(t, 90*time.Second, "node "+node+" judges the rules of preset "+preset, func() error { return judgesPreset(node, preset) })
+	}
+	for _, policy := range strings.Fields(kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", "name")) {
+		if !strings.Contains(policy, "/plimsoll-"+preset) {
+			t.Errorf("with preset %s there is %s", preset, policy)
+		}
+	}
+}
+
+// judgesPreset tells whether a node keeps the rules of a preset and no others, and has a value for each.
+func judgesPreset(node, preset string) error {
+	now, err := watermarkOf(node)
+	if err != nil {
+		return err
+	}
+	var judged []string
+	for _, rule := range now.Status.Rules {
+		if rule.Value != nil && (rule.Strategy == "Preview") == (preset == "preview") {
+			judged = append(judged, strings.TrimPrefix(rule.ID, "plimsoll-"+preset+"/"))
+		}
+	}
+	slices.Sort(judged)
+	if !slices.Equal(judged, presets[preset]) || len(judged) != len(now.Status.Rules) {
+		return fmt.Errorf("of its rules it has judged %v: %+v", judged, now.Status.Rules)
+	}
+	return nil
+}
+
+// anotherPreset goes on where preset preview is in force.
+func anotherPreset(t *testing.T, _ *release) {
+	choose := func(preset string) { // as the notes of a release say it
+		t.Helper()
+		if _, err := helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values",
+			"--set", "policies.preset="+preset, "--wait"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	choose("conservative")
+	// Its rules act: one node has them at once, the other in a minute.
+	kubectl(t, "annotate", "nodeqos", "plimsoll-conservative", "plimsoll.dev/rollout=immediate")
+	waitPreset(t, "conservative")
+	choose("none")
+	if left := kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
+		t.Errorf("without a preset there is %s", left)
+	}
+	for _, node := range nodes {
+		eventually(t, time.Minute, "node "+node+" keeps no rules", func() error { return keepsNothing(node) })
+	}
 }
 
 func upgradedAndRolledBack(t *testing.T, r *release) {

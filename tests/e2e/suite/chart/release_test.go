@@ -3,24 +3,34 @@
 package chart
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
 	"plimsoll.dev/suite/plane"
 )
+
+// workers are so many nodes that a tenth of them, rounded up as Kubernetes does, is more than one.
+const workers, tenth = 12, 2
 
 // TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved: Helm waits for all of it, as kwok has the pods come up and end.
 func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a minute: make e2e-long")
+		t.Skip("takes minutes: make e2e-long; by Helm 4, make helm4")
 	}
 	config := plane.WriteFile(t, filepath.Join(t.TempDir(), "admission.json"), limited)
 	c := cluster{plane.Start(t, []string{"--admission-control-config-file=" + config})}
 	c.lacksDefinitions()
-	c.nodes("one", "two")
+	c.nodes(workers)
 	c.namespace("plimsoll", "privileged")
 	c.takes("install", "--wait", "--timeout=3m", "--set", "policies.preset=conservative")
 	c.ready("the release is installed")
@@ -38,7 +48,11 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	}
 	// What only replicas write stays, whatever Helm does.
 	c.Kubectl("patch", "apiservice", "v1alpha1.metrics.plimsoll.dev", "--type=merge", "-p", `{"spec":{"caBundle":"`+authority+`"}}`)
-	c.takes("upgrade", "--reset-then-reuse-values", "--set=agent.log=debug", "--wait", "--timeout=3m")
+	away := c.watchRollOut()
+	c.takes("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
+	if most := away(); most < 1 || most > tenth {
+		t.Errorf("of %d agents up to %d were not ready at a time: %d may be", workers, most, tenth)
+	}
 	c.ready("it is upgraded")
 	logs("debug")
 	if _, err := c.ofRelease("rollback", "--wait", "--timeout=3m"); err != nil {
@@ -76,16 +90,81 @@ func (c cluster) ofRelease(command string, args ...string) (string, error) {
 }
 
 // nodes are kwok's, and pods are made and placed as in any cluster.
-func (c cluster) nodes(names ...string) {
+func (c cluster) nodes(count int) {
 	c.T.Helper()
 	port := func() string { return fmt.Sprintf("--secure-port=%d", plane.FreePort(c.T)) }
 	c.Run("kube-controller-manager", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", port(), "--cert-dir="+c.T.TempDir(),
 		"--service-account-private-key-file="+c.SigningKey())
 	c.Run("kube-scheduler", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", port(), "--cert-dir="+c.T.TempDir())
 	c.Run("kwok", "--kubeconfig="+c.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
-	for _, name := range names {
-		c.Apply(fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%[1]q,"labels":{"kubernetes.io/os":"linux","kubernetes.io/arch":"amd64","kubernetes.io/hostname":%[1]q}}}`, name))
+	const node = `{"apiVersion":"v1","kind":"Node","metadata":{"name":"worker-%[1]d","labels":{"kubernetes.io/os":"linux","kubernetes.io/arch":"amd64","kubernetes.io/hostname":"worker-%[1]d"}}}`
+	var all []string
+	for i := range count {
+		all = append(all, fmt.Sprintf(node, i))
 	}
+	c.Apply(`{"apiVersion":"v1","kind":"List","items":[` + strings.Join(all, ",") + `]}`)
+}
+
+// watchRollOut follows the agents, all of which are ready, by each change that the API server tells of. The answer waits until all of them have
+// been replaced, and gives how many were not ready at a time, at most.
+func (c cluster) watchRollOut() (away func() int) {
+	c.T.Helper()
+	pods := kubernetes.NewForConfigOrDie(c.Config()).CoreV1().Pods("plimsoll") // without a timeout, which would end a watch too
+	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=agent"}
+	old, err := pods.List(context.Background(), agents)
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	ready := map[string]bool{}
+	for _, pod := range old.Items {
+		ready[pod.Name] = true
+	}
+	agents.ResourceVersion = old.ResourceVersion
+	changes, err := pods.Watch(context.Background(), agents)
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	c.T.Cleanup(changes.Stop)
+	most, ended, done := 0, 0, make(chan bool, 1)
+	go func() {
+		for change := range changes.ResultChan() {
+			pod, is := change.Object.(*corev1.Pod)
+			if !is { // the watch is over
+				break
+			}
+			delete(ready, pod.Name)
+			if change.Type == watch.Deleted {
+				ended++
+			} else if isReady(pod) {
+				ready[pod.Name] = true
+			}
+			most = max(most, len(old.Items)-len(ready))
+			if ended == len(old.Items) && len(ready) == ended {
+				done <- true
+				return
+			}
+		}
+		done <- false
+	}()
+	return func() int {
+		c.T.Helper()
+		select {
+		case whole := <-done:
+			if !whole {
+				c.T.Fatal("the watch of the agents ended before their roll-out")
+			}
+		case <-time.After(3 * time.Minute):
+			c.T.Fatal("the agents were not all replaced")
+		}
+		return most
+	}
+}
+
+// isReady tells whether a pod is ready, and not asked to end.
+func isReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
+		return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
+	})
 }
 
 // passes lets the next pod of the test end well: no program runs here that could tell.
@@ -102,15 +181,17 @@ func (c cluster) passes() {
 	}()
 }
 
-// ready fails the test unless all that was to run runs: Helm has waited for it.
+// ready fails the test unless all that was to run runs: Helm has waited for it, but Helm 3 neither for the agents that an upgrade may take at
+// once nor for replicas of before to end.
 func (c cluster) ready(what string) {
 	c.T.Helper()
-	const counts = "jsonpath={.status.readyReplicas} {.status.updatedReplicas}"
-	if found := c.Kubectl("get", "deployment", "-n", "plimsoll", "plimsoll-controller", "-o", counts); found != "2 2" {
-		c.T.Errorf("%s, and replicas that are ready and new are %s", what, found)
-	}
-	const agents = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}"
-	if found := c.Kubectl("get", "daemonset", "-n", "plimsoll", "plimsoll-agent-v2", "-o", agents); found != "2 2" {
-		c.T.Errorf("%s, and agents that are ready, of all, are %s", what, found)
-	}
+	c.Eventually(time.Minute, what+", and all is ready", func() error {
+		replicas := c.Kubectl("get", "deployment", "-n", "plimsoll", "plimsoll-controller", "-o", "jsonpath={.status.readyReplicas} {.status.updatedReplicas}")
+		agents := c.Kubectl("get", "daemonset", "-n", "plimsoll", "plimsoll-agent-v2", "-o",
+			"jsonpath={.status.numberReady} {.status.updatedNumberScheduled} {.status.desiredNumberScheduled}")
+		if replicas != "2 2" || agents != fmt.Sprintf("%[1]d %[1]d %[1]d", workers) {
+			return fmt.Errorf("replicas that are ready and new are %s, agents that are ready, new, and wanted %s", replicas, agents)
+		}
+		return nil
+	})
 }
