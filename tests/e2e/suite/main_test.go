@@ -201,7 +201,10 @@ func values(repository, tag string) (string, error) {
 const generous = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
 
 // install installs the chart, as its README says, with the values of the cluster under test.
-func install() error {
+func install() error { return installWith(generous) }
+
+// installWith does so with other budgets of evictions; empty: the chart's own.
+func installWith(budgets string) error {
 	repository, tag, err := image()
 	if err != nil {
 		return err
@@ -214,14 +217,14 @@ func install() error {
 	if given == "" {
 		ours, err := values(repository, tag)
 		if err == nil {
-			_, err = helm(ours+generous, args...)
+			_, err = helm(ours+budgets, args...)
 		}
 		return err
 	}
 	if file := os.Getenv("PLIMSOLL_E2E_VALUES"); file != "" {
 		args = append(args, "--values", file)
 	}
-	_, err = helm(fmt.Sprintf("image: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", repository, tag)+generous, args...)
+	_, err = helm(fmt.Sprintf("image: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", repository, tag)+budgets, args...)
 	return err
 }
 

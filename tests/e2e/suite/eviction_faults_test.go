@@ -1,0 +1,270 @@
+//go:build e2e
+
+package suite
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// The chart's own budget of a node: so many in so long.
+const (
+	nodeBudget       = 2
+	nodeBudgetWindow = time.Minute
+)
+
+// TestEvictionsKeepToTheirBudgetsThroughFaults has the chart's own budgets, and a node that is over its mark for minutes. Two of its pods
+// end in a minute, one after the other; no further one while the one before still ends, however often the agent is killed, none while
+// the metric is unknown, and none while no controller can be asked, which keeps nobody else from evicting.
+func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
+	needShell(t)
+	t.Parallel()
+	haveAllNodes(t) // the budgets are the whole cluster's
+	t.Cleanup(func() { budgeted(t, generous) })
+	s := newScene(t, nodes[0])
+	pause := []string{"pause"}
+	// In the order in which they go: BestEffort, Burstable, Guaranteed. Whatever replaces them waits until the node is open again.
+	pods := s.owned(
+		work{name: "first", args: pause, intolerant: true},
+		work{name: "second", args: pause, intolerant: true},
+		work{name: "third", args: []string{"linger", noteURL(s.name)}, grace: 180, requests: "10m", intolerant: true},
+		work{name: "fourth", args: pause, limits: "100m", intolerant: true},
+		work{name: "fifth", args: pause, limits: "100m", intolerant: true},
+	)
+	first, second, third, fourth, fifth := pods[0], pods[1], pods[2], pods[3], pods[4]
+	e := s.watchEndings(pods)
+	budgeted(t, "")
+	eventually(t, 3*time.Minute, "no eviction of an earlier scene counts any more", nothingCounts)
+	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}") // each pod has its own grace
+	s.allow(s.name, "", "eviction")
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+
+	spent := fmt.Sprintf("the node's budget of evictions, %d in 1m, is spent", nodeBudget)
+	event := "EvictionRefused: an agent may not evict a pod now: " + spent
+	before := timesTold(t, "Node", "", s.node)[event]
+	s.set(hot)
+	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.heldUp(spent) })
+	eventually(t, 10*time.Second, "an event of the node says so", func() error {
+		if now := timesTold(t, "Node", "", s.node); now[event] <= before {
+			return fmt.Errorf("told: %v", now)
+		}
+		return nil
+	})
+	always(t, 3*time.Second, "two pods in a minute", e.only(first, second))
+	s.waitEnding(90*time.Second, third)
+
+	// The second one counts only for some seconds more: then it is the round alone that keeps the next one.
+	for range 3 {
+		old := agentContainer(s)
+		onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
+		waitAgent(s, old)
+		always(t, 3*time.Second, "one pod ends at a time, also for an agent that has just started", e.only(first, second, third))
+	}
+	if phase := s.pod(third).Status.Phase; phase != corev1.PodRunning {
+		t.Errorf("it was to run until it is killed, and is %s", phase)
+	}
+
+	// The round is over, too: only nobody knows whether the node is over its mark.
+	s.set(0)
+	eventually(t, 30*time.Second, "the status says that the metric is unknown", s.unknown)
+	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // which must not find its own shell
+	s.waitGone(60*time.Second, third)
+	always(t, 5*time.Second, "nobody is evicted by an unknown metric", e.only(first, second, third))
+
+	scale := func(replicas int) {
+		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
+	}
+	t.Cleanup(func() { scale(2) })
+	scale(0)
+	eventually(t, time.Minute, "no controller is left that could answer", func() error {
+		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%v", podNames(list.Items))
+		}
+		return err
+	})
+	s.set(hot)
+	eventually(t, 45*time.Second, "the status says that nobody could be asked", func() error { return s.heldUp("failed calling webhook") })
+	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
+	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
+		t.Errorf("an administrator may not evict: %v", err)
+	}
+	s.waitGone(60*time.Second, fifth)
+	always(t, 6*time.Second, "an agent evicts nobody", e.only(first, second, third, fifth))
+	scale(2)
+	s.waitEnding(2*time.Minute, fourth)
+	s.set(cold)
+	e.judge(fifth)
+}
+
+// budgeted gives the release budgets of evictions, and waits until a replica leads that has them; empty: the chart's own.
+func budgeted(t *testing.T, budgets string) {
+	t.Helper()
+	if err := installWith(budgets); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+	leader(t)
+}
+
+// nothingCounts tells whether no eviction counts for any budget.
+func nothingCounts() error {
+	kept, err := kube.CoreV1().ConfigMaps(namespace).Get(background, "plimsoll-evictions", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	text := kept.Data["evictions.json"]
+	var record struct {
+		Shut      bool
+		Evictions []json.RawMessage
+	}
+	if err := json.Unmarshal([]byte(text), &record); err != nil || record.Shut || len(record.Evictions) > 0 {
+		return fmt.Errorf("the record is %q (%v)", text, err)
+	}
+	return nil
+}
+
+// heldUp tells whether the status says why the scene's rule can't evict any pod: in words that contain these.
+func (s *scene) heldUp(words string) error {
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		return err
+	}
+	for _, entry := range now.Status.Refused {
+		if entry.What == "evict" && entry.Pod == "" && entry.Rule == s.name+"/hot" && strings.Contains(entry.Reason, words) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not among %+v", words, now.Status.Refused)
+}
+
+// unknown tells whether the status says that the scene's rule can't be judged, and is held.
+func (s *scene) unknown() error {
+	now, err := watermarkOf(s.node)
+	if err != nil {
+		return err
+	}
+	for _, rule := range now.Status.Rules {
+		if rule.ID == s.name+"/hot" && rule.State == "Breached" && rule.Unknown != "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("rules are %+v", now.Status.Rules)
+}
+
+// endings is when pods of a scene began to end.
+type endings struct {
+	scene *scene
+	pods  []string
+	lock  sync.Mutex
+	// begun is cut to the second, as the API server has stamped it.
+	begun map[string]time.Time
+	// together are those that ran on at the same time after they were asked to end.
+	together []string
+}
+
+// watchEndings looks at pods several times a second until the test ends.
+func (s *scene) watchEndings(pods []string) *endings {
+	e := &endings{scene: s, pods: pods, begun: map[string]time.Time{}}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(200 * time.Millisecond):
+				_ = e.look() // the next one sees as much
+			}
+		}
+	}()
+	s.Cleanup(func() { close(end); <-ended })
+	return e
+}
+
+func (e *endings) look() error {
+	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	there := map[string]corev1.Pod{}
+	for _, pod := range list.Items {
+		there[pod.Name] = pod
+	}
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	var running []string
+	for _, name := range e.pods {
+		pod, is := there[name]
+		if is && pod.DeletionTimestamp == nil {
+			continue
+		}
+		begun := time.Now()
+		if is {
+			// It says until when the pod is left time.
+			begun = pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
+		}
+		if _, known := e.begun[name]; !known {
+			e.begun[name] = begun
+		}
+		if is && pod.Status.Phase == corev1.PodRunning {
+			running = append(running, name)
+		}
+	}
+	if len(running) > 1 {
+		e.together = running
+	}
+	return nil
+}
+
+// only tells whether these pods, and no others, have begun to end.
+func (e *endings) only(pods ...string) func() error {
+	return func() error {
+		if err := e.look(); err != nil {
+			return err
+		}
+		e.lock.Lock()
+		defer e.lock.Unlock()
+		if now := slices.Sorted(maps.Keys(e.begun)); !slices.Equal(now, slices.Sorted(slices.Values(pods))) {
+			return fmt.Errorf("ending: %v", now)
+		}
+		return nil
+	}
+}
+
+// judge fails the test where more pods began to end within the budget's window than it allows, or two ended at the same time. Some were
+// evicted by others.
+func (e *endings) judge(others ...string) {
+	e.scene.Helper()
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	if len(e.together) > 0 {
+		e.scene.Errorf("%v ended at the same time", e.together)
+	}
+	var begun []time.Time
+	for pod, at := range e.begun {
+		e.scene.Logf("%s began to end at %s", pod, at.Format(time.TimeOnly))
+		if !slices.Contains(others, pod) {
+			begun = append(begun, at)
+		}
+	}
+	slices.SortFunc(begun, time.Time.Compare)
+	for i := range max(0, len(begun)-nodeBudget) {
+		// However far apart they were, they were less far than this: both are cut to the second.
+		if most := begun[i+nodeBudget].Sub(begun[i]) + time.Second; most <= nodeBudgetWindow {
+			e.scene.Errorf("evictions %d to %d began within %s: %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
+		}
+	}
+}
