@@ -107,6 +107,26 @@ func (s *scene) checkBack(what string, seen []change, cap int) {
 	}
 }
 
+// checkHeld fails the test unless somebody let the pod use more than `most`, and never for longer than two ticks take: one finds a new limit,
+// the next throttles by it.
+func (s *scene) checkHeld(what string, seen []change, most int) {
+	s.Helper()
+	free, longest := -1.0, -1.0
+	for _, change := range seen {
+		switch isFree := change.millicores < 0 || change.millicores > most; {
+		case isFree && free < 0:
+			free = change.at
+		case !isFree && free >= 0:
+			longest = max(longest, change.at-free)
+			free = -1
+		}
+	}
+	s.Logf("%s: the pod was free for %.2f s", what, longest)
+	if free >= 0 || longest < 0 || longest > 3 {
+		s.Errorf("%s: it was to use at most %dm again within 3 s: %v", what, most, seen)
+	}
+}
+
 // restart restarts containerd or the kubelet of the scene's node, and waits until another process does its work.
 func (s *scene) restart(daemon string) {
 	s.Helper()

@@ -277,6 +277,7 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		s.waitCap(5*time.Second, limited, cap)
 		checkStayed()
 
+		seen, end := s.follow(limited)
 		patch := `{"spec":{"containers":[{"name":"work","resources":{"limits":{"cpu":"200m"}}}]}}`
 		_, err := kube.CoreV1().Pods(s.name).Patch(background, "limited", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "resize")
 		if err != nil {
@@ -297,6 +298,9 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			}
 			return s.held(limited, *told.ToMillicores)
 		})
+		all := seen()
+		end()
+		s.checkHeld("the resize", all, 100)
 
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
