@@ -96,6 +96,16 @@ fn on_a_calm_node_the_status_tells_that_rules_are_judged() {
             && status["rules"][0]["unknown"].is_null()
             && status["scheduling"]["state"] == "Enabled"
     });
+    // A further rule decides nothing about scheduling, which was judged before.
+    let mut edited = spec["rules"][0].clone();
+    edited["id"] = "q/more".into();
+    edited["strategy"] = "Preview".into();
+    spec["rules"].as_array_mut().unwrap().push(edited);
+    node.keep(&spec);
+    agent.until("the further rule has a value", || {
+        let status = node.status();
+        status["rules"][1]["id"] == "q/more" && status["rules"][1]["value"].is_number()
+    });
 }
 
 #[test]

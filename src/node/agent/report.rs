@@ -52,8 +52,8 @@ pub struct Reporter {
     writes: watch::Receiver<Writes>,
     /// What stood on the Node, as it was last told.
     standing: Standing,
-    /// Whether everything was judged by which scheduling is decided, and which rules could not be.
-    judged: (bool, Vec<Option<Unknown>>),
+    /// Whether everything was judged by which scheduling is decided, and of each rule whether it has a value, or why not.
+    judged: (bool, Vec<(bool, Option<Unknown>)>),
     /// To whom, and of which generation, was reported last.
     target: Option<(String, i64)>,
     /// The status may be another.
@@ -131,10 +131,12 @@ impl Reporter {
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();
             let judged = machine.plan().scheduling != Scheduling::Hold;
-            let unknown = reports.iter().map(|report| report.unknown);
+            let known = reports
+                .iter()
+                .map(|report| (report.value.is_some(), report.unknown));
             // A first judgement is nobody's news, but the status changes by it.
-            if judged != self.judged.0 || !unknown.clone().eq(self.judged.1.iter().copied()) {
-                self.judged = (judged, unknown.collect());
+            if judged != self.judged.0 || !known.clone().eq(self.judged.1.iter().copied()) {
+                self.judged = (judged, known.collect());
                 self.changed = true;
             }
             self.note(machine, &reports, &outcomes, &standing);

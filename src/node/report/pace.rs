@@ -93,12 +93,12 @@ fn closing(status: &NodeWatermarkStatus) -> (&str, bool) {
     scheduling.map_or((ENABLED, false), |it| (&it.state, !it.rules.is_empty()))
 }
 
-/// But for the values.
+/// But for how high values are.
 fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
     let masked = |status: &NodeWatermarkStatus| {
         let mut status = status.clone();
         for rule in &mut status.rules {
-            rule.value = None;
+            rule.value = rule.value.map(|_| 0.0);
         }
         status
     };
@@ -136,6 +136,17 @@ mod tests {
             Step::Wait(Duration::from_secs(7))
         );
         assert_eq!(pace.step(&status("Breached", 9.0), at(110)), Step::Write);
+    }
+
+    #[test]
+    fn a_first_value_is_written_and_no_later_one_at_rest() {
+        let mut pace = Pace::default();
+        let mut first = status("Normal", 1.0);
+        first.rules[0].value = None;
+        pace.wrote(first, at(100));
+        assert_eq!(pace.step(&status("Normal", 1.0), at(110)), Step::Write);
+        pace.wrote(status("Normal", 1.0), at(110));
+        assert_eq!(pace.step(&status("Normal", 2.0), at(1000)), Step::Rest);
     }
 
     #[test]
