@@ -46,8 +46,12 @@ fn with_rules(plane: &ControlPlane) -> usize {
     let watermarks = plane.list("nwm");
     watermarks
         .iter()
-        .filter(|w| !w["spec"]["rules"].is_null())
+        .filter(|watermark| has_rules(watermark))
         .count()
+}
+
+fn has_rules(watermark: &Value) -> bool {
+    watermark["spec"]["rules"] != json!([])
 }
 
 fn versions(plane: &ControlPlane) -> Vec<String> {
@@ -261,7 +265,7 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
     let canary = "node07";
     plane.keeps(canary, json!({}));
     plane.until("the only node with an agent has it", SOON, |p| {
-        with_rules(p) == 1 && !p.get("nwm", canary)["spec"]["rules"].is_null()
+        with_rules(p) == 1 && has_rules(&p.get("nwm", canary))
     });
     let breached = |value: u32| {
         json!({

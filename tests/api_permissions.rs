@@ -391,7 +391,7 @@ fn the_controller_does_all_its_work_with_these_rights() {
         rules,
     ]);
     plane.until("every node has to keep the rule", SOON, |plane| {
-        let has_rules = |it: &&Value| it["spec"]["rules"].is_array();
+        let has_rules = |it: &&Value| it["spec"]["rules"] != json!([]);
         plane.list("nwm").iter().filter(has_rules).count() == 2
     });
     for (kind, name) in [("nodeqos", "q"), ("podqos", "p"), ("avoid", "close")] {

@@ -277,7 +277,10 @@ fn a_canary_whose_agent_dies_while_it_is_watched_proves_nothing() {
     let canary = cluster.with("id", "q/cpu").remove(0);
     let interval = Duration::from_secs(10);
     cluster.world.reported(&canary, interval, cluster.now);
-    for _ in 0..20 {
+    for second in (0..100).step_by(5) {
+        if second < 30 {
+            cluster.world.reported(&canary, interval, cluster.now);
+        }
         cluster.pass(interval / 2);
         cluster.settle(0);
     }

@@ -418,7 +418,7 @@ fn what_it_is_asked_for_wrongly_is_said() {
     };
     let other = told(&["--node", "other"]);
     assert!(
-        other.contains("there is no node other that runs Linux"),
+        other.contains("there is no node other that an agent could keep"),
         "{other}"
     );
     assert!(told(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));

@@ -42,7 +42,7 @@ pub enum ReadError {
         why: String,
     },
     /// `--node` names it.
-    #[error("there is no node {0} that runs Linux; see kubectl get nodes")]
+    #[error("there is no node {0} that an agent could keep; see kubectl get nodes")]
     NoSuchNode(String),
     /// Nothing to preview.
     #[error(
@@ -125,7 +125,8 @@ impl Cluster {
     pub async fn nodes(&self, selection: &Selection) -> Result<Vec<Node>, ReadError> {
         let resource = resource("", "v1", "Node", "nodes");
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), &resource);
-        let labels = selection.labels.iter().map(String::as_str).chain([KEPT]);
+        let labels = selection.labels.iter().map(|it| it.trim());
+        let labels = labels.filter(|it| !it.is_empty()).chain([KEPT]);
         let params = ListParams::default().labels(&labels.collect::<Vec<_>>().join(","));
         let mut found = Vec::new();
         if selection.names.is_empty() {

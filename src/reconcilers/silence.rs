@@ -319,10 +319,13 @@ impl Silence {
         self.drop_if_idle(node);
     }
 
-    /// Whether its agent was silent at the last look.
-    pub fn is_silent(&self, node: &str) -> bool {
+    /// Whether its agent lacked a word at the last look, long before it counts as silent. Where most are silent it is not they that are.
+    pub fn is_quiet(&self, node: &str) -> bool {
         let known = self.nodes.get(node).zip(self.looked);
-        known.is_some_and(|(known, now)| known.is_silent(now, self.after))
+        known.is_some_and(|(known, now)| {
+            let held = known.zone().is_some_and(|zone| self.held.contains(zone));
+            !held && known.is_quiet(now, self.after)
+        })
     }
 
     /// How many agents are how silent, as of the last look.

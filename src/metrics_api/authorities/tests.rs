@@ -115,6 +115,10 @@ fn what_was_made_while_a_clock_was_ahead_is_replaced_once_it_is_right() {
     let made_ahead = Authorities::default().renewed(ahead).unwrap().unwrap();
     let early = made_ahead.certify(&names(), ahead).unwrap();
     assert!(made_ahead.is_current(&early, ahead));
+    assert!(
+        made_ahead.certify(&names(), begun()).is_ok(),
+        "a replica whose own clock is behind serves all the same"
+    );
     let mended = made_ahead.renewed(begun()).unwrap().expect("a new one");
     assert!(!mended.is_current(&early, begun()));
     let certified = mended.certify(&names(), begun()).unwrap();

@@ -3,7 +3,8 @@
 //! The write returns only when the kernel has scanned its way through, which takes seconds where it has to wait for a
 //! disk. A tick cannot wait for that, and slices small enough for it would free nothing: a thread of its own does it,
 //! slice by slice. It has no ear for what the agent decides meanwhile: a stop, a rule that ends, a pod that is protected.
-//! Hence what is asked for lapses after [`LIMIT`]; the next evaluation asks again for what is still wanted.
+//! Hence what is asked for lapses after [`LIMIT`], and ends so long after it began; the next evaluation asks again for what is
+//! still wanted.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -23,7 +24,7 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 const SLICE: u64 = 32 << 20;
 /// Pods that wait at most.
 const QUEUE: usize = 64;
-/// How long after it was asked for a reclaim may begin or go on.
+/// How long a reclaim may wait, and how long it may take.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What became of a reclaim.
@@ -76,7 +77,9 @@ struct Job {
     uid: PodUid,
     dir: PathBuf,
     amount: Bytes,
+    /// It does not begin after that.
     until: Instant,
+    limit: Duration,
 }
 
 /// Takes reclaims and does them beside the tick.
@@ -119,6 +122,7 @@ impl Reclaimer {
             dir,
             amount,
             until: Instant::now() + LIMIT,
+            limit: LIMIT,
         };
         match self.queue().map(|queue| queue.try_send(job)) {
             Ok(Ok(())) => {
@@ -188,10 +192,11 @@ impl ReclaimOutcome {
 
 fn reclaim(job: Job) -> ReclaimOutcome {
     let Job { uid, dir, .. } = job;
-    let more = || Instant::now() < job.until;
-    if !more() {
+    let begun = Instant::now();
+    if begun >= job.until {
         return ReclaimOutcome::Busy { uid };
     }
+    let more = || begun.elapsed() < job.limit;
     let current = dir.join("memory.current");
     let Ok(before) = usage(&current) else {
         return ReclaimOutcome::Gone { uid };
@@ -282,6 +287,7 @@ mod tests {
             dir: dir.to_owned(),
             amount: Bytes(amount),
             until,
+            limit: Duration::from_millis(100),
         }
     }
 
@@ -298,13 +304,15 @@ mod tests {
             "nothing was asked for"
         );
 
-        let until = Instant::now() + Duration::from_millis(100);
-        let begun = reclaim(job(dir.path(), u64::MAX, until));
-        assert!(Instant::now() >= until);
+        let begun = Instant::now();
+        let ended = reclaim(job(dir.path(), u64::MAX, begun + LIMIT));
+        assert!((Duration::from_millis(100)..LIMIT).contains(&begun.elapsed()));
         assert!(
-            matches!(begun, ReclaimOutcome::Reclaimed { .. }),
-            "{begun:?}"
+            matches!(ended, ReclaimOutcome::Reclaimed { .. }),
+            "{ended:?}"
         );
-        assert_eq!(fs::read_to_string(&asked).unwrap(), SLICE.to_string());
+        // With a hint about swap, on a machine that has some.
+        let asked = fs::read_to_string(&asked).unwrap();
+        assert!(asked.starts_with(&SLICE.to_string()), "{asked}");
     }
 }

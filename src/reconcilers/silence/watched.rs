@@ -139,6 +139,13 @@ impl Watched {
         self.grace().map_or(silent >= after, |grace| silent > grace)
     }
 
+    /// Two of its words are missing: its grace is that of four or five.
+    pub(super) fn is_quiet(&self, now: BootTime, after: Duration) -> bool {
+        let silent = self.silent_for(now);
+        self.grace()
+            .map_or(silent >= after, |grace| silent > grace / 2)
+    }
+
     /// It should have been heard by now. One without a Lease may write as seldom as twice in the time after which it
     /// counts as silent, and a write takes its way.
     pub(super) fn is_overdue(&self, now: BootTime, after: Duration) -> bool {

@@ -11,7 +11,7 @@ use super::super::rollout::{Phase, Rollout, Sight};
 use super::notes::{Note, Subject};
 use super::{Node, World, policies};
 use crate::crd::Kind;
-use crate::engine::policy::{PodPolicy, PolicySet};
+use crate::engine::policy::{PodPolicy, PolicySet, Strategy};
 use crate::engine::time::BootTime;
 
 /// What a node keeps and what it is to keep, each by its address: most nodes have both in common.
@@ -149,7 +149,7 @@ impl World {
             return Sight::default();
         };
         Sight {
-            speaks: node.ready && live.speaks() && !self.silence.is_silent(name),
+            speaks: node.ready && live.speaks() && !self.silence.is_quiet(name),
             keeps: live.keeps && !self.dirty.contains(name),
             acts: live.acts(key),
         }
@@ -177,7 +177,7 @@ impl World {
             .collect()
     }
 
-    /// The longest threshold x period of an object's rules.
+    /// The longest threshold x period of an object's rules that act; of a `PodQOS` those of all its nodes.
     fn slowest(&self, key: &Key, nodes: &BTreeSet<String>) -> Duration {
         let prefix = format!("{}/", key.1);
         let contents = nodes
@@ -189,6 +189,7 @@ impl World {
             .into_values()
             .flat_map(|content| &content.policy.rules);
         rules
+            .filter(|rule| rule.strategy == Strategy::Enforce)
             .filter(|rule| key.0 == Kind::PodQos || rule.id.0.starts_with(&prefix))
             .map(|rule| rule.period.saturating_mul(rule.avoidance_threshold))
             .max()
