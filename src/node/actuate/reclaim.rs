@@ -12,13 +12,15 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use crate::engine::pod::PodUid;
+use crate::engine::time::BootTime;
 use crate::engine::units::Bytes;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::clock::boot_time;
 
 /// What one write asks for.
 const SLICE: u64 = 32 << 20;
@@ -78,7 +80,7 @@ struct Job {
     dir: PathBuf,
     amount: Bytes,
     /// It does not begin after that.
-    until: Instant,
+    until: BootTime,
     limit: Duration,
 }
 
@@ -121,7 +123,7 @@ impl Reclaimer {
             uid: uid.clone(),
             dir,
             amount,
-            until: Instant::now() + LIMIT,
+            until: boot_time() + LIMIT,
             limit: LIMIT,
         };
         match self.queue().map(|queue| queue.try_send(job)) {
@@ -192,11 +194,11 @@ impl ReclaimOutcome {
 
 fn reclaim(job: Job) -> ReclaimOutcome {
     let Job { uid, dir, .. } = job;
-    let begun = Instant::now();
+    let begun = boot_time();
     if begun >= job.until {
         return ReclaimOutcome::Busy { uid };
     }
-    let more = || begun.elapsed() < job.limit;
+    let more = || boot_time().since(begun) < job.limit;
     let current = dir.join("memory.current");
     let Ok(before) = usage(&current) else {
         return ReclaimOutcome::Gone { uid };
@@ -280,7 +282,7 @@ fn failed(verb: &'static str, path: &Path, source: io::Error) -> ReclaimError {
 mod tests {
     use super::*;
 
-    fn job(dir: &Path, amount: u64, until: Instant) -> Job {
+    fn job(dir: &Path, amount: u64, until: BootTime) -> Job {
         fs::write(dir.join("memory.current"), "4096").unwrap();
         Job {
             uid: PodUid::from("a"),
@@ -296,7 +298,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let asked = dir.path().join("memory.reclaim");
         fs::write(&asked, "").unwrap();
-        let lapsed = reclaim(job(dir.path(), SLICE, Instant::now()));
+        let lapsed = reclaim(job(dir.path(), SLICE, boot_time()));
         assert!(matches!(lapsed, ReclaimOutcome::Busy { .. }), "{lapsed:?}");
         assert_eq!(
             fs::read_to_string(&asked).unwrap(),
@@ -304,9 +306,9 @@ mod tests {
             "nothing was asked for"
         );
 
-        let begun = Instant::now();
+        let begun = boot_time();
         let ended = reclaim(job(dir.path(), u64::MAX, begun + LIMIT));
-        assert!((Duration::from_millis(100)..LIMIT).contains(&begun.elapsed()));
+        assert!((Duration::from_millis(100)..LIMIT).contains(&boot_time().since(begun)));
         assert!(
             matches!(ended, ReclaimOutcome::Reclaimed { .. }),
             "{ended:?}"
