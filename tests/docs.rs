@@ -93,7 +93,7 @@ fn the_page_of_events_has_every_reason_and_no_other() {
         "src/reconcilers/world/silent.rs",
         "src/guard/telling.rs",
     ];
-    let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks"];
+    let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "PodQOS"];
     for (heading, sources) in [
         ("Of a node, by its agent", &agent[..]),
         ("By the controller", &controller[..]),
