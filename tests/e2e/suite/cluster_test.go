@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,6 +119,25 @@ func always(t testing.TB, length time.Duration, what string, condition func() er
 			t.Fatalf("%s: after %s: %v", what, time.Since(start).Round(time.Millisecond), err)
 		}
 	}
+}
+
+// repeatedly looks beside the test, several times a second, until the answer is called, or the test ends.
+func repeatedly(t testing.TB, look func()) (stop func()) {
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			look()
+			select {
+			case <-end:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() { close(end); <-ended })
+	t.Cleanup(stop)
+	return stop
 }
 
 // connect makes the clients.

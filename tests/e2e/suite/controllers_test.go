@@ -27,6 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // TestControllerPodsMoveElsewhereWhileAllStaysInForce drains the nodes of one replica after the other, the leader's first. Every node
@@ -50,7 +52,7 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 		eventually(t, 3*time.Minute, "two others are ready", func() error {
 			pods := componentPods(t, "controller")
 			for _, pod := range pods {
-				if !isReady(&pod) || pod.UID == old.UID {
+				if !plane.IsReady(&pod) || pod.UID == old.UID {
 					return fmt.Errorf("%s is %s on %q", pod.Name, pod.Status.Phase, pod.Spec.NodeName)
 				}
 			}
@@ -86,31 +88,19 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 // askForLoad lists NodeMetrics again and again; the answer ends that, and tells how often it failed and for how long there was no answer.
 func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Duration)) {
 	t.Helper()
-	done, ended := make(chan struct{}), make(chan struct{})
-	requests, failed, silence := 0, 0, time.Duration(0)
-	go func() {
-		defer close(ended)
-		last := time.Now()
-		for {
-			ctx, cancel := context.WithTimeout(background, 5*time.Second)
-			list, err := objects.Resource(nodeMetrics).List(ctx, metav1.ListOptions{})
-			cancel()
-			requests++
-			silence = max(silence, time.Since(last))
-			if err == nil && len(list.Items) >= len(nodes) {
-				last = time.Now()
-			} else {
-				failed++
-			}
-			select {
-			case <-done:
-				return
-			case <-time.After(200 * time.Millisecond):
-			}
+	requests, failed, silence, last := 0, 0, time.Duration(0), time.Now()
+	stop := repeatedly(t, func() {
+		ctx, cancel := context.WithTimeout(background, 5*time.Second)
+		list, err := objects.Resource(nodeMetrics).List(ctx, metav1.ListOptions{})
+		cancel()
+		requests++
+		silence = max(silence, time.Since(last))
+		if err == nil && len(list.Items) >= len(nodes) {
+			last = time.Now()
+		} else {
+			failed++
 		}
-	}()
-	stop := sync.OnceFunc(func() { close(done); <-ended })
-	t.Cleanup(stop)
+	})
 	return func() (int, int, time.Duration) { stop(); return requests, failed, silence }
 }
 

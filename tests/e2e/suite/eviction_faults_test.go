@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -138,16 +137,7 @@ func nothingCounts() error {
 
 // heldUp tells whether the status says why the scene's rule can't evict any pod: in words that contain these.
 func (s *scene) heldUp(words string) error {
-	now, err := watermarkOf(s.node)
-	if err != nil {
-		return err
-	}
-	for _, entry := range now.Status.Refused {
-		if entry.What == "evict" && entry.Pod == "" && entry.Rule == s.name+"/hot" && strings.Contains(entry.Reason, words) {
-			return nil
-		}
-	}
-	return fmt.Errorf("%q is not among %+v", words, now.Status.Refused)
+	return s.checkRefused("evict", "", s.name, words)
 }
 
 // unknown tells whether the status says that the scene's rule can't be judged, and is held.
@@ -178,19 +168,7 @@ type endings struct {
 // watchEndings looks at pods several times a second until the test ends.
 func (s *scene) watchEndings(pods []string) *endings {
 	e := &endings{scene: s, pods: pods, begun: map[string]time.Time{}}
-	end, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-end:
-				return
-			case <-time.After(200 * time.Millisecond):
-				_ = e.look() // the next one sees as much
-			}
-		}
-	}()
-	s.Cleanup(func() { close(end); <-ended })
+	repeatedly(s, func() { _ = e.look() }) // where one fails the next one sees as much
 	return e
 }
 

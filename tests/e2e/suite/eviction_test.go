@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // owned starts pods each of a ReplicaSet of its own, which therefore may be evicted, and returns their names.
@@ -50,7 +52,7 @@ func (s *scene) podOf(app, not string) (name string) {
 			return err
 		}
 		for _, pod := range list.Items {
-			if isReady(&pod) && pod.Name != not {
+			if plane.IsReady(&pod) && pod.Name != not {
 				name = pod.Name
 				return nil
 			}

@@ -126,14 +126,18 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
 }
 
-// checkRefused tells whether the status says of a pod of the scene why a rule left it alone: in words that contain these.
+// checkRefused tells whether the status says of a pod of the scene, or of none, why a rule left it alone: in words that contain these.
 func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
 		return err
 	}
+	whole := pod
+	if pod != "" {
+		whole = s.name + "/" + pod
+	}
 	for _, entry := range now.Status.Refused {
-		if entry.What == what && entry.Pod == s.name+"/"+pod && entry.Rule == nodeQOS+"/hot" && strings.Contains(entry.Reason, words) {
+		if entry.What == what && entry.Pod == whole && entry.Rule == nodeQOS+"/hot" && strings.Contains(entry.Reason, words) {
 			return nil
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // record is a line of the agent's journal: a cgroup file that it changed.
@@ -268,7 +270,7 @@ func (s *scene) agentReady(not string) error {
 	if err != nil {
 		return err
 	}
-	if !isReady(pod) || pod.Status.ContainerStatuses[0].ContainerID == not {
+	if !plane.IsReady(pod) || pod.Status.ContainerStatuses[0].ContainerID == not {
 		return fmt.Errorf("%s: %+v", name, pod.Status.ContainerStatuses)
 	}
 	return nil

@@ -401,7 +401,7 @@ func agentsRun(t *testing.T, image string) {
 	eventually(t, 2*time.Minute, "all agents run "+image, func() error {
 		pods := componentPods(t, "agent")
 		for _, pod := range pods {
-			if !strings.HasPrefix(pod.Spec.Containers[0].Image, image+":") || !isReady(&pod) {
+			if !strings.HasPrefix(pod.Spec.Containers[0].Image, image+":") || !plane.IsReady(&pod) {
 				return fmt.Errorf("%s runs %s", pod.Name, pod.Spec.Containers[0].Image)
 			}
 		}
@@ -441,20 +441,7 @@ func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
 			lock.Unlock()
 		}
 	}
-	end, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-end:
-				return
-			case <-time.After(200 * time.Millisecond):
-				look()
-			}
-		}
-	}()
-	stop := sync.OnceFunc(func() { close(end); <-ended })
-	t.Cleanup(stop)
+	repeatedly(t, look)
 	return func(during string) {
 		t.Helper()
 		lock.Lock()

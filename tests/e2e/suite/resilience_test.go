@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"plimsoll.dev/suite/pages"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // pressed is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
@@ -386,7 +388,7 @@ func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
 			return err
 		}
 		container := now.Status.ContainerStatuses[0]
-		if last := container.LastTerminationState.Terminated; container.RestartCount != restarts+1 || last == nil || last.ExitCode != stoodStill || !isReady(now) {
+		if last := container.LastTerminationState.Terminated; container.RestartCount != restarts+1 || last == nil || last.ExitCode != stoodStill || !plane.IsReady(now) {
 			return fmt.Errorf("it is %+v", container)
 		}
 		return nil
@@ -611,7 +613,7 @@ func TestAnAgentOfANodeThatDoesNotExistSaysSo(t *testing.T) {
 		return err
 	})
 	pod, err := kube.CoreV1().Pods(namespace).Get(background, second, metav1.GetOptions{})
-	if err != nil || isReady(pod) || pod.Status.ContainerStatuses[0].RestartCount > 0 {
+	if err != nil || plane.IsReady(pod) || pod.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Errorf("it does not just wait: %+v (%v)", pod.Status.ContainerStatuses, err)
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // nodes are the names of the nodes under test: one or two.
@@ -290,16 +292,10 @@ func (s *scene) waitRunning(name string) {
 		if err != nil {
 			return err
 		}
-		if !isReady(pod) {
+		if !plane.IsReady(pod) {
 			return fmt.Errorf("it is %s", pod.Status.Phase)
 		}
 		return nil
-	})
-}
-
-func isReady(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
-		return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -135,7 +134,7 @@ func (c cluster) watchRollOut() (away func() int) {
 			delete(ready, pod.Name)
 			if change.Type == watch.Deleted {
 				ended++
-			} else if isReady(pod) {
+			} else if plane.IsReady(pod) {
 				ready[pod.Name] = true
 			}
 			most = max(most, len(old.Items)-len(ready))
@@ -158,13 +157,6 @@ func (c cluster) watchRollOut() (away func() int) {
 		}
 		return most
 	}
-}
-
-// isReady tells whether a pod is ready, and not asked to end.
-func isReady(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
-		return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
-	})
 }
 
 // passes lets the next pod of the test end well: no program runs here that could tell.
