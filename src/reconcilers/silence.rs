@@ -158,6 +158,7 @@ impl Silence {
         if self.nodes.get(node).is_some_and(Watched::is_idle) {
             self.nodes.remove(node);
             self.back.remove(node);
+            self.just_heard.remove(node);
         }
     }
 
@@ -331,5 +332,24 @@ impl Silence {
     /// How many agents are how silent, as of the last look.
     pub const fn figures(&self) -> Figures {
         self.figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_never_looks_remembers_no_node_that_is_gone() {
+        let mut standby = Silence::new(Duration::from_mins(10));
+        let zone = Arc::from("a");
+        let throttles = InForce {
+            throttled: 1,
+            ..InForce::default()
+        };
+        standby.stands("spot", Some((&zone, throttles)));
+        assert_eq!(standby.just_heard.len(), 1);
+        standby.stands("spot", None);
+        assert!(standby.just_heard.is_empty());
     }
 }
