@@ -156,7 +156,7 @@ impl World {
         let about = findings.get(key).unwrap_or(&none);
         let mut claims = conditions::claims(key.0, about);
         if let Some(rollout) = self.rollouts.get(key) {
-            claims.push(rollout_claim(rollout));
+            claims.extend(rollout_claim(rollout));
         }
         let conditions =
             conditions::conditions(&before["conditions"], claims, generation, timestamp);
@@ -226,20 +226,21 @@ fn without_counts(mut status: Value) -> Value {
     status
 }
 
-fn rollout_claim(rollout: &Rollout) -> Claim {
-    let (holds, reason) = match rollout.phase() {
-        Phase::Stopped { .. } => (false, STOPPED),
-        Phase::Done => (true, "Done"),
-        Phase::Others { .. } => (false, "Progressing"),
-        Phase::Canaries { stuck: true, .. } => (false, "NoCanary"),
-        Phase::Canaries { .. } | Phase::Watching { .. } => (false, "Canaries"),
+/// `None`: the edit is where it should be.
+fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
+    let reason = match rollout.phase() {
+        Phase::Stopped { .. } => STOPPED,
+        Phase::Done => return None,
+        Phase::Others { .. } => "Progressing",
+        Phase::Canaries { stuck: true, .. } => "NoCanary",
+        Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
     };
-    Claim {
+    Some(Claim {
         kind: ROLLED_OUT,
-        holds,
+        holds: false,
         reason: reason.to_owned(),
         message: rollout_message(rollout),
-    }
+    })
 }
 
 /// How far an edit is, in words.
