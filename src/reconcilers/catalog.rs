@@ -221,18 +221,18 @@ impl Catalog {
             compiled.policy
         };
         // What is found about others holds on any node, or is another class's: an edit of theirs does not make this one anew.
-        let mut findings = compiled.findings;
-        findings.retain(|finding| {
-            let name = finding.object.name.as_str();
-            finding.object.kind == Kind::NodeQos.name()
-                && key.selected.iter().any(|selected| **selected == *name)
-        });
-        Class {
+        let mut class = Class {
             selected: key.selected.clone(),
             sources: self.sources(&key.selected, &policy),
             content: self.contents.of(policy),
-            findings,
-        }
+            findings: Vec::new(),
+        };
+        let concerns = |finding: &Finding| {
+            let object = &finding.object;
+            object.kind == Kind::NodeQos.name() && class.is_selected_by(&object.name)
+        };
+        class.findings = compiled.findings.into_iter().filter(concerns).collect();
+        class
     }
 
     fn sources(&self, selected: &[Arc<str>], policy: &PolicySet) -> Arc<[String]> {

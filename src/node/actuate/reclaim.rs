@@ -81,7 +81,6 @@ struct Job {
     amount: Bytes,
     /// It does not begin after that.
     until: BootTime,
-    limit: Duration,
 }
 
 /// Takes reclaims and does them beside the tick.
@@ -124,7 +123,6 @@ impl Reclaimer {
             dir,
             amount,
             until: boot_time() + LIMIT,
-            limit: LIMIT,
         };
         match self.queue().map(|queue| queue.try_send(job)) {
             Ok(Ok(())) => {
@@ -168,7 +166,7 @@ fn start() -> io::Result<(SyncSender<Job>, Receiver<ReclaimOutcome>)> {
     let (tell, done) = mpsc::channel();
     let work = move || {
         for job in jobs {
-            if tell.send(reclaim(job)).is_err() {
+            if tell.send(reclaim(job, LIMIT)).is_err() {
                 break;
             }
         }
@@ -192,18 +190,23 @@ impl ReclaimOutcome {
     }
 }
 
-fn reclaim(job: Job) -> ReclaimOutcome {
-    let Job { uid, dir, .. } = job;
+fn reclaim(job: Job, limit: Duration) -> ReclaimOutcome {
+    let Job {
+        uid,
+        dir,
+        amount,
+        until,
+    } = job;
     let begun = boot_time();
-    if begun >= job.until {
+    if begun >= until {
         return ReclaimOutcome::Busy { uid };
     }
-    let more = || boot_time().since(begun) < job.limit;
+    let more = || boot_time().since(begun) < limit;
     let current = dir.join("memory.current");
     let Ok(before) = usage(&current) else {
         return ReclaimOutcome::Gone { uid };
     };
-    match reclaim_slices(&dir.join("memory.reclaim"), job.amount.0, more) {
+    match reclaim_slices(&dir.join("memory.reclaim"), amount.0, more) {
         Ok(()) => {
             let after = usage(&current).unwrap_or(before);
             let freed = before.saturating_sub(after);
@@ -289,7 +292,6 @@ mod tests {
             dir: dir.to_owned(),
             amount: Bytes(amount),
             until,
-            limit: Duration::from_millis(100),
         }
     }
 
@@ -298,7 +300,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let asked = dir.path().join("memory.reclaim");
         fs::write(&asked, "").unwrap();
-        let lapsed = reclaim(job(dir.path(), SLICE, boot_time()));
+        let lapsed = reclaim(job(dir.path(), SLICE, boot_time()), LIMIT);
         assert!(matches!(lapsed, ReclaimOutcome::Busy { .. }), "{lapsed:?}");
         assert_eq!(
             fs::read_to_string(&asked).unwrap(),
@@ -307,8 +309,9 @@ mod tests {
         );
 
         let begun = boot_time();
-        let ended = reclaim(job(dir.path(), u64::MAX, begun + LIMIT));
-        assert!((Duration::from_millis(100)..LIMIT).contains(&boot_time().since(begun)));
+        let limit = Duration::from_millis(100);
+        let ended = reclaim(job(dir.path(), u64::MAX, begun + LIMIT), limit);
+        assert!((limit..LIMIT).contains(&boot_time().since(begun)));
         assert!(
             matches!(ended, ReclaimOutcome::Reclaimed { .. }),
             "{ended:?}"
