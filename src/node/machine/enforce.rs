@@ -13,6 +13,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
+use crate::node::cgroup::knob::Role;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
@@ -293,7 +294,9 @@ impl Actuators {
     /// Keeps the sampler at the cgroups that are limited, whatever quotas come to stand in them.
     pub fn pin_levers(&mut self, sampler: &mut Sampler) {
         let mut wanted = BTreeMap::new();
-        for record in self.throttler.records() {
+        // Idle class and weight are the pod's own, however it is limited.
+        let limits = |record: &Record| record.file.role() == Role::Quota;
+        for record in self.throttler.records().filter(limits) {
             let by_container = wanted.entry(record.uid).or_insert(false);
             *by_container |= !record.lever.is_empty();
         }
