@@ -106,6 +106,25 @@ fn on_a_calm_node_the_status_tells_that_rules_are_judged() {
         let status = node.status();
         status["rules"][1]["id"] == "q/more" && status["rules"][1]["value"].is_number()
     });
+    // As where the API server's data are put back from a backup.
+    let backup = json!({"status": {
+        "rules": [],
+        "agent": {"reportTime": "2026-01-02T03:04:05Z"},
+    }});
+    node.plane.kubectl(&[
+        "patch",
+        "nwm",
+        NODE,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &backup.to_string(),
+    ]);
+    assert_eq!(node.status()["rules"], json!([]));
+    let soon = Duration::from_mins(2);
+    agent.until_within(soon, "the status is the node's again", || {
+        node.status()["rules"][1]["id"] == "q/more"
+    });
 }
 
 #[test]

@@ -204,7 +204,11 @@ impl Task {
 
     fn tell(&self, uid: &str, status: NodeWatermarkStatus) {
         let uid = uid.to_owned();
-        self.reports.send_replace(Some(Report { uid, status }));
+        self.reports.send_replace(Some(Report {
+            uid,
+            status,
+            over: None,
+        }));
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&Writes) -> bool) {

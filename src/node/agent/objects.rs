@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
@@ -186,6 +187,8 @@ pub struct SeenWatermark {
     pub generation: i64,
     /// What it says, or why that can't be read.
     pub spec: Result<Arc<NodeWatermarkSpec>, String>,
+    /// When its status was written, as that says itself.
+    pub reported: Option<Timestamp>,
 }
 
 /// A `NodeWatermark`, whatever stands in it.
@@ -194,12 +197,16 @@ struct WholeWatermark {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Value,
+    #[serde(default)]
+    status: Value,
 }
 
 impl From<WholeWatermark> for SeenWatermark {
     fn from(whole: WholeWatermark) -> Self {
         let spec = serde_json::from_value(whole.spec);
+        let reported = whole.status["agent"]["reportTime"].as_str();
         Self {
+            reported: reported.and_then(|time| time.parse().ok()),
             generation: whole.metadata.generation.unwrap_or_default(),
             spec: spec.map(Arc::new).map_err(|error| error.to_string()),
             metadata: identity(whole.metadata),
@@ -302,9 +309,12 @@ mod tests {
         let seen: SeenWatermark = serde_json::from_value(json!({
             "metadata": {"name": "n", "generation": 3},
             "spec": {"rules": 7},
+            "status": {"agent": {"reportTime": "2026-01-02T03:04:05Z"}},
         }))
         .expect("seen");
         assert_eq!(seen.generation, 3);
+        let time = seen.reported.expect("a time");
+        assert_eq!(time.to_string(), "2026-01-02T03:04:05Z");
         seen.spec.expect_err("no spec");
     }
 }

@@ -544,5 +544,6 @@ fn target(watermark: &SeenWatermark) -> Target<'_> {
     Target {
         uid: objects::uid(watermark),
         generation: watermark.generation,
+        reported: watermark.reported,
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
 use tokio::sync::watch;
@@ -37,6 +38,14 @@ pub struct Target<'a> {
     pub uid: &'a str,
     /// Its generation.
     pub generation: i64,
+    /// When the status that it has was written.
+    pub reported: Option<Timestamp>,
+}
+
+impl Target<'_> {
+    fn to_owned(self) -> (String, i64, Option<Timestamp>) {
+        (self.uid.to_owned(), self.generation, self.reported)
+    }
 }
 
 /// Tells.
@@ -54,8 +63,8 @@ pub struct Reporter {
     standing: Standing,
     /// Whether everything was judged by which scheduling is decided, and of each rule whether it has a value, or why not.
     judged: (bool, Vec<(bool, Option<Unknown>)>),
-    /// To whom, and of which generation, was reported last.
-    target: Option<(String, i64)>,
+    /// To whom was reported last, of which generation, and over the status of which time.
+    target: Option<(String, i64, Option<Timestamp>)>,
     /// The status may be another.
     changed: bool,
     /// When it will be, by the passing of time alone.
@@ -197,7 +206,7 @@ impl Reporter {
         let (Some(target), Some(trouble)) = (target, rules.trouble()) else {
             return;
         };
-        let told = Some((target.uid.to_owned(), target.generation));
+        let told = Some(target.to_owned());
         if self.target == told {
             return;
         }
@@ -239,6 +248,7 @@ impl Reporter {
         self.reports.send_replace(Some(Report {
             uid: target.uid.to_owned(),
             status,
+            over: target.reported,
         }));
     }
 
@@ -270,9 +280,10 @@ impl Reporter {
         now: BootTime,
     ) {
         let known = self.target.as_ref();
-        let known = known.map(|(uid, generation)| Target {
+        let known = known.map(|(uid, generation, reported)| Target {
             uid,
             generation: *generation,
+            reported: *reported,
         });
         let acting = machine.plan().evaluated && machine.is_acting();
         let aged = self.changes_at.is_some_and(|at| now >= at);
@@ -283,7 +294,7 @@ impl Reporter {
         self.changed = false;
         let evicted: Vec<_> = machine.outside().evicted(now).cloned().collect();
         self.changes_at = self.builder.changes_at(now, &evicted);
-        self.target = target.map(|target| (target.uid.to_owned(), target.generation));
+        self.target = target.map(Target::to_owned);
         let Some(target) = target else {
             self.reports.send_replace(None);
             return;

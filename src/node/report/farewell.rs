@@ -70,7 +70,7 @@ pub async fn tell(
     match write(client, node, &report).await {
         // Deleted in between, perhaps with its definition.
         Err(error) if error.is_not_found() => Ok(()),
-        written => written.map_err(failed),
+        written => written.map(drop).map_err(failed),
     }
 }
 
@@ -109,5 +109,9 @@ fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left
         status.agent = None;
     }
     let uid = there.metadata.uid.clone().unwrap_or_default();
-    Report { uid, status }
+    Report {
+        uid,
+        status,
+        over: None,
+    }
 }

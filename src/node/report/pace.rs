@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::condition::STOPPED;
 use crate::crd::node_watermark::scheduling::ENABLED;
@@ -15,11 +17,15 @@ const LEAST: Duration = Duration::from_secs(10);
 const URGENT: Duration = Duration::from_secs(1);
 /// While something is in force, values are not older than this.
 const MOST: Duration = Duration::from_mins(5);
+/// What was written is seen long before.
+const LOST: Duration = Duration::from_mins(1);
 
 /// Remembers what was written.
 #[derive(Debug, Default)]
 pub struct Pace {
     written: Option<NodeWatermarkStatus>,
+    /// The time that it bears.
+    time: Option<Timestamp>,
     at: Option<BootTime>,
 }
 
@@ -35,8 +41,14 @@ pub enum Step {
 }
 
 impl Pace {
-    /// What to do about the status as it is now.
-    pub fn step(&self, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+    /// What to do about the status as it is now, where `over` is the time that the one bears which stands there: that
+    /// may be one of a backup.
+    pub fn step(
+        &self,
+        status: &NodeWatermarkStatus,
+        over: Option<Timestamp>,
+        now: BootTime,
+    ) -> Step {
         let (Some(written), Some(at)) = (&self.written, self.at) else {
             return match self.at.map(|at| LEAST.saturating_sub(now.since(at))) {
                 Some(left) if !left.is_zero() => Step::Wait(left),
@@ -44,10 +56,11 @@ impl Pace {
             };
         };
         let due = if says_the_same(written, status) {
-            if !in_force(status) {
-                return Step::Rest;
+            match (in_force(status), over == self.time) {
+                (false, true) => return Step::Rest,
+                (true, true) => MOST,
+                (_, false) => LOST,
             }
-            MOST
         } else if stop(written) == stop(status) && closing(written) == closing(status) {
             LEAST
         } else {
@@ -62,8 +75,9 @@ impl Pace {
     }
 
     /// It was written.
-    pub fn wrote(&mut self, status: NodeWatermarkStatus, now: BootTime) {
+    pub fn wrote(&mut self, status: NodeWatermarkStatus, time: Timestamp, now: BootTime) {
         self.written = Some(status);
+        self.time = Some(time);
         self.at = Some(now);
     }
 
@@ -114,6 +128,18 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
+    /// The time that all that is written bears.
+    const TIME: Timestamp = Timestamp::UNIX_EPOCH;
+
+    /// Over what was written last.
+    fn step(pace: &Pace, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+        pace.step(status, Some(TIME), now)
+    }
+
+    fn wrote(pace: &mut Pace, status: NodeWatermarkStatus, now: BootTime) {
+        pace.wrote(status, TIME, now);
+    }
+
     fn status(state: &str, value: f64) -> NodeWatermarkStatus {
         let rule = RuleStatus {
             state: state.to_owned(),
@@ -129,13 +155,13 @@ mod tests {
     #[test]
     fn a_change_of_state_is_written_at_once_but_not_more_often_than_every_ten_seconds() {
         let mut pace = Pace::default();
-        assert_eq!(pace.step(&status("Normal", 1.0), at(100)), Step::Write);
-        pace.wrote(status("Normal", 1.0), at(100));
+        assert_eq!(step(&pace, &status("Normal", 1.0), at(100)), Step::Write);
+        wrote(&mut pace, status("Normal", 1.0), at(100));
         assert_eq!(
-            pace.step(&status("Breached", 9.0), at(103)),
+            step(&pace, &status("Breached", 9.0), at(103)),
             Step::Wait(Duration::from_secs(7))
         );
-        assert_eq!(pace.step(&status("Breached", 9.0), at(110)), Step::Write);
+        assert_eq!(step(&pace, &status("Breached", 9.0), at(110)), Step::Write);
     }
 
     #[test]
@@ -143,10 +169,10 @@ mod tests {
         let mut pace = Pace::default();
         let mut first = status("Normal", 1.0);
         first.rules[0].value = None;
-        pace.wrote(first, at(100));
-        assert_eq!(pace.step(&status("Normal", 1.0), at(110)), Step::Write);
-        pace.wrote(status("Normal", 1.0), at(110));
-        assert_eq!(pace.step(&status("Normal", 2.0), at(1000)), Step::Rest);
+        wrote(&mut pace, first, at(100));
+        assert_eq!(step(&pace, &status("Normal", 1.0), at(110)), Step::Write);
+        wrote(&mut pace, status("Normal", 1.0), at(110));
+        assert_eq!(step(&pace, &status("Normal", 2.0), at(1000)), Step::Rest);
     }
 
     #[test]
@@ -161,17 +187,17 @@ mod tests {
             }
         };
         let mut pace = Pace::default();
-        pace.wrote(status("Breached", 9.0), at(100));
+        wrote(&mut pace, status("Breached", 9.0), at(100));
         assert_eq!(
-            pace.step(&stopped("Releasing"), at(100)),
+            step(&pace, &stopped("Releasing"), at(100)),
             Step::Wait(Duration::from_secs(1))
         );
-        assert_eq!(pace.step(&stopped("Releasing"), at(101)), Step::Write);
-        pace.wrote(stopped("Releasing"), at(101));
-        assert_eq!(pace.step(&stopped("Released"), at(102)), Step::Write);
-        pace.wrote(stopped("Released"), at(102));
-        assert_eq!(pace.step(&stopped("Released"), at(9999)), Step::Rest);
-        assert_eq!(pace.step(&status("Normal", 1.0), at(9999)), Step::Write);
+        assert_eq!(step(&pace, &stopped("Releasing"), at(101)), Step::Write);
+        wrote(&mut pace, stopped("Releasing"), at(101));
+        assert_eq!(step(&pace, &stopped("Released"), at(102)), Step::Write);
+        wrote(&mut pace, stopped("Released"), at(102));
+        assert_eq!(step(&pace, &stopped("Released"), at(9999)), Step::Rest);
+        assert_eq!(step(&pace, &status("Normal", 1.0), at(9999)), Step::Write);
     }
 
     #[test]
@@ -186,51 +212,74 @@ mod tests {
         };
         let second = Step::Wait(Duration::from_secs(1));
         let mut pace = Pace::default();
-        pace.wrote(NodeWatermarkStatus::default(), at(100));
+        wrote(&mut pace, NodeWatermarkStatus::default(), at(100));
         // It is open, as any node is of which nothing is known yet.
         assert_eq!(
-            pace.step(&closes("Enabled", &[]), at(100)),
+            step(&pace, &closes("Enabled", &[]), at(100)),
             Step::Wait(Duration::from_secs(10))
         );
-        assert_eq!(pace.step(&closes("Enabled", &["q/r"]), at(100)), second);
-        pace.wrote(closes("Enabled", &["q/r"]), at(101));
-        assert_eq!(pace.step(&closes("NoSchedule", &["q/r"]), at(101)), second);
-        pace.wrote(closes("NoSchedule", &["q/r"]), at(102));
+        assert_eq!(step(&pace, &closes("Enabled", &["q/r"]), at(100)), second);
+        wrote(&mut pace, closes("Enabled", &["q/r"]), at(101));
+        assert_eq!(
+            step(&pace, &closes("NoSchedule", &["q/r"]), at(101)),
+            second
+        );
+        wrote(&mut pace, closes("NoSchedule", &["q/r"]), at(102));
         // The controller has heard of it by now: another rule that asks for the same is no news.
         assert_eq!(
-            pace.step(&closes("NoSchedule", &["q/r", "q/s"]), at(102)),
+            step(&pace, &closes("NoSchedule", &["q/r", "q/s"]), at(102)),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            pace.step(&closes("PreferNoSchedule", &["q/r"]), at(103)),
+            step(&pace, &closes("PreferNoSchedule", &["q/r"]), at(103)),
             Step::Write
         );
-        pace.wrote(closes("PreferNoSchedule", &["q/r"]), at(103));
-        assert_eq!(pace.step(&closes("Enabled", &[]), at(104)), Step::Write);
+        wrote(&mut pace, closes("PreferNoSchedule", &["q/r"]), at(103));
+        assert_eq!(step(&pace, &closes("Enabled", &[]), at(104)), Step::Write);
     }
 
     #[test]
     fn a_value_that_moves_is_written_every_five_minutes_while_in_force_and_never_at_rest() {
         let mut pace = Pace::default();
-        pace.wrote(status("Normal", 1.0), at(0));
-        assert_eq!(pace.step(&status("Normal", 2.0), at(9999)), Step::Rest);
-        pace.wrote(status("Breached", 9.0), at(10_000));
+        wrote(&mut pace, status("Normal", 1.0), at(0));
+        assert_eq!(step(&pace, &status("Normal", 2.0), at(9999)), Step::Rest);
+        wrote(&mut pace, status("Breached", 9.0), at(10_000));
         assert_eq!(
-            pace.step(&status("Breached", 8.0), at(10_060)),
+            step(&pace, &status("Breached", 8.0), at(10_060)),
             Step::Wait(Duration::from_mins(4))
         );
-        assert_eq!(pace.step(&status("Breached", 8.0), at(10_300)), Step::Write);
+        assert_eq!(
+            step(&pace, &status("Breached", 8.0), at(10_300)),
+            Step::Write
+        );
     }
 
     #[test]
     fn an_object_that_was_made_anew_gets_its_status_anew() {
         let mut pace = Pace::default();
-        pace.wrote(status("Normal", 1.0), at(0));
+        wrote(&mut pace, status("Normal", 1.0), at(0));
         pace.forget();
         assert_eq!(
-            pace.step(&status("Normal", 1.0), at(4)),
+            step(&pace, &status("Normal", 1.0), at(4)),
             Step::Wait(Duration::from_secs(6))
         );
-        assert_eq!(pace.step(&status("Normal", 1.0), at(10)), Step::Write);
+        assert_eq!(step(&pace, &status("Normal", 1.0), at(10)), Step::Write);
+    }
+
+    #[test]
+    fn a_status_of_a_backup_that_stands_there_is_written_over() {
+        let mut pace = Pace::default();
+        let over = |pace: &Pace, over, now| pace.step(&status("Normal", 1.0), over, now);
+        let earlier = Some(TIME - Duration::from_hours(1));
+        assert_eq!(over(&pace, earlier, at(100)), Step::Write);
+        wrote(&mut pace, status("Normal", 1.0), at(100));
+        // Nobody has told of what was just written.
+        let minute = Step::Wait(Duration::from_mins(1));
+        assert_eq!(over(&pace, earlier, at(100)), minute);
+        assert_eq!(over(&pace, Some(TIME), at(101)), Step::Rest);
+        // The last one, or the object as it was before there was one.
+        for backup in [earlier, None] {
+            assert_eq!(over(&pace, backup, at(5000)), Step::Write);
+        }
     }
 }

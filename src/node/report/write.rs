@@ -36,6 +36,8 @@ pub struct Report {
     pub uid: String,
     /// Its status.
     pub status: NodeWatermarkStatus,
+    /// When the status was written that it has by now, as far as is known.
+    pub over: Option<Timestamp>,
 }
 
 /// Counts writes, for whoever wants to know.
@@ -97,13 +99,13 @@ impl Writer {
         if !left.is_zero() {
             return Some(left);
         }
-        match self.pace.step(&report.status, now) {
+        match self.pace.step(&report.status, report.over, now) {
             Step::Rest => None,
             Step::Wait(left) => Some(left),
             Step::Write => {
                 let written = write(client, node, &report).await;
                 writes.send_modify(|writes| match written {
-                    Ok(()) => writes.done += 1,
+                    Ok(_) => writes.done += 1,
                     Err(_) => writes.failed += 1,
                 });
                 Some(self.written(report, written))
@@ -111,13 +113,13 @@ impl Writer {
         }
     }
 
-    fn written(&mut self, report: Report, written: Result<(), CallError>) -> Duration {
+    fn written(&mut self, report: Report, written: Result<Timestamp, CallError>) -> Duration {
         let now = clock::boot_time();
         let error = match written {
-            Ok(()) => {
+            Ok(time) => {
                 self.pauses = None;
                 self.failure = None;
-                self.pace.wrote(report.status, now);
+                self.pace.wrote(report.status, time, now);
                 return Duration::ZERO;
             }
             Err(error) => error,
@@ -147,13 +149,18 @@ impl Writer {
     }
 }
 
-/// Writes the status once.
+/// Writes the status once; the time that it bears.
 ///
 /// # Errors
 /// The API server refused it, or did not answer.
-pub(super) async fn write(client: &Client, node: &str, report: &Report) -> Result<(), CallError> {
+pub(super) async fn write(
+    client: &Client,
+    node: &str,
+    report: &Report,
+) -> Result<Timestamp, CallError> {
     let api: Api<NodeWatermark> = Api::all(client.clone());
-    let status = stamped(report.status.clone(), clock::wall_time());
+    let time = seconds(clock::wall_time());
+    let status = stamped(report.status.clone(), time);
     let body = json!({
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "NodeWatermark",
@@ -167,13 +174,13 @@ pub(super) async fn write(client: &Client, node: &str, report: &Report) -> Resul
         &Patch::Apply(&body),
     )))
     .await
-    .map(drop)
+    .map(|_| time)
 }
 
 /// With the time of the write: a status in which nothing else has changed must not look like silence.
-fn stamped(mut status: NodeWatermarkStatus, now: Timestamp) -> NodeWatermarkStatus {
+fn stamped(mut status: NodeWatermarkStatus, time: Timestamp) -> NodeWatermarkStatus {
     if let Some(agent) = &mut status.agent {
-        agent.report_time = Some(Time(seconds(now)));
+        agent.report_time = Some(Time(time));
     }
     status
 }
