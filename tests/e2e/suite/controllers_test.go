@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -291,6 +293,84 @@ func (r reports) failedSince(before reports) (failed string) {
 		}
 	}
 	return failed
+}
+
+// TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted has nobody left who knows an authority of the replicas, and a node that comes and goes.
+func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
+	onlyLong(t)
+	t.Parallel()
+	haveAllNodes(t)
+	kept := []string{"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca"}
+	before := map[string]string{}
+	for _, object := range kept {
+		before[object] = kubectl(t, "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid}")
+	}
+	// The last one is made anew by the next eviction.
+	kubectl(t, append([]string{"delete", "-n", namespace, "configmap/plimsoll-evictions"}, kept...)...)
+	for _, object := range kept {
+		eventually(t, 2*time.Minute, object+" is there again", func() error {
+			now, err := tryKubectl("", "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid} {.data}")
+			if uid, data, _ := strings.Cut(now, " "); err != nil || uid == before[object] || data == "" {
+				return fmt.Errorf("%s (%v)", now, err)
+			}
+			return nil
+		})
+	}
+	// By an authority that each kubelet has to bring to its agent, and the API servers to believe.
+	for _, node := range nodes {
+		eventually(t, 5*time.Minute, "the agent of "+node+" reports again", func() error { return told(node) })
+	}
+	const passing = "e2e-comes-and-goes"
+	apply(t, "{apiVersion: v1, kind: Node, metadata: {name: "+passing+", labels: {kubernetes.io/os: linux}}, spec: {unschedulable: true}}")
+	t.Cleanup(func() { tryKubectl("", "delete", "node", passing, "--ignore-not-found") })
+	eventually(t, 20*time.Second, "it has a NodeWatermark", func() error {
+		_, err := watermarkOf(passing)
+		return err
+	})
+	kubectl(t, "delete", "node", passing)
+	eventually(t, 20*time.Second, "that goes with it", func() error {
+		if _, err := watermarkOf(passing); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %v", err)
+		}
+		return nil
+	})
+}
+
+// TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead asks each past the API server.
+func TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead(t *testing.T) {
+	needShell(t)
+	if nodes[0] != "v1" {
+		t.Skip("needs node v1, which has curl")
+	}
+	t.Parallel()
+	s := shared(t, nodes[0])
+	kubectl(t, "create", "serviceaccount", "reader", "-n", s.name)
+	token := kubectl(t, "create", "token", "reader", "-n", s.name)
+	answers := func(token string) (codes []string) {
+		for _, pod := range componentPods(t, "controller") {
+			codes = append(codes, onNode(t, "v1", fmt.Sprintf("curl -sk -o /dev/null -w '%%{http_code}' -H 'Authorization: Bearer %s' https://%s:8443/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", token, pod.Status.PodIP)))
+		}
+		return codes
+	}
+	all := func(code, token string) func() error {
+		return func() error {
+			if codes := answers(token); len(codes) == 0 || slices.ContainsFunc(codes, func(it string) bool { return it != code }) {
+				return fmt.Errorf("they answer %v, not %s", codes, code)
+			}
+			return nil
+		}
+	}
+	for _, nobodys := range []string{"", "made-up", token + "x"} {
+		if err := all("401", nobodys)(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := all("403", token)(); err != nil {
+		t.Error(err)
+	}
+	kubectl(t, "create", "clusterrolebinding", s.name, "--clusterrole=view", "--serviceaccount="+s.name+":reader")
+	t.Cleanup(func() { tryKubectl("", "delete", "clusterrolebinding", s.name) })
+	eventually(t, 30*time.Second, "who has the role view may read", all("200", token))
 }
 
 // authority is one as the release's Secret has it, made at this time, and its name.

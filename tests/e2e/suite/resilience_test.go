@@ -119,6 +119,52 @@ func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
 	})
 }
 
+// TestTheTaintOfASilentAgentIsTakenAwayAndItsThrottledPodsAreTold has the controllers wait for a minute, not for ten.
+func TestTheTaintOfASilentAgentIsTakenAwayAndItsThrottledPodsAreTold(t *testing.T) {
+	t.Parallel()
+	haveAllNodes(t)
+	haveArguments(t, func(args []string) []string { return append(args, "--silent-agent-after=1m", "--short-silence") })
+	for _, node := range nodes {
+		s := newScene(t, node)
+		o, limited := pressed(t, s)
+		leave, back := s.agentAway()
+		t.Cleanup(back)
+		leave()
+		left := time.Now()
+		eventually(t, 2*time.Minute, "our taint is taken away", func() error {
+			found, err := taint(node)
+			if found != nil {
+				err = fmt.Errorf("it is %v", found)
+			}
+			return err
+		})
+		took := time.Since(left)
+		t.Logf("%s: %.0f s after its agent was away", node, took.Seconds())
+		if took < 40*time.Second {
+			t.Error("nobody is silent so soon")
+		}
+		if condition := nodeCondition(t, node); condition == nil || condition.Status == corev1.ConditionTrue {
+			t.Errorf("its condition is %+v", condition)
+		}
+		for _, reason := range []string{"AgentSilent", "TaintOfSilentAgentRemoved", "ThrottledBySilentAgent"} {
+			eventually(t, 20*time.Second, reason+" is told", func() error {
+				told := events(t, "Node", "", node)
+				if !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, reason+": ") }) {
+					return fmt.Errorf("its events are %v", told)
+				}
+				return nil
+			})
+		}
+		if err := s.held(limited, limited.cap); err != nil {
+			t.Errorf("a throttled pod is left as it is: %v", err)
+		}
+		back()
+		s.waitTaint(40*time.Second, corev1.TaintEffectNoSchedule)
+		s.set(cold)
+		o.waitUndone(60 * time.Second)
+	}
+}
+
 func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 	kills := 4
 	if *long {

@@ -263,22 +263,30 @@ func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
 func haveCap(t *testing.T, most string) {
 	t.Helper()
 	const flag = "--max-unschedulable="
-	set := func(value string) (before string) {
+	haveArguments(t, func(args []string) []string {
+		return append(slices.DeleteFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }), flag+most)
+	})
+}
+
+// haveArguments gives the controllers other ones, until the test ends.
+func haveArguments(t *testing.T, change func([]string) []string) {
+	t.Helper()
+	set := func(change func([]string) []string) (before []string) {
 		t.Helper()
-		eventually(t, time.Minute, "the controllers are told "+flag+value, func() error {
+		eventually(t, time.Minute, "the controllers have other arguments", func() error {
 			deployment, err := kube.AppsV1().Deployments(namespace).Get(background, "plimsoll-controller", metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			args := deployment.Spec.Template.Spec.Containers[0].Args
-			at := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) })
-			before, args[at] = strings.TrimPrefix(args[at], flag), flag+value
+			args := &deployment.Spec.Template.Spec.Containers[0].Args
+			before = *args
+			*args = change(slices.Clone(before))
 			_, err = kube.AppsV1().Deployments(namespace).Update(background, deployment, metav1.UpdateOptions{})
 			return err
 		})
 		kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 		return before
 	}
-	before := set(most)
-	t.Cleanup(func() { set(before) })
+	before := set(change)
+	t.Cleanup(func() { set(func([]string) []string { return before }) })
 }
