@@ -12,7 +12,7 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # A machine of cgroup v2 alone can't be node v1.
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # What CI shows of tests/e2e/suite.
-QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver
+QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver|AskedDirectly
 # Other versions of Kubernetes, and what rests on what an API server does.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
 ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_eviction_guard api_permissions api_stolen_token api_stop api_taint
@@ -155,9 +155,9 @@ cert-manager: # What makes certificates in some scenes: its controllers, from it
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
-e2e-long: tools build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes
+e2e-long: tools build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
-	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long
+	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long -permissions
 
 cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin

@@ -88,7 +88,15 @@ func (s *supervisor) startControlPlane() error {
 	s.start("etcd", []string{s.here.bin("etcd"), "--data-dir", s.here.run("etcd"), "--unsafe-no-fsync", "--log-level", "warn",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380"})
+	audit := s.here.run("audit.yaml")
+	if err := renderTo(audit, "audit.yaml", nil); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(s.here.log("audit")); err != nil { // of an earlier cluster
+		return err
+	}
 	s.start("kube-apiserver", []string{s.here.bin("kube-apiserver"),
+		"--audit-policy-file=" + audit, "--audit-log-path=" + s.here.log("audit"), "--audit-log-maxsize=1000",
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--advertise-address=" + controlPlane, "--secure-port=6443", "--service-cluster-ip-range=" + serviceRange,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged",

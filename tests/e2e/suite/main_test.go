@@ -33,6 +33,12 @@ func TestMain(m *testing.M) {
 		os.Exit(2)
 	}
 	code := m.Run()
+	if *needed {
+		if err := checkPermissions(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
 	end()
 	os.Exit(code)
 }

@@ -1,0 +1,182 @@
+//go:build e2e
+
+package suite
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// needed has the whole run fail that did not need every permission of the chart.
+var needed = flag.Bool("permissions", false, "fail where nobody used a permission that the chart gives; all scenes, with -long, use each")
+
+// A permission is one verb on one thing for one of our accounts.
+type permission struct {
+	account, namespace    string // no namespace: in all of them
+	group, resource, name string // no name: of any; resource: with its subresource, or the path of what is none
+	verb                  string
+}
+
+func (p permission) String() string {
+	place := "the cluster"
+	if p.namespace != "" {
+		place = p.namespace
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s may %s %s in %s %s", p.account, p.verb, strings.Trim(p.resource+"."+p.group, "."), place, p.name))
+}
+
+// covers tells whether this permission is what allowed the other, which was asked for.
+func (p permission) covers(asked permission) bool {
+	prefix, any := strings.CutSuffix(p.resource, "*")
+	return p.account == asked.account && p.verb == asked.verb && p.group == asked.group &&
+		(p.resource == asked.resource || any && strings.HasPrefix(asked.resource, prefix)) &&
+		(p.namespace == "" || p.namespace == asked.namespace) && (p.name == "" || p.name == asked.name)
+}
+
+// permissionsGiven are those of the release, also what is there only while its hooks run.
+func permissionsGiven() (all []permission, err error) {
+	type role struct{ kind, namespace, name string }
+	rules := map[role][]rbacv1.PolicyRule{}
+	var bindings []rbacv1.RoleBinding
+	for _, part := range []string{"manifest", "hooks"} {
+		out, err := helm("", "get", part, "plimsoll", "--namespace", namespace)
+		if err != nil {
+			return nil, err
+		}
+		objects := yaml.NewYAMLOrJSONDecoder(strings.NewReader(out), 4096)
+		for {
+			var raw runtime.RawExtension
+			if err := objects.Decode(&raw); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return nil, err
+			}
+			var kind struct{ Kind string }
+			if len(raw.Raw) == 0 || json.Unmarshal(raw.Raw, &kind) != nil {
+				continue
+			}
+			switch kind.Kind {
+			case "ClusterRole", "Role":
+				var of rbacv1.Role
+				err = json.Unmarshal(raw.Raw, &of)
+				rules[role{kind.Kind, of.Namespace, of.Name}] = of.Rules
+			case "ClusterRoleBinding", "RoleBinding":
+				var binding rbacv1.RoleBinding
+				err = json.Unmarshal(raw.Raw, &binding)
+				bindings = append(bindings, binding)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, binding := range bindings {
+		of := role{kind: binding.RoleRef.Kind, name: binding.RoleRef.Name}
+		if of.kind == "Role" {
+			of.namespace = binding.Namespace
+		}
+		for _, subject := range binding.Subjects {
+			for _, rule := range rules[of] {
+				all = append(all, expand(rule, subject.Name, binding.Namespace)...)
+			}
+		}
+	}
+	return all, nil
+}
+
+// expand takes a rule apart.
+func expand(rule rbacv1.PolicyRule, account, namespace string) (all []permission) {
+	names := rule.ResourceNames
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	for _, verb := range rule.Verbs {
+		for _, path := range rule.NonResourceURLs {
+			all = append(all, permission{account: account, resource: path, verb: verb})
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					all = append(all, permission{account, namespace, group, resource, name, verb})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// permissionsUsed are what our accounts asked for since the cluster began and were not refused, by the API server's audit log.
+func permissionsUsed() ([]permission, error) {
+	file, err := os.Open(absolute("target/e2e/logs/audit.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	used := map[permission]bool{}
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct {
+			Verb           string
+			RequestURI     string
+			User           struct{ Username string }
+			ObjectRef      *struct{ Namespace, APIGroup, Resource, Subresource, Name string }
+			ResponseStatus struct{ Code int }
+		}
+		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
+			return nil, err
+		}
+		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+namespace+":")
+		if !ours || event.ResponseStatus.Code == http.StatusForbidden {
+			continue
+		}
+		path, _, _ := strings.Cut(event.RequestURI, "?")
+		asked := permission{account: account, resource: path, verb: event.Verb}
+		if object := event.ObjectRef; object != nil {
+			asked.namespace, asked.group, asked.name = object.Namespace, object.APIGroup, object.Name
+			asked.resource = strings.Trim(object.Resource+"/"+object.Subresource, "/")
+		}
+		used[asked] = true
+		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated { // which server-side apply has to be allowed, too
+			asked.verb = "create"
+			used[asked] = true
+		}
+	}
+	return slices.Collect(maps.Keys(used)), lines.Err()
+}
+
+// checkPermissions tells which permissions nobody used.
+func checkPermissions() error {
+	given, err := permissionsGiven()
+	if err != nil {
+		return err
+	}
+	used, err := permissionsUsed()
+	if err != nil {
+		return err
+	}
+	var idle []string
+	for _, permission := range given {
+		if !slices.ContainsFunc(used, permission.covers) {
+			idle = append(idle, permission.String())
+		}
+	}
+	fmt.Printf("%d of %d permissions were used\n", len(given)-len(idle), len(given))
+	if len(idle) > 0 {
+		return fmt.Errorf("nobody used these permissions:\n  %s", strings.Join(idle, "\n  "))
+	}
+	return nil
+}
