@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use hyper::Uri;
+use hyper::header::{HeaderValue, USER_AGENT};
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -27,6 +28,9 @@ const QUESTIONS: u32 = 2;
 const APART: Duration = Duration::from_secs(3);
 /// No call takes longer, watches aside.
 pub const CALL: Duration = Duration::from_secs(10);
+
+/// Who it is that asks, as it stands in audit logs.
+const ASKS: &str = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
 
 const NOT_STORED: &str = "the answer is no object of an API server";
 
@@ -79,7 +83,9 @@ impl Server {
     /// A client with connections of its own, which belong to the runtime that it is made on; every request is told of.
     /// Kube's own would not notice for minutes that the connection of a watch was cut in silence.
     pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
-        let config = &self.0;
+        let mut config = self.0.clone();
+        let asks = (USER_AGENT, HeaderValue::from_static(ASKS));
+        config.headers.push(asks);
         if let Some(proxy) = &config.proxy_url {
             return Err(ClientError::Proxy(proxy.clone()));
         }
@@ -222,8 +228,25 @@ mod tests {
 
     use k8s_openapi::api::coordination::v1::Lease;
     use kube::core::Status;
+    use tokio::io::AsyncReadExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn requests_say_who_asks() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", server.local_addr().unwrap());
+        let client = Server(Config::new(address.parse().unwrap()))
+            .client(Arc::new(()))
+            .unwrap();
+        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        let (mut connection, _) = server.accept().await.unwrap();
+        let mut request = vec![0; 4096];
+        let length = connection.read(&mut request).await.unwrap();
+        asked.abort();
+        let request = String::from_utf8_lossy(&request[..length]).to_lowercase();
+        assert!(request.contains("\r\nuser-agent: plimsoll/"), "{request}");
+    }
 
     #[tokio::test]
     async fn an_object_is_stored_only_where_it_has_a_version() {
