@@ -206,11 +206,13 @@ impl Reporter {
         let (Some(target), Some(trouble)) = (target, rules.trouble()) else {
             return;
         };
-        let told = Some(target.to_owned());
-        if self.target == told {
+        let known = self.target.as_ref();
+        if known.is_some_and(|(uid, generation, _)| {
+            uid == target.uid && *generation == target.generation
+        }) {
             return;
         }
-        self.target = told;
+        self.target = Some(target.to_owned());
         let health = Health {
             unready: Some(Unready::Held(trouble.to_string())),
             ..Health::default()

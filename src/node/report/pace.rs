@@ -26,6 +26,10 @@ pub struct Pace {
     written: Option<NodeWatermarkStatus>,
     /// The time that it bears.
     time: Option<Timestamp>,
+    /// That of the one which it was written over.
+    over: Option<Timestamp>,
+    /// Nobody has told of it.
+    untold: bool,
     at: Option<BootTime>,
 }
 
@@ -41,14 +45,17 @@ pub enum Step {
 }
 
 impl Pace {
-    /// What to do about the status as it is now, where `over` is the time that the one bears which stands there: that
-    /// may be one of a backup.
+    /// What to do about the status as it is now. `over` is the time that the one bears which stands there, as far as was
+    /// told: it may be one of a backup.
     pub fn step(
-        &self,
+        &mut self,
         status: &NodeWatermarkStatus,
         over: Option<Timestamp>,
         now: BootTime,
     ) -> Step {
+        self.untold &= over != self.time;
+        // A watch that tells nothing any more tells of no other status either.
+        let stands = over == self.time || self.untold && over == self.over;
         let (Some(written), Some(at)) = (&self.written, self.at) else {
             return match self.at.map(|at| LEAST.saturating_sub(now.since(at))) {
                 Some(left) if !left.is_zero() => Step::Wait(left),
@@ -56,7 +63,7 @@ impl Pace {
             };
         };
         let due = if says_the_same(written, status) {
-            match (in_force(status), over == self.time) {
+            match (in_force(status), stands) {
                 (false, true) => return Step::Rest,
                 (true, true) => MOST,
                 (_, false) => LOST,
@@ -74,9 +81,17 @@ impl Pace {
         }
     }
 
-    /// It was written.
-    pub fn wrote(&mut self, status: NodeWatermarkStatus, time: Timestamp, now: BootTime) {
+    /// It was written, with this time, over the one of another.
+    pub fn wrote(
+        &mut self,
+        status: NodeWatermarkStatus,
+        over: Option<Timestamp>,
+        time: Timestamp,
+        now: BootTime,
+    ) {
         self.written = Some(status);
+        self.over = over;
+        self.untold = true;
         self.time = Some(time);
         self.at = Some(now);
     }
@@ -132,12 +147,12 @@ mod tests {
     const TIME: Timestamp = Timestamp::UNIX_EPOCH;
 
     /// Over what was written last.
-    fn step(pace: &Pace, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+    fn step(pace: &mut Pace, status: &NodeWatermarkStatus, now: BootTime) -> Step {
         pace.step(status, Some(TIME), now)
     }
 
     fn wrote(pace: &mut Pace, status: NodeWatermarkStatus, now: BootTime) {
-        pace.wrote(status, TIME, now);
+        pace.wrote(status, None, TIME, now);
     }
 
     fn status(state: &str, value: f64) -> NodeWatermarkStatus {
@@ -155,13 +170,19 @@ mod tests {
     #[test]
     fn a_change_of_state_is_written_at_once_but_not_more_often_than_every_ten_seconds() {
         let mut pace = Pace::default();
-        assert_eq!(step(&pace, &status("Normal", 1.0), at(100)), Step::Write);
+        assert_eq!(
+            step(&mut pace, &status("Normal", 1.0), at(100)),
+            Step::Write
+        );
         wrote(&mut pace, status("Normal", 1.0), at(100));
         assert_eq!(
-            step(&pace, &status("Breached", 9.0), at(103)),
+            step(&mut pace, &status("Breached", 9.0), at(103)),
             Step::Wait(Duration::from_secs(7))
         );
-        assert_eq!(step(&pace, &status("Breached", 9.0), at(110)), Step::Write);
+        assert_eq!(
+            step(&mut pace, &status("Breached", 9.0), at(110)),
+            Step::Write
+        );
     }
 
     #[test]
@@ -170,9 +191,15 @@ mod tests {
         let mut first = status("Normal", 1.0);
         first.rules[0].value = None;
         wrote(&mut pace, first, at(100));
-        assert_eq!(step(&pace, &status("Normal", 1.0), at(110)), Step::Write);
+        assert_eq!(
+            step(&mut pace, &status("Normal", 1.0), at(110)),
+            Step::Write
+        );
         wrote(&mut pace, status("Normal", 1.0), at(110));
-        assert_eq!(step(&pace, &status("Normal", 2.0), at(1000)), Step::Rest);
+        assert_eq!(
+            step(&mut pace, &status("Normal", 2.0), at(1000)),
+            Step::Rest
+        );
     }
 
     #[test]
@@ -189,15 +216,18 @@ mod tests {
         let mut pace = Pace::default();
         wrote(&mut pace, status("Breached", 9.0), at(100));
         assert_eq!(
-            step(&pace, &stopped("Releasing"), at(100)),
+            step(&mut pace, &stopped("Releasing"), at(100)),
             Step::Wait(Duration::from_secs(1))
         );
-        assert_eq!(step(&pace, &stopped("Releasing"), at(101)), Step::Write);
+        assert_eq!(step(&mut pace, &stopped("Releasing"), at(101)), Step::Write);
         wrote(&mut pace, stopped("Releasing"), at(101));
-        assert_eq!(step(&pace, &stopped("Released"), at(102)), Step::Write);
+        assert_eq!(step(&mut pace, &stopped("Released"), at(102)), Step::Write);
         wrote(&mut pace, stopped("Released"), at(102));
-        assert_eq!(step(&pace, &stopped("Released"), at(9999)), Step::Rest);
-        assert_eq!(step(&pace, &status("Normal", 1.0), at(9999)), Step::Write);
+        assert_eq!(step(&mut pace, &stopped("Released"), at(9999)), Step::Rest);
+        assert_eq!(
+            step(&mut pace, &status("Normal", 1.0), at(9999)),
+            Step::Write
+        );
     }
 
     #[test]
@@ -215,41 +245,50 @@ mod tests {
         wrote(&mut pace, NodeWatermarkStatus::default(), at(100));
         // It is open, as any node is of which nothing is known yet.
         assert_eq!(
-            step(&pace, &closes("Enabled", &[]), at(100)),
+            step(&mut pace, &closes("Enabled", &[]), at(100)),
             Step::Wait(Duration::from_secs(10))
         );
-        assert_eq!(step(&pace, &closes("Enabled", &["q/r"]), at(100)), second);
+        assert_eq!(
+            step(&mut pace, &closes("Enabled", &["q/r"]), at(100)),
+            second
+        );
         wrote(&mut pace, closes("Enabled", &["q/r"]), at(101));
         assert_eq!(
-            step(&pace, &closes("NoSchedule", &["q/r"]), at(101)),
+            step(&mut pace, &closes("NoSchedule", &["q/r"]), at(101)),
             second
         );
         wrote(&mut pace, closes("NoSchedule", &["q/r"]), at(102));
         // The controller has heard of it by now: another rule that asks for the same is no news.
         assert_eq!(
-            step(&pace, &closes("NoSchedule", &["q/r", "q/s"]), at(102)),
+            step(&mut pace, &closes("NoSchedule", &["q/r", "q/s"]), at(102)),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            step(&pace, &closes("PreferNoSchedule", &["q/r"]), at(103)),
+            step(&mut pace, &closes("PreferNoSchedule", &["q/r"]), at(103)),
             Step::Write
         );
         wrote(&mut pace, closes("PreferNoSchedule", &["q/r"]), at(103));
-        assert_eq!(step(&pace, &closes("Enabled", &[]), at(104)), Step::Write);
+        assert_eq!(
+            step(&mut pace, &closes("Enabled", &[]), at(104)),
+            Step::Write
+        );
     }
 
     #[test]
     fn a_value_that_moves_is_written_every_five_minutes_while_in_force_and_never_at_rest() {
         let mut pace = Pace::default();
         wrote(&mut pace, status("Normal", 1.0), at(0));
-        assert_eq!(step(&pace, &status("Normal", 2.0), at(9999)), Step::Rest);
+        assert_eq!(
+            step(&mut pace, &status("Normal", 2.0), at(9999)),
+            Step::Rest
+        );
         wrote(&mut pace, status("Breached", 9.0), at(10_000));
         assert_eq!(
-            step(&pace, &status("Breached", 8.0), at(10_060)),
+            step(&mut pace, &status("Breached", 8.0), at(10_060)),
             Step::Wait(Duration::from_mins(4))
         );
         assert_eq!(
-            step(&pace, &status("Breached", 8.0), at(10_300)),
+            step(&mut pace, &status("Breached", 8.0), at(10_300)),
             Step::Write
         );
     }
@@ -260,26 +299,37 @@ mod tests {
         wrote(&mut pace, status("Normal", 1.0), at(0));
         pace.forget();
         assert_eq!(
-            step(&pace, &status("Normal", 1.0), at(4)),
+            step(&mut pace, &status("Normal", 1.0), at(4)),
             Step::Wait(Duration::from_secs(6))
         );
-        assert_eq!(step(&pace, &status("Normal", 1.0), at(10)), Step::Write);
+        assert_eq!(step(&mut pace, &status("Normal", 1.0), at(10)), Step::Write);
     }
 
     #[test]
     fn a_status_of_a_backup_that_stands_there_is_written_over() {
         let mut pace = Pace::default();
-        let over = |pace: &Pace, over, now| pace.step(&status("Normal", 1.0), over, now);
+        let mut over = |over, now| {
+            let calm = status("Normal", 1.0);
+            let step = pace.step(&calm, over, now);
+            if step == Step::Write {
+                pace.wrote(calm, over, TIME, now);
+            }
+            step
+        };
         let earlier = Some(TIME - Duration::from_hours(1));
-        assert_eq!(over(&pace, earlier, at(100)), Step::Write);
-        wrote(&mut pace, status("Normal", 1.0), at(100));
-        // Nobody has told of what was just written.
-        let minute = Step::Wait(Duration::from_mins(1));
-        assert_eq!(over(&pace, earlier, at(100)), minute);
-        assert_eq!(over(&pace, Some(TIME), at(101)), Step::Rest);
-        // The last one, or the object as it was before there was one.
-        for backup in [earlier, None] {
-            assert_eq!(over(&pace, backup, at(5000)), Step::Write);
+        assert_eq!(over(earlier, at(100)), Step::Write);
+        // Nobody tells of what was just written, or of anything.
+        assert_eq!(over(earlier, at(9999)), Step::Rest);
+        assert_eq!(over(Some(TIME), at(10_000)), Step::Rest);
+        // The last one again, or the object as it was before there was one.
+        for (backup, since) in [(earlier, 20_000), (None, 30_000)] {
+            assert_eq!(over(backup, at(since)), Step::Write);
+            assert_eq!(over(backup, at(since + 5000)), Step::Rest);
+            assert_eq!(over(Some(TIME), at(since + 5000)), Step::Rest);
         }
+        // What is told late of an earlier write is not in the way.
+        let half = Step::Wait(Duration::from_secs(30));
+        assert_eq!(over(earlier, at(30_030)), half);
+        assert_eq!(over(Some(TIME), at(30_031)), Step::Rest);
     }
 }

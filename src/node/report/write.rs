@@ -119,7 +119,7 @@ impl Writer {
             Ok(time) => {
                 self.pauses = None;
                 self.failure = None;
-                self.pace.wrote(report.status, time, now);
+                self.pace.wrote(report.status, report.over, time, now);
                 return Duration::ZERO;
             }
             Err(error) => error,
