@@ -3,6 +3,7 @@
 package suite
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -316,9 +317,18 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 			return nil
 		})
 	}
-	// By an authority that each kubelet has to bring to its agent, and the API servers to believe.
+	// To replicas that have no connection of before, by an authority that each kubelet has to bring to its agent, and the API servers to believe.
+	kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller")
+	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
+	renewed := time.Now()
 	for _, node := range nodes {
-		eventually(t, 5*time.Minute, "the agent of "+node+" reports again", func() error { return told(node) })
+		eventually(t, 5*time.Minute, "the agent of "+node+" reports again", func() error {
+			now, err := look(node)
+			if err == nil && now.measured.Before(renewed) {
+				err = fmt.Errorf("it was measured at %s", now.measured)
+			}
+			return cmp.Or(err, told(node))
+		})
 	}
 	const passing = "e2e-comes-and-goes"
 	apply(t, "{apiVersion: v1, kind: Node, metadata: {name: "+passing+", labels: {kubernetes.io/os: linux}}, spec: {unschedulable: true}}")

@@ -26,6 +26,7 @@ var long = flag.Bool("long", false, "run what takes minutes as well: many kills,
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	start := time.Now()
 	end, err := begin()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	if *needed {
-		if err := checkPermissions(); err != nil {
+		if err := checkPermissions(start); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
 		}
