@@ -32,7 +32,7 @@ const INTRODUCTION: &str = "\
 # Who may do what
 
 Written from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` gives, and why.
-Whatever is not here is refused: `tests/api_permissions.rs` tries all of it on a real API server. Whatever is here is needed: `make e2e-long` fails where
+Whatever is not here is refused: `tests/api_permissions.rs` tries all of it on a real API server. Whatever is here is used: `make e2e-long` fails where
 the audit log of its cluster lacks one.
 `plimsoll-test` and `plimsoll-uninstall` are there only while `helm test` and `helm uninstall` run.
 [security.md](security.md) says what follows from it.

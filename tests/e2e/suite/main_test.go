@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		os.Exit(2)
 	}
 	code := m.Run()
-	if *needed {
+	if *allUsed {
 		if err := checkPermissions(start); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"plimsoll.dev/suite/pages"
-
 	"plimsoll.dev/suite/plane"
 )
 

@@ -5,8 +5,6 @@ package chart
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +13,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"plimsoll.dev/suite/plane"
 )
@@ -23,20 +20,11 @@ import (
 // objects reads what was rendered.
 func objects(t *testing.T, rendered string) (found []unstructured.Unstructured) {
 	t.Helper()
-	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(rendered), 4096)
-	for {
-		var object unstructured.Unstructured
-		err := decoder.Decode(&object.Object)
-		if errors.Is(err, io.EOF) {
-			return found
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(object.Object) > 0 {
-			found = append(found, object)
-		}
+	found, err := plane.Objects(rendered)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return found
 }
 
 // definitions are those of Kubernetes' API, as its Go module brings them.

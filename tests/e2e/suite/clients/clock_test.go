@@ -41,7 +41,7 @@ func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
 			}
 			_, written := s.writes()
 			for _, r := range s.replicas {
-				if !slices.ContainsFunc(written, func(write record) bool { return write.User.Username == r.name }) {
+				if !slices.ContainsFunc(written, func(write plane.AuditEvent) bool { return write.User.Username == r.name }) {
 					t.Errorf("%s never led", r.name)
 				}
 				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", off.refused))

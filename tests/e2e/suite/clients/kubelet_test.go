@@ -3,10 +3,8 @@
 package clients
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,9 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/utils/ptr"
 
 	"plimsoll.dev/suite/plane"
@@ -33,14 +29,11 @@ func (s *scene) container() corev1.Container {
 	if err != nil {
 		s.T.Fatalf("helm template: %v", err)
 	}
-	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifests), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		if err := documents.Decode(object); errors.Is(err, io.EOF) {
-			s.T.Fatal("the chart has no Deployment")
-		} else if err != nil {
-			s.T.Fatal(err)
-		}
+	objects, err := plane.Objects(string(manifests))
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	for _, object := range objects {
 		if object.GetKind() != "Deployment" {
 			continue
 		}
@@ -50,6 +43,8 @@ func (s *scene) container() corev1.Container {
 		}
 		return deployment.Spec.Template.Spec.Containers[0]
 	}
+	s.T.Fatal("the chart has no Deployment")
+	return corev1.Container{}
 }
 
 // join makes a replica an endpoint of the Service while it is ready, as kubelet and control plane do for a pod, until leave.

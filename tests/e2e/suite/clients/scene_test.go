@@ -5,11 +5,9 @@
 package clients
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -236,32 +234,13 @@ func (s *scene) knowSoon(what string, which []*ledger) time.Duration {
 	return took
 }
 
-// record is one line of the API server's audit log.
-type record struct {
-	Verb                                     string
-	RequestReceivedTimestamp, StageTimestamp time.Time
-	User                                     struct{ Username string }
-	ObjectRef                                struct{ Resource, Name, APIGroup, Subresource string }
-	ResponseStatus                           struct{ Code int }
-}
-
 // written is what the replicas have written, and succeeded with, as the API server has it.
-func (s *scene) written() []record {
-	file, err := os.Open(filepath.Join(s.pki, "audit.log"))
+func (s *scene) written() []plane.AuditEvent {
+	all, err := plane.AuditLog(filepath.Join(s.pki, "audit.log"))
 	if err != nil {
 		s.T.Fatal(err)
 	}
-	defer file.Close()
-	var all []record
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var r record
-		if json.Unmarshal(lines.Bytes(), &r) == nil && r.ResponseStatus.Code < 300 {
-			all = append(all, r)
-		}
-	}
-	return all
+	return slices.DeleteFunc(all, func(event plane.AuditEvent) bool { return event.ResponseStatus.Code >= 300 })
 }
 
 // wroteNothing fails the test for whatever this replica has written since.
@@ -277,7 +256,7 @@ func (s *scene) wroteNothing(r *replica, since time.Time) {
 }
 
 // writes are those of the Lease, and those to the objects that the leader writes.
-func (s *scene) writes() (taken, written []record) {
+func (s *scene) writes() (taken, written []plane.AuditEvent) {
 	for _, r := range s.written() {
 		switch of := r.ObjectRef; {
 		case of.Resource == "leases" && of.Name == lease:

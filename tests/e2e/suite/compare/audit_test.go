@@ -3,10 +3,7 @@
 package compare
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -29,26 +26,16 @@ func audit(t *testing.T, folder string) (string, []string) {
 
 // requests counts what each user asked of the API server in this time, by user and what it was.
 func (s *scene) requests(from, to time.Time) map[string]map[string]int {
-	file, err := os.Open(s.audit)
+	events, err := plane.AuditLog(s.audit)
 	if err != nil {
 		s.T.Fatal(err)
 	}
-	defer file.Close()
 	counts := map[string]map[string]int{}
 	for _, user := range users {
 		counts[user] = map[string]int{}
 	}
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var r struct {
-			Verb                     string
-			RequestReceivedTimestamp time.Time
-			User                     struct{ Username string }
-			RequestURI               string
-			ObjectRef                struct{ Resource string }
-		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.RequestReceivedTimestamp.Before(from) || r.RequestReceivedTimestamp.After(to) {
+	for _, r := range events {
+		if r.RequestReceivedTimestamp.Before(from) || r.RequestReceivedTimestamp.After(to) {
 			continue
 		}
 		what := r.ObjectRef.Resource
