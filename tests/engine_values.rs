@@ -145,7 +145,7 @@ fn load_and_pressure_are_taken_as_they_are() {
     let pressure: Edit = &|sample| {
         sample.node.pressure[1] = Some(Pressure {
             some: [1.0, 2.0, 3.0],
-            full: None,
+            ..Pressure::default()
         });
     };
     assert_eq!(

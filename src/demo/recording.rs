@@ -169,7 +169,7 @@ fn essence(sample: &Sample) -> Sample {
             ..NodeSample::default()
         },
         pods,
-        probes: Vec::new(),
+        ..Sample::default()
     }
 }
 

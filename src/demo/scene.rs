@@ -144,18 +144,13 @@ mod tests {
             online: 2,
         });
         sample.pods.push(PodSample {
-            uid: "a".into(),
-            at,
             cpu_nanos: Some(busy_millis * 500_000),
-            memory: None,
-            memory_parts: None,
-            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: "".into(),
                 cpu_nanos: None,
                 quota: Some(quota),
             }],
-            containers: Vec::new(),
+            ..PodSample::new("a".into(), at)
         });
         sample
     }

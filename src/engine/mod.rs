@@ -88,6 +88,10 @@ pub struct Demand {
     pub pod_memory: bool,
     /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where there are such files.
     pub pod_pressure: bool,
+    /// `io.stat` of every pod, where there is such a file.
+    pub pod_io: bool,
+    /// `procs_running` and `procs_blocked` of `/proc/stat`.
+    pub tasks: bool,
     /// The quota file of every pod's levers.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.

@@ -21,6 +21,9 @@ pub struct Sample {
     pub at: BootTime,
     /// Figures of the whole node.
     pub node: NodeSample,
+    /// The kernel keeps pressure for each cgroup (cgroup v2), so that [`PodSample::waits`] has stall times.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pressure_by_cgroup: bool,
     /// One entry a pod that could be read, in any order. Empty between evaluations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodSample>,
@@ -39,6 +42,13 @@ pub struct NodeSample {
     pub memory: Option<NodeMemory>,
     /// Load averages over 1, 5 and 15 minutes, from `/proc/loadavg`.
     pub load: Option<[f64; 3]>,
+    /// Tasks that run, can run or wait for I/O at this moment (`procs_running` + `procs_blocked` of `/proc/stat`); read only
+    /// where [`super::Demand::tasks`] asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<u64>,
+    /// What waits in `system.slice`, where it can be read; read only where [`super::Demand::pod_pressure`] asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<WaitCounters>,
     /// Pressure stall information of `[cpu, memory, io]`, from `/proc/pressure`.
     pub pressure: [Option<Pressure>; 3],
     /// Block devices, from `/proc/diskstats`.
@@ -98,6 +108,34 @@ pub struct Pressure {
     pub some: [f64; 3],
     /// All tasks were stalled at once. `None` where the kernel has no such line.
     pub full: Option<[f64; 3]>,
+    /// Nanoseconds since boot of `[some, full]` (`total=`).
+    #[serde(default)]
+    pub totals: [Option<u64>; 2],
+}
+
+/// How long the threads of a cgroup waited, and how often its own quota made them wait: counters since the cgroup was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WaitCounters {
+    /// Nanoseconds in which some thread waited for `[CPU, memory, I/O]` (`total=` of the `some` lines of `*.pressure`); not
+    /// there on cgroup v1.
+    pub stalled: [Option<u64>; 3],
+    /// Enforcement periods of the cgroup's own quota that passed (`nr_periods`).
+    pub periods: Option<u64>,
+    /// Those in which it was throttled (`nr_throttled`).
+    pub throttled_periods: Option<u64>,
+}
+
+impl WaitCounters {
+    const NONE: Self = Self {
+        stalled: [None; 3],
+        periods: None,
+        throttled_periods: None,
+    };
+
+    fn is_unread(&self) -> bool {
+        *self == Self::NONE
+    }
 }
 
 /// Counters of one block device since boot.
@@ -157,6 +195,13 @@ pub struct PodSample {
     /// cgroup; read only where [`super::Demand::pod_pressure`] asks, and not there on cgroup v1.
     #[serde(default, skip_serializing_if = "is_unread")]
     pub stalled: [Option<f64>; 3],
+    /// The counters behind it, read with it.
+    #[serde(default, skip_serializing_if = "WaitCounters::is_unread")]
+    pub waits: WaitCounters,
+    /// Bytes read from and written to disks since the cgroup was made (`io.stat`); read only where
+    /// [`super::Demand::pod_io`] asks, and not there on cgroup v1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_bytes: Option<u64>,
     /// The cgroups whose CPU quota is changed when this pod is throttled: the pod's own, or on cgroup v1
     /// its containers' where any of these has a quota. Read only where [`super::Demand::pod_quota`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -164,6 +209,24 @@ pub struct PodSample {
     /// Its containers; read only where [`super::Demand::run_delay`] or [`super::Demand::throttled`] asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerSample>,
+}
+
+impl PodSample {
+    /// A pod of which nothing was read yet.
+    pub const fn new(uid: PodUid, at: BootTime) -> Self {
+        Self {
+            uid,
+            at,
+            cpu_nanos: None,
+            memory: None,
+            memory_parts: None,
+            stalled: [None; 3],
+            waits: WaitCounters::NONE,
+            io_bytes: None,
+            levers: Vec::new(),
+            containers: Vec::new(),
+        }
+    }
 }
 
 fn is_unread(stalled: &[Option<f64>; 3]) -> bool {

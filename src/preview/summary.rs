@@ -295,6 +295,7 @@ impl Psi {
         measured.then(|| Pressure {
             some: self.some.averages(),
             full: Some(self.full.averages()),
+            ..Pressure::default()
         })
     }
 }
@@ -311,18 +312,15 @@ impl PodStats {
         let cpu_nanos = self.cpu_nanos().map(|rate| rate.saturating_mul(seconds));
         let memory = self.memory();
         PodSample {
-            uid: subject.pod.uid.clone(),
-            at,
             cpu_nanos,
             memory: memory.map(|memory| memory.usage),
             memory_parts: memory.map(|memory| memory.parts),
-            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: "".into(),
                 cpu_nanos,
                 quota: Some(subject.quota),
             }],
-            containers: Vec::new(),
+            ..PodSample::new(subject.pod.uid.clone(), at)
         }
     }
 

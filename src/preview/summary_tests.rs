@@ -154,6 +154,7 @@ fn pressure_is_taken_where_the_kernel_keeps_it() {
     let psi = |some, full| Pressure {
         some,
         full: Some(full),
+        ..Pressure::default()
     };
     assert_eq!(cpu, Some(psi([1.5, 2.0, 3.0], [0.5, 2.0, 3.0])));
     assert_eq!(memory, None);

@@ -171,6 +171,8 @@ pub fn everything() -> Demand {
         pod_memory: true,
         pod_quota: true,
         pod_pressure: true,
+        pod_io: true,
+        tasks: true,
         run_delay: true,
         throttled: true,
         probes: Vec::new(),

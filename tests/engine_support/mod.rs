@@ -227,27 +227,24 @@ impl Node {
                 ..NodeSample::default()
             },
             pods: self.pods.iter().map(|load| self.pod_sample(load)).collect(),
-            probes: Vec::new(),
+            ..Sample::default()
         };
     }
 
     fn pod_sample(&self, load: &Load) -> PodSample {
         PodSample {
-            uid: load.pod.uid.clone(),
-            at: self.now,
             cpu_nanos: Some(load.nanos),
             memory: Some(Bytes(load.held + load.cache)),
             memory_parts: Some(MemoryParts {
                 held: Bytes(load.held),
                 cache: Bytes(load.cache),
             }),
-            stalled: [None; 3],
             levers: vec![LeverSample {
                 cgroup: Arc::from(""),
                 cpu_nanos: Some(load.nanos),
                 quota: Some(load.quota),
             }],
-            containers: Vec::new(),
+            ..PodSample::new(load.pod.uid.clone(), self.now)
         }
     }
 

@@ -82,6 +82,7 @@ pub fn pressure(text: &[u8]) -> Option<Pressure> {
     Some(Pressure {
         some: line(b"some")??,
         full,
+        ..Pressure::default()
     })
 }
 

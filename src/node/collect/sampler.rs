@@ -255,14 +255,5 @@ impl Sampler {
 }
 
 fn blank(uid: &PodUid) -> PodSample {
-    PodSample {
-        uid: uid.clone(),
-        at: BootTime::default(),
-        cpu_nanos: None,
-        memory: None,
-        memory_parts: None,
-        stalled: [None; 3],
-        levers: Vec::new(),
-        containers: Vec::new(),
-    }
+    PodSample::new(uid.clone(), BootTime::default())
 }

@@ -105,7 +105,7 @@ mod tests {
             pressure: [
                 Some(Pressure {
                     some: [1.5, 2.0, 3.0],
-                    full: None,
+                    ..Pressure::default()
                 }),
                 None,
                 None,

@@ -78,14 +78,10 @@ impl Node {
             .map(|(number, uid)| {
                 let used = before.get(number).and_then(|pod| pod.cpu_nanos);
                 PodSample {
-                    uid: uid.clone(),
-                    at: self.now,
                     cpu_nanos: Some(used.unwrap_or(0) + nanos / 1000 * (number as u64 + 1)),
                     memory: Some(Bytes((number as u64 + 1) << 20)),
-                    memory_parts: None,
                     stalled: [Some(0.5), None, Some(1.25)],
-                    levers: Vec::new(),
-                    containers: Vec::new(),
+                    ..PodSample::new(uid.clone(), self.now)
                 }
             })
             .collect();
@@ -223,6 +219,7 @@ fn a_report_of_110_pods_stays_within_4_kib_whatever_they_are_called() {
     node.sample.node.pressure = [Some(crate::engine::sample::Pressure {
         some: [12.34; 3],
         full: Some([12.34; 3]),
+        ..crate::engine::sample::Pressure::default()
     }); 3];
     let (metric, text) = node.second_report();
     assert_eq!(metric.status.top_pods.len(), MOST_PODS);
