@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::evict::{Evicting, Group, PATIENCE, Rounds};
+use super::evict::{Evicting, Rounds, SETTLE_TIMEOUT};
 use super::ledger::{Held, Ledger};
+use super::metric::RankBy;
 use super::plan::{Evict, Reclaim, Transition};
 use super::pod::PodUid;
 use super::reclaim::Reclaiming;
@@ -12,7 +13,7 @@ use super::sample::Sample;
 use super::throttle::{Lowering, Released};
 use super::time::BootTime;
 use super::track::{Figures, Pods, Tracked};
-use super::walk::{Walk, cpu_used, memory_held, sort};
+use super::walk::{Walk, cpu_used, io_done, memory_held, sort};
 
 /// What a round is decided on.
 #[derive(Clone, Copy, Debug)]
@@ -30,13 +31,14 @@ pub(super) struct Scene<'a> {
 pub(super) struct Buffers {
     /// What each pod uses, in the order of the pods.
     pub(super) figures: Vec<Figures>,
-    /// Places of the pods in the order of victims, by CPU and by memory.
-    pub(super) cpu_order: Vec<usize>,
-    pub(super) memory_order: Vec<usize>,
+    /// Places of the pods in the order of victims, by each resource.
+    pub(super) orders: [Vec<usize>; RankBy::ALL.len()],
     pub(super) released: Released,
     pub(super) levers: Vec<Held>,
     pub(super) reclaims: Vec<Reclaim>,
     pub(super) evictions: Vec<Evict>,
+    /// Those of one group.
+    round: Vec<Evict>,
 }
 
 impl Buffers {
@@ -55,13 +57,16 @@ impl Buffers {
     pub(super) fn sort(&mut self, pods: &Pods) {
         self.reclaims.clear();
         self.evictions.clear();
-        sort(&mut self.cpu_order, pods.all(), &self.figures, cpu_used);
-        sort(
-            &mut self.memory_order,
-            pods.all(),
-            &self.figures,
-            memory_held,
-        );
+        let io_is_known = self.figures.iter().any(|figures| figures.io.is_some());
+        for rank_by in RankBy::ALL {
+            let uses = match rank_by {
+                RankBy::Cpu => cpu_used,
+                RankBy::Io if io_is_known => io_done,
+                RankBy::Io | RankBy::Memory => memory_held,
+            };
+            let order = &mut self.orders[rank_by as usize];
+            sort(order, pods.all(), &self.figures, uses);
+        }
     }
 }
 
@@ -70,19 +75,19 @@ impl Buffers {
 pub(super) struct Under<'a> {
     pub(super) ledger: &'a Ledger,
     pub(super) rounds: &'a Rounds,
-    /// The groups whose real round had not settled when this evaluation began.
-    pub(super) busy: [bool; 3],
+    /// By group: its real round had not settled when this evaluation began.
+    pub(super) busy: [bool; RankBy::ALL.len()],
 }
 
-/// The walk over the victims in one of the buffered orders; a macro, since it borrows single fields.
+/// The walk over the victims as one resource ranks them; a macro, since it borrows single fields.
 macro_rules! walk {
-    ($acting:ident, $buffers:ident, $order:ident) => {
+    ($acting:ident, $buffers:ident, $rank_by:expr) => {
         Walk {
             now: $acting.scene.now,
             sample: $acting.scene.sample,
             pods: $acting.scene.pods.all(),
             figures: &$buffers.figures,
-            order: &$buffers.$order,
+            order: &$buffers.orders[$rank_by as usize],
             removed: $acting.removed,
             would: $acting.under.is_some(),
         }
@@ -107,7 +112,7 @@ impl Acting<'_> {
     pub(super) fn run(mut self, runs: &mut [Run]) {
         self.lower(runs);
         self.reclaim(runs);
-        for group in Group::ALL {
+        for group in RankBy::ALL {
             let under = self.under;
             if !self.rounds.busy(group) && !under.is_some_and(|u| u.busy[group as usize]) {
                 self.evict(group, runs);
@@ -118,7 +123,8 @@ impl Acting<'_> {
     fn lower(&mut self, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
         let mut lowering = Lowering {
-            walk: walk!(self, buffers, cpu_order),
+            walk: walk!(self, buffers, RankBy::Cpu),
+            orders: &buffers.orders,
             period: self.scene.period,
             own: self.ledger,
             under: self.under.map(|under| under.ledger),
@@ -132,34 +138,32 @@ impl Acting<'_> {
     fn reclaim(&mut self, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
         let mut reclaiming = Reclaiming {
-            walk: walk!(self, buffers, memory_order),
+            walk: walk!(self, buffers, RankBy::Memory),
+            orders: &buffers.orders,
             reclaims: &mut buffers.reclaims,
             out: self.out,
         };
         reclaiming.cover(runs);
-        reclaiming.walk.order = &buffers.cpu_order;
         reclaiming.single(runs);
     }
 
-    fn evict(&mut self, group: Group, runs: &mut [Run]) {
+    fn evict(&mut self, group: RankBy, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
-        let mut walk = walk!(self, buffers, cpu_order);
-        if group == Group::Memory {
-            walk.order = &buffers.memory_order;
-        }
+        buffers.round.clear();
         // A pod that would have been evicted is gone, virtually, once its grace is over.
-        let patience = self.under.map_or(PATIENCE, |_| Duration::ZERO);
+        let settle_timeout = self.under.map_or(SETTLE_TIMEOUT, |_| Duration::ZERO);
         let mut evicting = Evicting {
-            walk,
+            walk: walk!(self, buffers, group),
             group,
             rounds: self.rounds,
             under: self.under.map(|under| under.rounds),
             begun: self.under.map_or(0, |under| under.rounds.count(group)),
-            patience,
+            settle_timeout,
             released: &buffers.released,
-            evictions: &mut buffers.evictions,
+            evictions: &mut buffers.round,
             out: self.out,
         };
         evicting.run(runs);
+        buffers.evictions.append(&mut buffers.round);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ledger::LEAST;
-use super::metric::{ActionKind, Leverage, Resource};
+use super::metric::{ActionKind, Leverage, RankBy};
 use super::plan::{Change, Evict, Spared, Transition};
 use super::pod::PodUid;
 use super::run::Run;
@@ -15,87 +15,102 @@ use super::track::Pods;
 use super::walk::{Skip, Walk, cpu_used, memory_held};
 
 const KIND: ActionKind = ActionKind::Eviction;
-/// A round that has not emptied by so long after the grace period is over all the same.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-const LEAST_GRACE: Duration = Duration::from_secs(1);
+/// A pod that is still there so long after its grace period will not go: it no longer counts as released.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
+const MIN_GRACE: Duration = Duration::from_secs(1);
 
-/// Rules on one resource share their rounds; so do all rules whose metrics have no unit of release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Group {
-    Cpu,
-    Memory,
-    Unmeasured,
-}
-
-impl Group {
-    pub(super) const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Unmeasured];
-
-    fn of(run: &Run) -> Option<Self> {
-        match run.leverage(KIND) {
-            Leverage::Measured(Resource::Cpu) => Some(Self::Cpu),
-            Leverage::Measured(Resource::Memory) => Some(Self::Memory),
-            Leverage::OneVictim => Some(Self::Unmeasured),
-            Leverage::None => None,
-        }
-    }
-}
-
-/// A pod that was told to go.
+/// A pod whose eviction was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Leaving {
     uid: PodUid,
-    group: Group,
+    /// Rules whose victims are ranked by one resource share their rounds.
+    group: RankBy,
     until: BootTime,
 }
 
-/// The rounds that have not settled.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(super) struct Rounds(Vec<Leaving>);
+/// The rounds that have not settled, and when those before them did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rounds {
+    leaving: Vec<Leaving>,
+    /// By group: what was read before that time still holds the victims of the last round.
+    settled: [Option<BootTime>; 3],
+}
 
 impl Rounds {
-    /// Drops the pods that are gone or have had their time.
-    pub(super) fn settle(&mut self, now: BootTime, pods: &Pods) {
-        self.0.retain(|leaving| {
-            now < leaving.until && pods.get(&leaving.uid).is_some_and(|t| t.pod.running)
+    /// Goes on from what [`Self::leaving`] and [`Self::settled`] gave.
+    pub(super) fn resume(leaving: &[Leaving], settled: [Option<BootTime>; 3]) -> Self {
+        Self {
+            leaving: leaving.to_vec(),
+            settled,
+        }
+    }
+
+    pub(super) fn leaving(&self) -> &[Leaving] {
+        &self.leaving
+    }
+
+    pub(super) const fn settled(&self) -> [Option<BootTime>; 3] {
+        self.settled
+    }
+
+    /// Drops the pods that are gone or have had their time; a sample taken `at` no longer holds them.
+    pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &Pods) {
+        let settled = &mut self.settled;
+        self.leaving.retain(|leaving| {
+            let stays =
+                now < leaving.until && pods.get(&leaving.uid).is_some_and(|t| t.pod.running);
+            if !stays {
+                settled[leaving.group as usize] = Some(at);
+            }
+            stays
         });
     }
 
-    pub(super) fn busy(&self, group: Group) -> bool {
-        self.0.iter().any(|leaving| leaving.group == group)
+    /// Whether what the rule is judged by says, of a time after the group's last round, that more has to go.
+    fn shows_need(&self, group: RankBy, run: &Run) -> bool {
+        match (self.settled[group as usize], run.input) {
+            (None, None) => true,
+            (None, Some(input)) => input.above,
+            (Some(_), None) => false,
+            (Some(settled), Some(input)) => input.above && input.from >= settled,
+        }
     }
 
-    pub(super) fn count(&self, group: Group) -> usize {
+    pub(super) fn busy(&self, group: RankBy) -> bool {
+        self.leaving.iter().any(|leaving| leaving.group == group)
+    }
+
+    pub(super) fn count(&self, group: RankBy) -> usize {
         let of = |leaving: &&Leaving| leaving.group == group;
-        self.0.iter().filter(of).count()
+        self.leaving.iter().filter(of).count()
     }
 
     pub(super) fn has(&self, uid: &PodUid) -> bool {
-        self.0.iter().any(|leaving| leaving.uid == *uid)
+        self.leaving.iter().any(|leaving| leaving.uid == *uid)
     }
 
-    /// The pod is gone, or will not go.
-    pub(super) fn drop(&mut self, uid: &PodUid) {
-        self.0.retain(|leaving| leaving.uid != *uid);
+    /// The pod's eviction was refused: the round goes on without it.
+    pub(super) fn refuse(&mut self, uid: &PodUid) {
+        self.leaving.retain(|leaving| leaving.uid != *uid);
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.leaving.clear();
+        self.settled = [None; 3];
     }
 }
 
 /// The evictions of one walk, for one group.
 pub(super) struct Evicting<'a> {
     pub(super) walk: Walk<'a>,
-    pub(super) group: Group,
+    pub(super) group: RankBy,
     pub(super) rounds: &'a mut Rounds,
     /// The real rounds beside a Preview rule's.
     pub(super) under: Option<&'a Rounds>,
     /// So many pods of this round were evicted already, for other rules.
     pub(super) begun: usize,
     /// How long after the grace period a round is waited for.
-    pub(super) patience: Duration,
+    pub(super) settle_timeout: Duration,
     pub(super) released: &'a Released,
     pub(super) evictions: &'a mut Vec<Evict>,
     pub(super) out: &'a mut Vec<Transition>,
@@ -127,21 +142,31 @@ impl Evicting<'_> {
     }
 
     fn takes(&self, run: &Run) -> bool {
-        self.walk.takes(run) && Group::of(run) == Some(self.group)
+        let under = self.under;
+        self.walk.takes(run)
+            && run.leverage(KIND) != Leverage::None
+            && run.rule.metric.rank_by() == self.group
+            && self.rounds.shows_need(self.group, run)
+            && under.is_none_or(|rounds| rounds.shows_need(self.group, run))
     }
 
     /// At most so many pods in one round for this rule.
     fn cap(&self, run: &Run) -> u32 {
-        let spec = run.rule.action.eviction;
-        match self.group {
-            Group::Unmeasured => 1,
-            _ => spec.map_or(0, |spec| spec.max_pods_per_round),
+        if is_measured(run) {
+            let spec = run.rule.action.eviction;
+            return spec.map_or(0, |spec| spec.max_pods_per_round);
         }
+        1
     }
 
     fn open(&self, run: &Run, covered: u64) -> bool {
-        let gap = self.group == Group::Unmeasured || run.gap > covered;
-        self.takes(run) && gap && run.evicted < self.cap(run)
+        let needs = if is_measured(run) {
+            run.gap > covered
+        } else {
+            // One victim a round, whichever rule took it.
+            self.begun == 0 && self.evictions.is_empty()
+        };
+        needs && run.evicted < self.cap(run) && self.takes(run)
     }
 
     /// What this evaluation's throttle steps and the pods on their way out release.
@@ -149,15 +174,16 @@ impl Evicting<'_> {
         let pods = (0..self.walk.pods.len()).filter(|place| self.leaving(*place));
         let leaving: u64 = pods.map(|place| self.worth(place)).sum();
         match self.group {
-            Group::Cpu => leaving + self.released.total.0,
-            Group::Memory => leaving,
-            Group::Unmeasured => 0,
+            RankBy::Cpu => leaving + self.released.total.0,
+            RankBy::Memory => leaving,
+            RankBy::Io => 0,
         }
     }
 
     fn leaving(&self, place: usize) -> bool {
-        let pod = &self.walk.pods[place].pod;
-        pod.terminating
+        let tracked = &self.walk.pods[place];
+        let pod = &tracked.pod;
+        tracked.is_leaving(self.walk.now)
             || self.rounds.has(&pod.uid)
             || self.under.is_some_and(|under| under.has(&pod.uid))
     }
@@ -166,9 +192,9 @@ impl Evicting<'_> {
     fn worth(&self, place: usize) -> u64 {
         let figures = &self.walk.figures[place];
         match self.group {
-            Group::Cpu => cpu_used(figures).saturating_sub(self.released.pods[place].0),
-            Group::Memory => memory_held(figures),
-            Group::Unmeasured => 0,
+            RankBy::Cpu => cpu_used(figures).saturating_sub(self.released.pods[place].0),
+            RankBy::Memory => memory_held(figures),
+            RankBy::Io => 0,
         }
     }
 
@@ -207,12 +233,11 @@ impl Evicting<'_> {
         }
         // A pod whose end releases next to nothing would be lost for nothing.
         let little = match self.group {
-            Group::Cpu => self.walk.cpu(run, place)? < LEAST,
-            Group::Memory => self.walk.memory(run, place)?.held.0 == 0,
-            Group::Unmeasured => {
-                self.walk.cpu(run, place)?;
-                false
+            RankBy::Cpu | RankBy::Io => {
+                let little = self.walk.cpu(run, place)? < LEAST;
+                little && is_measured(run)
             }
+            RankBy::Memory => self.walk.memory(run, place)?.held.0 == 0,
         };
         if little {
             return Err(Some(Spared::UsesLittle));
@@ -223,9 +248,8 @@ impl Evicting<'_> {
     fn evict(&mut self, run: &mut Run, place: usize) {
         let pod = &self.walk.pods[place].pod;
         let asked = run.rule.action.eviction.and_then(|spec| spec.grace);
-        let grace = asked.unwrap_or(pod.grace).max(LEAST_GRACE);
-        let measured = self.group != Group::Unmeasured;
-        let release = measured.then(|| self.worth(place));
+        let grace = asked.unwrap_or(pod.grace).max(MIN_GRACE);
+        let release = is_measured(run).then(|| self.worth(place));
         run.evicted += 1;
         run.act(&pod.uid, KIND);
         self.evictions.push(Evict {
@@ -233,10 +257,10 @@ impl Evicting<'_> {
             rule: run.rule.id.clone(),
             grace,
         });
-        self.rounds.0.push(Leaving {
+        self.rounds.leaving.push(Leaving {
             uid: pod.uid.clone(),
             group: self.group,
-            until: self.walk.now + grace + self.patience,
+            until: self.walk.now + grace + self.settle_timeout,
         });
         let pod = pod.uid.clone();
         let change = Change::Evict {
@@ -246,4 +270,9 @@ impl Evicting<'_> {
         };
         self.out.push(run.transition(self.walk.now, change));
     }
+}
+
+/// Whether evictions release what the rule's metric counts, so that its gap can be covered.
+fn is_measured(run: &Run) -> bool {
+    matches!(run.leverage(KIND), Leverage::Measured(_))
 }

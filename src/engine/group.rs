@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sample::Sample;
+use super::sample::{NodeSample, Sample};
 use super::throttle::following;
 use super::time::BootTime;
 use super::values::{Base, GAP_PERIODS};
@@ -15,10 +15,41 @@ pub(super) struct Group {
     pub(super) next_due: Option<BootTime>,
     last: Option<BootTime>,
     pub(super) base: Base,
+    /// What the samples since the last evaluation say together.
+    pub(super) between: Between,
     /// Being evaluated now.
     pub(super) due: bool,
     /// More than three periods have passed since the last evaluation: this one counts for nothing.
     pub(super) gap: bool,
+}
+
+/// Figures of the samples between two evaluations.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Between {
+    tasks: u64,
+    samples: u32,
+    /// Percent of the CPUs, in the busiest of the samples.
+    pub(super) busiest: Option<f64>,
+}
+
+impl Between {
+    /// Takes in a sample of the node, and what share of its CPUs was busy since the sample before.
+    pub(super) fn take(&mut self, node: &NodeSample, busy: Option<f64>) {
+        if let Some(tasks) = node.tasks {
+            self.tasks = self.tasks.saturating_add(tasks);
+            self.samples += 1;
+        }
+        self.busiest = match (self.busiest, busy) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        };
+    }
+
+    /// The mean of the tasks that ran, could run or waited for I/O.
+    pub(super) fn tasks(&self) -> Option<f64> {
+        let samples = f64::from(self.samples);
+        (self.samples > 0).then(|| self.tasks as f64 / samples)
+    }
 }
 
 impl Group {
@@ -28,6 +59,7 @@ impl Group {
             next_due: None,
             last: None,
             base: Base::default(),
+            between: Between::default(),
             due: false,
             gap: false,
         }
@@ -46,5 +78,6 @@ impl Group {
         self.next_due = Some(following(anchor, self.period, now));
         self.last = Some(now);
         self.base.keep(sample);
+        self.between = Between::default();
     }
 }

@@ -53,7 +53,7 @@ impl Depth {
         Self::NONE
     }
 
-    fn union(self, other: Self) -> Self {
+    pub(super) fn union(self, other: Self) -> Self {
         Self {
             ratio: self.ratio.min(other.ratio),
             idle: self.idle || other.idle,
@@ -105,6 +105,10 @@ pub(super) struct Held {
     pub(super) cgroup: Arc<str>,
     /// What 100 % is.
     pub(super) base: MilliCpu,
+    /// What it used when it was first throttled; the base while its original is no less.
+    wanted: MilliCpu,
+    /// It used all that its quota gave then, and may want more.
+    limited: bool,
     /// What the kernel's file held.
     pub(super) original: Quota,
     /// What the pod requested beyond its known containers when this one appeared. A container that was just started is not
@@ -113,6 +117,19 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// A cgroup that uses `wanted` and whose quota file holds `original`.
+    pub(super) fn new(cgroup: Arc<str>, wanted: MilliCpu, original: Quota) -> Self {
+        let base = original.min_usage(wanted);
+        Self {
+            cgroup,
+            base,
+            wanted,
+            limited: original == Quota::Limit(base),
+            original,
+            unassigned: MilliCpu::ZERO,
+        }
+    }
+
     /// The quota at that ratio: never below the request nor [`LEAST`]; `None` where that is not below the original.
     pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
         if ratio >= FULL {
@@ -134,12 +151,11 @@ impl Held {
         self.quota(pod, ratio).map_or(self.original, Quota::Limit)
     }
 
-    /// An in-place resize gave it a new original. A base that was the old limit becomes the new one.
+    /// An in-place resize, or another writer, gave it a new original. A base that was the first limit becomes the new one.
     fn resize(&mut self, original: Quota) {
-        let limited = matches!(self.original, Quota::Limit(limit) if self.base >= limit);
         self.base = match original {
-            Quota::Limit(limit) if limited => limit,
-            other => other.min_usage(self.base),
+            Quota::Limit(limit) if self.limited => limit,
+            other => other.min_usage(self.wanted),
         };
         self.original = original;
     }
@@ -248,10 +264,8 @@ impl Grip {
             let share = MilliCpu(self.base.saturating_sub(alive).0 / appeared.max(1));
             let wanted = share.max(request(pod, &lever.cgroup));
             self.levers.push(Held {
-                cgroup: Arc::clone(&lever.cgroup),
-                base: original.min_usage(wanted),
-                original,
                 unassigned: pod.cpu_request.saturating_sub(assigned),
+                ..Held::new(Arc::clone(&lever.cgroup), wanted, original)
             });
             appeared = appeared.saturating_sub(1);
         }

@@ -69,6 +69,48 @@ pub enum Windowed {
     Peak1d,
 }
 
+/// What is asked of the protected pods: those that the rule's action may not touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protected {
+    /// The 95th percentile of their CPU delay.
+    CpuDelayP95,
+    /// The highest CPU delay.
+    CpuDelayMax,
+    /// The highest memory stall.
+    MemoryStallMax,
+    /// The highest I/O stall.
+    IoStallMax,
+}
+
+impl Protected {
+    /// The pressure behind it.
+    pub const fn pressure(self) -> PressureKind {
+        match self {
+            Self::CpuDelayP95 | Self::CpuDelayMax => PressureKind::Cpu,
+            Self::MemoryStallMax => PressureKind::Memory,
+            Self::IoStallMax => PressureKind::Io,
+        }
+    }
+}
+
+/// The resource by whose use the victims of a metric are ranked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RankBy {
+    /// CPU used.
+    #[serde(alias = "unmeasured")]
+    Cpu,
+    /// Memory held.
+    Memory,
+    /// Bytes read and written; memory held where that is not known of any pod.
+    Io,
+}
+
+impl RankBy {
+    /// All of them; each one's place is its value.
+    pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Io];
+}
+
 /// A metric that a rule names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Metric {
@@ -103,6 +145,9 @@ pub enum Metric {
     /// `container_cpu_throttled_ratio`: percent of a container's enforcement periods that were throttled;
     /// labels `namespace`, `pod`, `container`.
     ThrottledRatio,
+    /// `protected_{cpu_delay_p95,cpu_delay_max,memory_stall_max,io_stall_max}`: percent of the time in which protected pods
+    /// waited (cgroup v2).
+    Protected(Protected),
     /// `ext_cpu_total_distribute`: percent of the node's `gocrane.io/cpu` that is requested.
     ElasticCpuRequested,
     /// A series of the `NodeQOS`'s HTTP probe.
@@ -145,7 +190,7 @@ const WINDOWS: [(&str, Windowed); 3] = [
 ];
 
 /// The metrics with a fixed name; pressure and windows are put together from their parts.
-const NAMED: [(&str, Metric); 21] = [
+const NAMED: [(&str, Metric); 25] = [
     ("cpu_total_usage", Metric::CpuUsage),
     ("cpu_total_utilization", Metric::CpuUtilization),
     ("memory_total_usage", Metric::MemoryUsage),
@@ -184,6 +229,22 @@ const NAMED: [(&str, Metric); 21] = [
     ),
     ("container_sched_run_queue_time", Metric::RunQueueTime),
     ("container_cpu_throttled_ratio", Metric::ThrottledRatio),
+    (
+        "protected_cpu_delay_p95",
+        Metric::Protected(Protected::CpuDelayP95),
+    ),
+    (
+        "protected_cpu_delay_max",
+        Metric::Protected(Protected::CpuDelayMax),
+    ),
+    (
+        "protected_memory_stall_max",
+        Metric::Protected(Protected::MemoryStallMax),
+    ),
+    (
+        "protected_io_stall_max",
+        Metric::Protected(Protected::IoStallMax),
+    ),
     ("ext_cpu_total_distribute", Metric::ElasticCpuRequested),
 ];
 
@@ -256,6 +317,7 @@ impl Metric {
             | Self::Window(..)
             | Self::Disk(DiskRate::Utilization)
             | Self::ThrottledRatio
+            | Self::Protected(_)
             | Self::ElasticCpuRequested => "percent",
             Self::Load(_) => "load",
             Self::Disk(DiskRate::ReadKib | DiskRate::WriteKib)
@@ -274,6 +336,40 @@ impl Metric {
             Self::MemoryUsage | Self::MemoryUtilization => Some(Resource::Memory),
             Self::Window(resource, _) => Some(*resource),
             _ => None,
+        }
+    }
+
+    /// The resource by whose use victims are ranked.
+    pub const fn rank_by(&self) -> RankBy {
+        match self {
+            Self::MemoryUsage | Self::MemoryUtilization | Self::Window(Resource::Memory, _) => {
+                RankBy::Memory
+            }
+            Self::Disk(_) => RankBy::Io,
+            _ => match self.pressure() {
+                Some(PressureKind::Memory) => RankBy::Memory,
+                Some(PressureKind::Io) => RankBy::Io,
+                Some(PressureKind::Cpu) | None => RankBy::Cpu,
+            },
+        }
+    }
+
+    /// The pressure that it is or is made of.
+    const fn pressure(&self) -> Option<PressureKind> {
+        match self {
+            Self::Pressure { kind, .. } => Some(*kind),
+            Self::RunQueueTime => Some(PressureKind::Cpu),
+            Self::Protected(protected) => Some(protected.pressure()),
+            _ => None,
+        }
+    }
+
+    /// The kind of waiting that a throttle raises together with this metric: such a metric alone must not keep a throttle
+    /// in force. Those of protected pods count no pod that is throttled.
+    pub const fn raised_by_throttles(&self) -> Option<PressureKind> {
+        match self {
+            Self::Protected(_) => None,
+            _ => self.pressure(),
         }
     }
 
@@ -310,6 +406,7 @@ impl Metric {
                     kind: PressureKind::Memory | PressureKind::Io,
                     ..
                 }
+                | Self::Protected(Protected::MemoryStallMax | Protected::IoStallMax)
                 | Self::Disk(_)
                 | Self::Probe(_) => Leverage::OneVictim,
                 _ => Leverage::None,

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod pod;
 pub mod policy;
 mod preview;
+pub mod protected;
 pub mod quantity;
 mod rank;
 mod reclaim;
@@ -47,11 +48,12 @@ use self::act::{Acting, Buffers, Scene, Under};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
-use self::metric::{ActionKind, Leverage, Metric, Resource};
+use self::metric::{ActionKind, Leverage, Metric, RankBy};
 use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
 use self::preview::Previewing;
+use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
 use self::rule::Judgement;
 use self::run::Run;
@@ -174,6 +176,11 @@ pub struct RuleReport {
     pub quiets: u32,
     /// Why the last evaluation could not be judged.
     pub unknown: Option<Unknown>,
+    /// By what it was judged besides its value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
+    /// How long what it does stays in force after its last breach, at least.
+    pub cool_down: Duration,
 }
 
 impl Engine {
@@ -340,7 +347,7 @@ impl Engine {
         groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
-    /// Hears what became of the last plan.
+    /// Takes in what became of the last plan. Like the pods, it has to be older than the sample of the next step.
     pub fn feedback(&mut self, feedback: &Feedback) {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
@@ -358,13 +365,12 @@ impl Engine {
                 }
             }
             Feedback::EvictionRefused { uid, until } => {
-                self.rounds.drop(uid);
+                self.rounds.refuse(uid);
                 if let Some(tracked) = self.pods.get_mut(uid) {
                     tracked.refused = Some(*until);
                 }
             }
             Feedback::Gone { uid } => {
-                self.rounds.drop(uid);
                 self.pods.remove(uid);
                 self.reconcile();
             }
@@ -400,14 +406,18 @@ impl Engine {
         plan.reclaims.clear();
         plan.evictions.clear();
         plan.transitions.clear();
-        self.windows.take(sample);
+        let busy = self.windows.take(sample);
+        for group in &mut self.groups {
+            group.between.take(&sample.node, busy);
+        }
+        self.rounds.settle(now, sample.at, &self.pods);
         plan.evaluated = self.next_due().is_some_and(|due| due <= now);
         if !plan.evaluated {
             return;
         }
         self.now = now;
         self.dirty = false;
-        self.pods.see(sample);
+        self.pods.see(now, sample);
         self.groups.iter_mut().for_each(|group| group.begin(now));
         self.judge(sample, &mut plan.transitions);
         self.act(sample, plan);
@@ -433,13 +443,24 @@ impl Engine {
                 period: group.period,
                 pods: self.pods.all(),
                 windows: &self.windows,
+                ledger: &self.ledger,
+                tasks: group.between.tasks(),
+                busiest: group.between.busiest,
             };
+            run.guard = None;
+            run.input = None;
             let judgement = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),
-                None if group.gap => Judgement::Unknown(Unknown::Rebased),
+                None if group.gap => {
+                    run.machine.forget();
+                    Judgement::Unknown(Unknown::Rebased)
+                }
                 None => {
-                    let taken = values::taken(&run.rule, &view);
-                    let judgement = values::judge(&run.rule, &view);
+                    let taken = values::taken(run, &view);
+                    let judgement = values::judge(run, &view);
+                    run.input = values::input(run, &view, judgement);
+                    let (judgement, guard) = protected::guard(run, &view, judgement);
+                    run.guard = guard;
                     run.once(taken, judgement)
                 }
             };
@@ -459,9 +480,11 @@ impl Engine {
         };
         let out = &mut plan.transitions;
         self.real.begin(&scene);
+        for run in &mut self.runs {
+            run.follow_release(self.now, &self.ledger);
+        }
         Raising { scene, out }.run(&self.runs, &mut self.ledger);
-        self.rounds.settle(self.now, &self.pods);
-        let busy = evict::Group::ALL.map(|group| self.rounds.busy(group));
+        let busy = RankBy::ALL.map(|group| self.rounds.busy(group));
         let acting = Acting {
             scene,
             buffers: &mut self.real,
@@ -517,7 +540,7 @@ impl Engine {
         scheduling::level(&self.runs, self.settled, &mut plan.scheduling);
         let mut place = 0;
         if !self.ledger.0.is_empty() {
-            for index in &self.real.cpu_order {
+            for index in &self.real.orders[RankBy::Cpu as usize] {
                 let pod = &self.pods.all()[*index].pod;
                 place += usize::from(self.ledger.write(pod, place, &mut plan.throttles));
             }
@@ -534,18 +557,22 @@ impl Engine {
 impl Demand {
     fn add(&mut self, run: &Run) {
         match run.rule.metric {
-            Metric::Load(_) => self.load = true,
+            Metric::Load(_) => (self.load, self.tasks) = (true, true),
             Metric::Pressure { kind, .. } => self.pressure[kind as usize] = true,
             Metric::Disk(_) => self.disks = true,
             Metric::Interface(_) => self.interfaces = true,
             Metric::RunQueueTime => self.run_delay = true,
             Metric::ThrottledRatio => self.throttled = true,
+            Metric::Protected(_) => self.pod_pressure = true,
             _ => {}
         }
-        let memory = Leverage::Measured(Resource::Memory);
-        self.pod_memory |= run.leverage(ActionKind::Eviction) == memory
-            || run.leverage(ActionKind::ForceGc) != Leverage::None;
-        self.pod_quota |= run.leverage(ActionKind::CpuThrottle) != Leverage::None;
+        let acts = |kind: ActionKind| run.leverage(kind) != Leverage::None;
+        let ranks = acts(ActionKind::CpuThrottle) || acts(ActionKind::Eviction);
+        let rank_by = run.rule.metric.rank_by();
+        self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
+        self.pod_io |= ranks && rank_by == RankBy::Io;
+        self.pod_pressure |= protected::guarded_by(run).is_some();
+        self.pod_quota |= acts(ActionKind::CpuThrottle);
         if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
             && !self.probes.contains(probe)
         {
@@ -567,6 +594,8 @@ impl RuleReport {
             breaches: run.machine.breaches,
             quiets: run.machine.quiets,
             unknown: run.judgement.and_then(Judgement::unknown),
+            guard: run.guard,
+            cool_down: run.machine.cool_down(run.rule.action.cool_down),
         }
     }
 }

@@ -100,7 +100,8 @@ impl Previewing<'_> {
             out: self.out,
         };
         raising.run(std::slice::from_ref(run), &mut shadow.ledger);
-        shadow.rounds.settle(self.scene.now, self.scene.pods);
+        let (now, at) = (self.scene.now, self.scene.sample.at);
+        shadow.rounds.settle(now, at, self.scene.pods);
         if !run.machine.in_force() {
             shadow.removed.clear();
             shadow.rounds.clear();

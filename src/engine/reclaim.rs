@@ -1,6 +1,6 @@
 //! Reclaim of page cache: how much from whom.
 
-use super::metric::{ActionKind, Leverage, Resource};
+use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Reclaim, Transition};
 use super::run::Run;
 use super::units::Bytes;
@@ -13,6 +13,8 @@ const WORTHWHILE: Bytes = Bytes(4 << 20);
 /// The reclaims of one walk.
 pub(super) struct Reclaiming<'a> {
     pub(super) walk: Walk<'a>,
+    /// The victims as each resource ranks them.
+    pub(super) orders: &'a [Vec<usize>; RankBy::ALL.len()],
     pub(super) reclaims: &'a mut Vec<Reclaim>,
     pub(super) out: &'a mut Vec<Transition>,
 }
@@ -57,8 +59,9 @@ impl Reclaiming<'_> {
         for run in runs.iter_mut().filter(single) {
             let last = run.reclaimed.as_ref();
             let is_last = |place: &usize| Some(&walk.pods[*place].pod.uid) == last;
-            let next = walk.order.iter().position(is_last).map_or(0, |at| at + 1);
-            let (before, after) = walk.order.split_at(next);
+            let order = &self.orders[run.rule.metric.rank_by() as usize];
+            let next = order.iter().position(is_last).map_or(0, |at| at + 1);
+            let (before, after) = order.split_at(next);
             let found = after.iter().chain(before).find_map(|place| {
                 let cache = self.cache(run, *place)?;
                 (cache >= WORTHWHILE).then_some((*place, cache))

@@ -66,6 +66,9 @@ pub(super) struct Terms {
     pub(super) unknown_limit: Duration,
 }
 
+/// The cool-down doubles at most so many times: to 8 times its length.
+const MAX_DOUBLINGS: u8 = 3;
+
 impl Terms {
     pub(super) fn of(rule: &Rule, unknown_limit: Duration) -> Self {
         Self {
@@ -83,6 +86,8 @@ pub(super) struct Move {
     pub(super) from: RuleState,
     pub(super) to: RuleState,
     pub(super) unknown_too_long: bool,
+    /// A breach within a cool-down of a release: what was released is put in force again at once.
+    pub(super) returns: bool,
 }
 
 /// State and counters. Kept over a restart.
@@ -95,6 +100,10 @@ pub(super) struct Machine {
     pub(super) quiets: u32,
     pub(super) last_breach: Option<BootTime>,
     pub(super) unknown_since: Option<BootTime>,
+    /// When a throttle of the rule was last being released.
+    pub(super) released: Option<BootTime>,
+    /// The cool-down is doubled so many times, since what it held back came right back before.
+    pub(super) doublings: u8,
 }
 
 impl Machine {
@@ -124,11 +133,17 @@ impl Machine {
         if quiet {
             self.quiet(now, terms, &mut tell);
         }
-        let rested = |at: BootTime| now.since(at) >= terms.cool_down;
+        let cool_down = self.cool_down(terms.cool_down);
+        let rested = |at: BootTime| now.since(at) >= cool_down;
         if self.state == RuleState::Cooling && self.last_breach.is_none_or(rested) {
             self.forget();
             tell(self.go(now, RuleState::Normal));
         }
+    }
+
+    /// How long the rule holds after its last breach, where its action says `cool_down`.
+    pub(super) const fn cool_down(&self, cool_down: Duration) -> Duration {
+        cool_down.saturating_mul(1 << self.doublings)
     }
 
     /// Whether the metric has been Unknown for so long that nothing may be held for it any more.
@@ -168,8 +183,27 @@ impl Machine {
             RuleState::Breached => false,
         };
         if starts {
-            tell(self.go(now, RuleState::Breached));
+            let returns = self.returns(now, terms);
+            let mut edge = self.go(now, RuleState::Breached);
+            edge.returns = returns;
+            tell(edge);
         }
+    }
+
+    /// Whether a breach comes right after a release. If it does the rule holds twice as long this time, or else a load that
+    /// stays would have it throttle and release for ever.
+    fn returns(&mut self, now: BootTime, terms: &Terms) -> bool {
+        if self.state != RuleState::Normal {
+            return false;
+        }
+        let released = self.released.take();
+        let returns = released.is_some_and(|at| now.since(at) <= terms.cool_down);
+        self.doublings = if returns {
+            MAX_DOUBLINGS.min(self.doublings + 1)
+        } else {
+            0
+        };
+        returns
     }
 
     fn quiet(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
@@ -193,6 +227,7 @@ impl Machine {
             from,
             to,
             unknown_too_long: false,
+            returns: false,
         }
     }
 }

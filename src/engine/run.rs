@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use super::ledger::{Depth, Ledger};
 use super::metric::{ActionKind, Leverage};
 use super::plan::{Change, RuleState, Spared, Transition, Unknown};
 use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
+use super::protected::Guard;
 use super::rule::{Judgement, Machine, Terms};
 use super::time::BootTime;
+use super::values::Input;
 
 /// One rule.
 #[derive(Debug)]
@@ -29,12 +32,20 @@ pub(super) struct Run {
     counted: Option<BootTime>,
     /// It keeps new work away, and this was told.
     pub(super) closes: bool,
+    /// By what it was judged besides its metric.
+    pub(super) guard: Option<Guard>,
+    /// What its metric is made of, over the last period.
+    pub(super) input: Option<Input>,
     /// What has to be released, in millicores or bytes.
     pub(super) gap: u64,
     /// Pods evicted for it in the round that is being put together.
     pub(super) evicted: u32,
     /// The pod whose page cache it took last, where that is one pod a round.
     pub(super) reclaimed: Option<PodUid>,
+    /// How far it had each pod throttled when it began to release them, sorted.
+    released: Vec<(PodUid, Depth)>,
+    /// This evaluation puts that in force again.
+    pub(super) returns: bool,
     /// The pods passed over, as told; sorted.
     spared: Vec<(PodUid, ActionKind, Spared)>,
     /// What a Preview rule would have in force.
@@ -55,9 +66,13 @@ impl Run {
             told: None,
             counted: None,
             closes: false,
+            guard: None,
+            input: None,
             gap: 0,
             evicted: 0,
             reclaimed: None,
+            released: Vec::new(),
+            returns: false,
             spared: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
@@ -72,6 +87,8 @@ impl Run {
             && self.rule.restore.total_cmp(&rule.restore).is_eq();
         if !same {
             self.machine.forget();
+            self.machine.released = None;
+            self.machine.doublings = 0;
             self.counted = None;
         }
         self.rule = rule;
@@ -129,7 +146,9 @@ impl Run {
         self.judgement = Some(judgement);
         let terms = Terms::of(&self.rule, unknown_limit);
         let mut machine = self.machine;
+        let mut returns = false;
         machine.observe(now, judgement, &terms, |edge| {
+            returns = edge.returns;
             let change = Change::State {
                 from: edge.from,
                 to: edge.to,
@@ -140,6 +159,7 @@ impl Run {
             out.push(self.transition(now, change));
         });
         self.machine = machine;
+        self.returns = returns;
         self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.spared.clear();
@@ -199,6 +219,38 @@ impl Run {
                 || self.machine.unknown_too_long(now, unknown_limit))
     }
 
+    /// Follows the release of its throttles, the real ones or those of a Preview: from where it began, and for how long it
+    /// goes on.
+    pub(super) fn follow_release(&mut self, now: BootTime, real: &Ledger) {
+        if !self.due || self.machine.state != RuleState::Normal {
+            return;
+        }
+        let ledger = if self.would() {
+            &self.shadow.ledger
+        } else {
+            real
+        };
+        let begins = self.machine.since == Some(now);
+        if begins {
+            self.released.clear();
+        }
+        for grip in &ledger.0 {
+            if let Some(claim) = grip.claim(&self.rule.id) {
+                self.machine.released = Some(now);
+                if begins {
+                    self.released.push((grip.uid.clone(), claim.depth));
+                }
+            }
+        }
+    }
+
+    /// How far the pod has to be throttled again in this evaluation.
+    pub(super) fn return_to(&self, pod: &PodUid) -> Option<Depth> {
+        let place = self.released.binary_search_by(|(uid, _)| uid.cmp(pod));
+        let place = place.ok().filter(|_| self.returns)?;
+        Some(self.released[place].1)
+    }
+
     /// The effect with which it keeps new work away now.
     pub(super) fn effect(&self) -> Option<TaintEffect> {
         let effect = self.rule.action.scheduling;
@@ -237,6 +289,7 @@ impl Run {
     /// Forgets what was told of pods that are gone.
     pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
         self.spared.retain(|(pod, _, _)| !gone(pod));
+        self.released.retain(|(pod, _)| !gone(pod));
     }
 
     fn place(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {

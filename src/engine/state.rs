@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::evict::Rounds;
+use super::evict::{Leaving, Rounds};
 use super::ledger::{Claim, Depth, Grip, Held};
 use super::pod::PodUid;
 use super::policy::RuleId;
@@ -26,7 +26,9 @@ const PERIOD: Duration = Duration::from_secs(10);
 pub struct EngineState {
     rules: Vec<RuleMemory>,
     claims: Vec<ClaimMemory>,
-    rounds: Rounds,
+    rounds: Vec<Leaving>,
+    /// When the last round of evictions settled, by the resource that ranks their victims.
+    settled: [Option<BootTime>; 3],
     /// Pods whose eviction was refused, and when it may be tried again.
     refused: Vec<(PodUid, BootTime)>,
 }
@@ -86,7 +88,8 @@ impl Engine {
         EngineState {
             rules: self.runs.iter().map(rule).collect(),
             claims: self.ledger.0.iter().flat_map(remember).collect(),
-            rounds: self.rounds.clone(),
+            rounds: self.rounds.leaving().to_vec(),
+            settled: self.rounds.settled(),
             refused: refused.collect(),
         }
     }
@@ -105,7 +108,7 @@ impl Engine {
                 run.closes = run.effect().is_some();
             }
         }
-        self.rounds = state.rounds.clone();
+        self.rounds = Rounds::resume(&state.rounds, state.settled);
         for (uid, until) in &state.refused {
             if let Some(tracked) = self.pods.get_mut(uid) {
                 tracked.refused = Some(*until);
@@ -144,12 +147,7 @@ impl Engine {
 }
 
 fn held((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> Held {
-    Held {
-        cgroup: Arc::clone(cgroup),
-        base: *base,
-        original: *original,
-        unassigned: MilliCpu::ZERO,
-    }
+    Held::new(Arc::clone(cgroup), *base, *original)
 }
 
 fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::act::Scene;
 use super::ledger::{Claim, Depth, FULL, Held, LEAST, Ledger, allowance, at_floor, floor, request};
-use super::metric::{ActionKind, Leverage, Resource};
+use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Spared, Transition};
 use super::policy::CpuThrottle;
 use super::run::Run;
@@ -51,6 +51,8 @@ impl Released {
 /// The steps down of one walk.
 pub(super) struct Lowering<'a> {
     pub(super) walk: Walk<'a>,
+    /// The victims as each resource ranks them.
+    pub(super) orders: &'a [Vec<usize>; RankBy::ALL.len()],
     /// Over which pod usage is taken.
     pub(super) period: Duration,
     /// The claims that are written to.
@@ -67,11 +69,30 @@ impl Lowering<'_> {
     /// Takes victims in order, one step each, until what they release covers every rule's gap; then one victim
     /// for each rule whose metric has no unit of release.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
+        self.put_back(runs);
         self.cover(runs);
         let walk = self.walk;
-        let single = |run: &&mut Run| walk.takes(run) && run.leverage(KIND) == Leverage::OneVictim;
+        let single = |run: &&mut Run| {
+            walk.takes(run) && !run.returns && run.leverage(KIND) == Leverage::OneVictim
+        };
         for run in runs.iter_mut().filter(single) {
-            let _found = walk.order.iter().any(|place| self.step(run, *place));
+            let order = &self.orders[run.rule.metric.rank_by() as usize];
+            let _found = order.iter().any(|place| self.step(run, *place));
+        }
+    }
+
+    /// Takes the pods of rules that are breached right after a release back to where they were.
+    fn put_back(&mut self, runs: &mut [Run]) {
+        let walk = self.walk;
+        for run in runs.iter_mut().filter(|run| run.returns && walk.takes(run)) {
+            let mut returned = false;
+            for place in walk.order {
+                if run.return_to(&walk.pods[*place].pod.uid).is_some() {
+                    returned |= self.step(run, *place);
+                }
+            }
+            // Where none of them is left, it steps as ever.
+            run.returns = returned;
         }
     }
 
@@ -84,6 +105,9 @@ impl Lowering<'_> {
             let mut open = false;
             for run in runs.iter_mut().filter(|r| takes(r) && r.gap > covered) {
                 open = true;
+                if run.return_to(&walk.pods[*place].pod.uid).is_some() {
+                    continue;
+                }
                 self.step(run, *place);
             }
             if !open {
@@ -168,7 +192,10 @@ impl Lowering<'_> {
         uses: MilliCpu,
     ) {
         let pod = &self.walk.pods[place].pod;
-        let to = from.lower(spec);
+        let further = from.lower(spec);
+        let to = run
+            .return_to(&pod.uid)
+            .map_or(further, |depth| further.union(depth));
         let grip = self.own.hold(&pod.uid, || self.levers.clone());
         grip.put(Claim {
             rule: run.rule.id.clone(),
@@ -228,12 +255,8 @@ fn measure(
             uses.saturating_sub(known)
                 .max(request(&tracked.pod, &lever.cgroup))
         };
-        levers.push(Held {
-            cgroup: Arc::clone(&lever.cgroup),
-            base: original.min_usage(measured(lever).unwrap_or_else(share)),
-            original,
-            unassigned: MilliCpu::ZERO,
-        });
+        let wanted = measured(lever).unwrap_or_else(share);
+        levers.push(Held::new(Arc::clone(&lever.cgroup), wanted, original));
     }
     !levers.is_empty()
 }

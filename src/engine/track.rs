@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::eligibility::Permit;
+use super::evict::SETTLE_TIMEOUT;
 use super::plan::Spared;
 use super::pod::{Pod, PodUid};
 use super::policy::PodPolicy;
@@ -27,6 +28,8 @@ pub(super) struct Tracked {
     pub(super) spared: Option<(BootTime, Spared)>,
     /// No eviction before that time: the last one was refused.
     pub(super) refused: Option<BootTime>,
+    /// When it was first seen terminating.
+    terminating: Option<BootTime>,
 }
 
 /// What a pod uses.
@@ -38,6 +41,8 @@ pub(super) struct Figures {
     pub(super) cpu: Option<MilliCpu>,
     /// Memory now.
     pub(super) memory: Option<MemoryParts>,
+    /// Bytes read and written over the interval.
+    pub(super) io: Option<u64>,
 }
 
 impl Tracked {
@@ -49,7 +54,15 @@ impl Tracked {
             looks: Vec::new(),
             spared: None,
             refused: None,
+            terminating: None,
         }
+    }
+
+    /// Whether it is on its way out and may still make it: until its grace period and [`SETTLE_TIMEOUT`] have passed.
+    pub(super) fn is_leaving(&self, now: BootTime) -> bool {
+        let deadline = self.pod.grace + SETTLE_TIMEOUT;
+        self.terminating
+            .is_some_and(|since| now.since(since) < deadline)
     }
 
     pub(super) fn permit(&self, rule: usize) -> Permit {
@@ -70,13 +83,13 @@ impl Tracked {
         let Some(now) = self.sample(sample) else {
             return Figures::default();
         };
-        let cpu = self
-            .look(period)
-            .and_then(|before| cpu(before, now, period, cpus));
+        let before = self.look(period);
+        let io = before.and_then(|before| now.io_bytes?.checked_sub(before.io_bytes?));
         Figures {
             at: Some(now.at),
-            cpu,
+            cpu: before.and_then(|before| cpu(before, now, period, cpus)),
             memory: now.memory_parts,
+            io,
         }
     }
 
@@ -124,6 +137,8 @@ fn copy(to: &mut PodSample, from: &PodSample) {
     to.memory = from.memory;
     to.memory_parts = from.memory_parts;
     to.stalled = from.stalled;
+    to.waits = from.waits;
+    to.io_bytes = from.io_bytes;
     to.levers.clone_from(&from.levers);
     to.containers.clone_from(&from.containers);
 }
@@ -196,15 +211,19 @@ impl Pods {
     }
 
     /// Finds every pod's place in the sample. Of two entries for one pod the later one counts.
-    pub(super) fn see(&mut self, sample: &Sample) {
+    pub(super) fn see(&mut self, now: BootTime, sample: &Sample) {
         for tracked in &mut self.0 {
             tracked.seen = None;
+            if tracked.pod.terminating {
+                tracked.terminating.get_or_insert(now);
+            }
         }
-        for (index, now) in sample.pods.iter().enumerate() {
-            let Some(tracked) = self.get_mut(&now.uid) else {
+        for (index, entry) in sample.pods.iter().enumerate() {
+            let Some(tracked) = self.get_mut(&entry.uid) else {
                 continue;
             };
-            let later = |other: &PodSample| (now.at, now.cpu_nanos) > (other.at, other.cpu_nanos);
+            let later =
+                |other: &PodSample| (entry.at, entry.cpu_nanos) > (other.at, other.cpu_nanos);
             if tracked.sample(sample).is_none_or(later) {
                 tracked.seen = Some(index);
             }

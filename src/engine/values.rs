@@ -5,12 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::metric::{DiskRate, InterfaceRate, Metric};
+use super::ledger::Ledger;
+use super::metric::{DiskRate, InterfaceRate, Metric, PressureKind, Resource};
 use super::plan::Unknown;
 use super::policy::Rule;
+use super::protected;
 use super::rule::Judgement;
+use super::run::Run;
 use super::sample::{
     ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, ProbeSample, Sample,
+    WaitCounters,
 };
 use super::selector::{Labels, Selector};
 use super::time::BootTime;
@@ -32,8 +36,11 @@ type Value = Result<f64, Unknown>;
 /// The counters of the node at the evaluation before. Its buffers are kept.
 #[derive(Debug, Default)]
 pub(super) struct Base {
-    at: Option<BootTime>,
+    pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
+    pub(super) system: Option<WaitCounters>,
+    /// Time stalled: `[some, full]` of each kind.
+    stalled: [[Option<u64>; 2]; 3],
     disks: Vec<DiskSample>,
     interfaces: Vec<InterfaceSample>,
 }
@@ -42,6 +49,9 @@ impl Base {
     pub(super) fn keep(&mut self, sample: &Sample) {
         self.at = Some(sample.at);
         self.cpu = sample.node.cpu;
+        self.system = sample.node.system;
+        let totals = |kind: usize| sample.node.pressure[kind].map_or([None; 2], |p| p.totals);
+        self.stalled = [totals(0), totals(1), totals(2)];
         self.disks.clone_from(&sample.node.disks);
         self.interfaces.clone_from(&sample.node.interfaces);
     }
@@ -56,12 +66,29 @@ pub(super) struct View<'a> {
     pub(super) period: Duration,
     pub(super) pods: &'a [Tracked],
     pub(super) windows: &'a NodeWindows,
+    /// The throttles in force.
+    pub(super) ledger: &'a Ledger,
+    /// Mean of the tasks in the samples since the evaluation before.
+    pub(super) tasks: Option<f64>,
+    /// Percent of the CPUs that were busy in the busiest of these samples.
+    pub(super) busiest: Option<f64>,
 }
 
-/// Judges the metric of `rule`.
-pub(super) fn judge(rule: &Rule, view: &View<'_>) -> Judgement {
+/// What a rule's metric is made of, in the last interval: a slow metric stays above its threshold for minutes after the load
+/// that raised it is gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Input {
+    /// Nothing older is in it.
+    pub(super) from: BootTime,
+    /// Above the rule's threshold.
+    pub(super) above: bool,
+}
+
+/// Judges the metric of the rule.
+pub(super) fn judge(run: &Run, view: &View<'_>) -> Judgement {
     let mut fold = Fold::default();
-    let judge = Judge { rule, view };
+    let rule = &run.rule;
+    let judge = Judge { run, rule, view };
     match &rule.metric {
         Metric::Probe(name) => judge.probe(name, &mut fold),
         Metric::RunQueueTime | Metric::ThrottledRatio => judge.containers(&mut fold),
@@ -81,11 +108,40 @@ pub(super) fn assumed(rule: &Rule, value: f64) -> Judgement {
     fold.judge(rule)
 }
 
+/// The input of the rule's metric, which was judged so; `None` where it is not known.
+pub(super) fn input(run: &Run, view: &View<'_>, judgement: Judgement) -> Option<Input> {
+    let rule = &run.rule;
+    let judge = Judge { run, rule, view };
+    let value = judgement.value()?;
+    let (value, from) = match &rule.metric {
+        Metric::Load(_) => (view.tasks?, view.base.at),
+        Metric::Pressure { kind, full, .. } => (judge.stalled(*kind, *full)?, view.base.at),
+        Metric::Window(Resource::Cpu, _) => {
+            let (millicores, cpu) = judge.cpu().ok()?;
+            (cpu.percent(millicores), view.base.at)
+        }
+        Metric::Window(Resource::Memory, _) => {
+            let (used, total) = memory(&view.sample.node).ok()?;
+            (used / total * 100.0, view.base.at)
+        }
+        Metric::MemoryUsage | Metric::MemoryUtilization | Metric::ElasticCpuRequested => {
+            (value, Some(view.sample.at))
+        }
+        Metric::Probe(_) => (value, judge.answer().map(|answer| answer.at)),
+        _ => (value, view.base.at),
+    };
+    Some(Input {
+        from: from?,
+        above: value > rule.watermark,
+    })
+}
+
 /// When the sample was taken that [`judge`] judges; `None` where each series has its own time, and none is judged
 /// twice since there is no interval then.
-pub(super) fn taken(rule: &Rule, view: &View<'_>) -> Option<BootTime> {
+pub(super) fn taken(run: &Run, view: &View<'_>) -> Option<BootTime> {
+    let rule = &run.rule;
     match &rule.metric {
-        Metric::Probe(_) => Judge { rule, view }.answer().map(|answer| answer.at),
+        Metric::Probe(_) => Judge { run, rule, view }.answer().map(|answer| answer.at),
         Metric::RunQueueTime | Metric::ThrottledRatio => None,
         _ => Some(view.sample.at),
     }
@@ -106,7 +162,6 @@ impl Fold {
         match value {
             Ok(value) => self.largest = Some(self.largest.map_or(value, |l| l.max(value))),
             Err(Unknown::Rebased) => self.rebased = true,
-            Err(Unknown::Missing) => {}
             Err(reason) => self.doubt = Some(reason),
         }
     }
@@ -129,6 +184,7 @@ impl Fold {
 }
 
 struct Judge<'a> {
+    run: &'a Run,
     rule: &'a Rule,
     view: &'a View<'a>,
 }
@@ -161,6 +217,9 @@ impl Judge<'_> {
                     .map_or(Err(Unknown::Missing), percent)
             }
             Metric::Window(resource, windowed) => self.view.windows.value(*resource, *windowed),
+            Metric::Protected(metric) => {
+                protected::value(self.run, self.view, *metric).map(|waiting| waiting.percent)
+            }
             _ => Err(Unknown::Missing),
         }
     }
@@ -171,6 +230,16 @@ impl Judge<'_> {
         let interval = self.interval(self.view.base.at, self.view.sample.at)?;
         let before = self.view.base.cpu.ok_or(Unknown::Rebased)?;
         Ok((busy(before, now, interval)?, now))
+    }
+
+    /// Percent of the interval in which tasks were stalled.
+    fn stalled(&self, kind: PressureKind, full: bool) -> Option<f64> {
+        let place = usize::from(full);
+        let now = self.view.sample.node.pressure[kind as usize]?.totals[place];
+        let before = self.view.base.stalled[kind as usize][place];
+        let interval = self.interval(self.view.base.at, self.view.sample.at).ok()?;
+        let stalled = difference(before, now).ok()?;
+        Some(stalled / interval * 100.0)
     }
 
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {
@@ -233,6 +302,10 @@ impl Judge<'_> {
 
     fn containers(&self, fold: &mut Fold) {
         for tracked in self.view.pods {
+            // What a throttle of ours makes a pod wait is no reason for more.
+            if self.view.ledger.get(&tracked.pod.uid).is_some() {
+                continue;
+            }
             let Some(sample) = tracked.sample(self.view.sample) else {
                 continue;
             };
@@ -247,29 +320,37 @@ impl Judge<'_> {
                     let same = |b: &ContainerSample| b.container == container.container;
                     let before = look.and_then(|l| at_or_near(&l.containers, index, same));
                     let times = (look.map(|l| l.at), sample.at);
-                    fold.add(self.container(times, before, container));
+                    let value = self.container(times, before, container);
+                    value.into_iter().for_each(|value| fold.add(value));
                 }
             }
         }
     }
 
+    /// `None` for a container that has no such value.
     fn container(
         &self,
         (from, to): (Option<BootTime>, BootTime),
         before: Option<&ContainerSample>,
         container: &ContainerSample,
-    ) -> Value {
-        if self.stale(to) {
-            return Err(Unknown::Stale);
-        }
-        let interval = self.interval(from, to)?;
-        let before = before.ok_or(Unknown::Rebased)?;
+    ) -> Option<Value> {
+        let since = || {
+            if self.stale(to) {
+                return Err(Unknown::Stale);
+            }
+            let interval = self.interval(from, to)?;
+            Ok((interval, before.ok_or(Unknown::Rebased)?))
+        };
+        let (interval, before) = match since() {
+            Ok(since) => since,
+            Err(reason) => return Some(Err(reason)),
+        };
         match self.rule.metric {
             Metric::RunQueueTime => {
-                let waited = difference(before.run_delay_nanos, container.run_delay_nanos)?;
-                Ok(waited / 1000.0 / (interval / NANOS_PER_SECOND))
+                let waited = difference(before.run_delay_nanos, container.run_delay_nanos);
+                Some(waited.map(|nanos| nanos / 1000.0 / (interval / NANOS_PER_SECOND)))
             }
-            _ => throttled_ratio(before, container),
+            _ => throttled_ratio(before, container).transpose(),
         }
     }
 
@@ -331,6 +412,11 @@ pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
         return Err(Unknown::Impossible);
     }
     let busy = grown(before.busy, now.busy)?;
+    let idle = now.idle.saturating_sub(before.idle);
+    if busy + idle as f64 <= 0.0 && interval > TICKS.as_nanos() as f64 {
+        // A CPU is busy or idle: counters that stand still were not read from a kernel that counts.
+        return Err(Unknown::Impossible);
+    }
     believed(busy, interval, f64::from(now.online.max(before.online)))?;
     Ok(busy * 1000.0 / interval)
 }
@@ -362,19 +448,22 @@ fn grown(from: u64, to: u64) -> Value {
         .ok_or(Unknown::Impossible)
 }
 
-fn difference(from: Option<u64>, to: Option<u64>) -> Value {
+pub(super) fn difference(from: Option<u64>, to: Option<u64>) -> Value {
     let to = to.ok_or(Unknown::Missing)?;
     grown(from.ok_or(Unknown::Rebased)?, to)
 }
 
 /// Percent of the enforcement periods; a container in which none passed has no ratio.
-fn throttled_ratio(before: &ContainerSample, container: &ContainerSample) -> Value {
+fn throttled_ratio(
+    before: &ContainerSample,
+    container: &ContainerSample,
+) -> Result<Option<f64>, Unknown> {
     let periods = difference(before.periods, container.periods)?;
     let throttled = difference(before.throttled_periods, container.throttled_periods)?;
     if periods == 0.0 {
-        return Err(Unknown::Missing);
+        return Ok(None);
     }
-    percent(throttled / periods * 100.0)
+    percent(throttled / periods * 100.0).map(Some)
 }
 
 /// Bytes used, and bytes there are.
@@ -401,7 +490,7 @@ fn possible(value: f64) -> Value {
     finite(value)
 }
 
-fn percent(value: f64) -> Value {
+pub(super) fn percent(value: f64) -> Value {
     if value > 100.0 * BELIEVED {
         return Err(Unknown::Impossible);
     }

@@ -94,7 +94,7 @@ pub(super) fn sort(
     order: &mut Vec<usize>,
     pods: &[Tracked],
     figures: &[Figures],
-    uses: impl Fn(&Figures) -> u64,
+    uses: fn(&Figures) -> u64,
 ) {
     order.clear();
     order.extend(0..pods.len());
@@ -107,6 +107,11 @@ pub(super) fn sort(
 /// CPU in use, for the order.
 pub(super) fn cpu_used(figures: &Figures) -> u64 {
     figures.cpu.map_or(0, |cpu| cpu.0)
+}
+
+/// Bytes read and written, for the order.
+pub(super) fn io_done(figures: &Figures) -> u64 {
+    figures.io.unwrap_or_default()
 }
 
 /// Memory held, for the order.

@@ -175,6 +175,7 @@ pub struct Node {
     /// Bytes of the node.
     pub memory: u64,
     busy: u64,
+    idle: u64,
 }
 
 impl Node {
@@ -194,6 +195,7 @@ impl Node {
             cpu: 0,
             memory: 0,
             busy: 0,
+            idle: 0,
         };
         node.set_pods();
         node
@@ -209,6 +211,7 @@ impl Node {
         self.now = self.now + elapsed;
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap();
         self.busy += self.cpu * (nanos / 1000);
+        self.idle += (u64::from(CPUS) * 1000).saturating_sub(self.cpu) * (nanos / 1000);
         for load in &mut self.pods {
             load.nanos += load.cpu * (nanos / 1000);
         }
@@ -217,7 +220,7 @@ impl Node {
             node: NodeSample {
                 cpu: Some(CpuTimes {
                     busy: self.busy,
-                    idle: 0,
+                    idle: self.idle,
                     online: CPUS,
                 }),
                 memory: Some(NodeMemory {

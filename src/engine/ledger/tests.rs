@@ -9,12 +9,7 @@ const SPEC: CpuThrottle = CpuThrottle {
 const IDLE: CpuThrottle = CpuThrottle { idle: true, ..SPEC };
 
 fn held(cgroup: &str, base: u64, original: Quota) -> Held {
-    Held {
-        cgroup: Arc::from(cgroup),
-        base: MilliCpu(base),
-        original,
-        unassigned: MilliCpu::ZERO,
-    }
+    Held::new(Arc::from(cgroup), MilliCpu(base), original)
 }
 
 fn limit(millicores: u64) -> Quota {
@@ -184,7 +179,7 @@ fn a_restarted_container_takes_over_the_share_of_the_one_before() {
         &pod("a"),
         &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
     );
-    assert_eq!(grip.levers[1], held("tiny", 50, limit(50)));
+    assert_eq!(grip.levers[1], held("tiny", 600, limit(50)));
 }
 
 #[test]
@@ -253,6 +248,23 @@ fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
             (expected, to, expected),
             "{from} {to}"
         );
+    }
+}
+
+/// A smaller quota of another writer, such as a resize that is undone, leaves nothing behind when it goes.
+#[test]
+fn the_base_follows_when_a_smaller_quota_goes() {
+    for (wanted, first) in [
+        (800, limit(1000)),
+        (800, Quota::Unlimited),
+        (1000, limit(1000)),
+    ] {
+        let mut grip = Grip::new(PodUid::from("a"), vec![held("", wanted, first)]);
+        grip.resize("", limit(200));
+        assert_eq!(grip.levers[0].base, MilliCpu(200));
+        grip.resize("", first);
+        assert_eq!(grip.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
+        assert_eq!(grip.base, MilliCpu(wanted));
     }
 }
 

@@ -35,7 +35,9 @@ impl NodeWindows {
 
     /// Takes a sample of the node. CPU comes from the counter of busy time, so that nothing between two samples is
     /// missed; memory is taken to go straight from one sample to the next.
-    pub fn take(&mut self, sample: &Sample) {
+    ///
+    /// Returns the percent of the CPUs that were busy since the sample before, where both are known.
+    pub fn take(&mut self, sample: &Sample) -> Option<f64> {
         let now = Look {
             at: sample.at,
             cpu: sample.node.cpu,
@@ -43,13 +45,13 @@ impl NodeWindows {
                 .ok()
                 .map(|(used, total)| used / total * 100.0),
         };
-        let Some(last) = self.last.replace(now) else {
-            return;
-        };
-        keep(&mut self.cpu, last, now, cpu_percent(last, now));
+        let last = self.last.replace(now)?;
+        let busy = cpu_percent(last, now);
+        keep(&mut self.cpu, last, now, busy);
         let mean = last.memory.zip(now.memory);
         let mean = mean.map(|(before, now)| before.midpoint(now));
         keep(&mut self.memory, last, now, mean);
+        busy
     }
 
     /// What is kept of a resource.

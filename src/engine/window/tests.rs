@@ -320,7 +320,9 @@ fn a_node_has_windows_of_its_cpu_and_its_memory() {
         at: at(f64::from(second)),
         ..Sample::default()
     };
-    (400..600).for_each(|second| windows.take(&unreadable(second)));
+    for second in 400..600 {
+        windows.take(&unreadable(second));
+    }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     // What was known of the longer time stays known.
     let half = windows.of(Resource::Cpu).average(Span::HalfHour);

@@ -125,6 +125,8 @@ mod tests {
             restore: 1.0,
             breaches: 0,
             quiets: 0,
+            guard: None,
+            cool_down: std::time::Duration::ZERO,
             unknown: None,
         }
     }

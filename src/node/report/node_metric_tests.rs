@@ -118,6 +118,8 @@ fn rule(id: &str, state: RuleState) -> RuleReport {
         restore: 1.0,
         breaches: 0,
         quiets: 0,
+        guard: None,
+        cool_down: std::time::Duration::ZERO,
         unknown: None,
     }
 }

@@ -14,6 +14,8 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
         restore: 4000.0,
         breaches: 2,
         quiets: 0,
+        guard: None,
+        cool_down: std::time::Duration::ZERO,
         unknown,
     }
 }

@@ -56,6 +56,8 @@ fn report() -> RuleReport {
         restore: 4000.0,
         breaches: 0,
         quiets: 0,
+        guard: None,
+        cool_down: std::time::Duration::ZERO,
         unknown: None,
     }
 }

@@ -19,6 +19,8 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
         restore: 4000.0,
         breaches: 0,
         quiets: 0,
+        guard: None,
+        cool_down: std::time::Duration::ZERO,
         unknown: value.is_none().then_some(Unknown::Missing),
     }
 }

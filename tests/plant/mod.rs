@@ -1,0 +1,409 @@
+//! The plant: a simulated node on which the engine's actions have effects. Quotas, the idle class and evictions change what
+//! pods use; that changes busy time, pressure and load averages, as a kernel would; the engine sees only these.
+//!
+//! One tick is a second. `tests/kernel_plant.rs` holds its arithmetic against real kernels.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "every test file is its own crate and uses a part of this; a model may fail its test"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll::engine::Engine;
+use plimsoll::engine::plan::Plan;
+use plimsoll::engine::pod::{Pod, PodUid};
+use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, Scope};
+use plimsoll::engine::sample::{
+    CpuTimes, LeverSample, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample,
+    WaitCounters,
+};
+use plimsoll::engine::selector::Selector;
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::{Bytes, Quota};
+
+const TICK: Duration = Duration::from_secs(1);
+const NANOS: f64 = 1e9;
+/// The kernel folds its averages this often.
+const LOAD_STEP: u64 = 5;
+const PRESSURE_STEP: u64 = 2;
+
+/// A pod of the plant.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    pub pod: Pod,
+    /// CPUs that it would use if it had the node for itself.
+    pub demand: f64,
+    /// Share of contended CPUs, relative to others (`cpu.weight`).
+    pub weight: f64,
+    /// A limit of its own, in CPUs.
+    pub limit: Option<f64>,
+    /// Anonymous memory in bytes.
+    pub memory: u64,
+    /// Seconds that it goes on after an eviction was accepted.
+    pub lingers: u64,
+    /// CPUs that the engine's throttle leaves it.
+    pub quota: Option<f64>,
+    pub idle: bool,
+    /// The tick at which it is gone.
+    pub ends: Option<u64>,
+    /// CPUs that it got in the last tick, and the share of the tick in which it was stalled.
+    pub gets: f64,
+    pub stalls: f64,
+    /// Counters of its cgroup.
+    pub used: f64,
+    pub stalled: f64,
+    pub periods: f64,
+    pub throttled: f64,
+}
+
+impl Worker {
+    pub fn new(pod: Pod, demand: f64) -> Self {
+        Self {
+            pod,
+            demand,
+            weight: 1.0,
+            limit: None,
+            memory: 0,
+            lingers: 2,
+            quota: None,
+            idle: false,
+            ends: None,
+            gets: 0.0,
+            stalls: 0.0,
+            used: 0.0,
+            stalled: 0.0,
+            periods: 0.0,
+            throttled: 0.0,
+        }
+    }
+
+    fn cap(&self) -> Option<f64> {
+        match (self.limit, self.quota) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// What it may use, whoever else wants CPU.
+    fn wants(&self) -> f64 {
+        self.cap().map_or(self.demand, |cap| self.demand.min(cap))
+    }
+
+    fn pass(&mut self) {
+        // What it does in a second of CPU takes `demand / gets` as long: the rest of the time it is stalled.
+        self.stalls = if self.demand > 0.0 {
+            (1.0 - self.gets / self.demand).clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
+        self.used += self.gets * NANOS;
+        self.stalled += self.stalls * NANOS;
+        if self.cap().is_some() {
+            self.periods += 10.0;
+            self.throttled += 10.0 * self.held_back();
+        }
+    }
+
+    /// Share of the enforcement periods that its quota cut short: all where the quota is what binds.
+    fn held_back(&self) -> f64 {
+        let binds = self
+            .cap()
+            .is_some_and(|cap| cap < self.demand && self.gets >= cap - 1e-9);
+        f64::from(u8::from(binds))
+    }
+}
+
+/// Divides `cpus` among those that want them, in proportion to their weights and never more than each wants.
+pub fn share(cpus: f64, wants: &[f64], weights: &[f64]) -> Vec<f64> {
+    let mut gets = vec![0.0; wants.len()];
+    let mut left = cpus;
+    let mut open: Vec<usize> = (0..wants.len()).collect();
+    while !open.is_empty() && left > 1e-9 {
+        let total: f64 = open.iter().map(|i| weights[*i]).sum();
+        let fair = |i: usize| left * weights[i] / total;
+        let (sated, hungry): (Vec<_>, Vec<_>) =
+            open.iter().partition(|i| wants[**i] <= fair(**i) + 1e-9);
+        if sated.is_empty() {
+            for i in hungry {
+                gets[i] = fair(i);
+            }
+            return gets;
+        }
+        for i in &sated {
+            gets[*i] = wants[*i];
+        }
+        left -= sated.iter().map(|i| wants[*i]).sum::<f64>();
+        open = hungry;
+    }
+    gets
+}
+
+/// A node, its pods, and the engine that acts on them.
+#[derive(Debug)]
+pub struct Plant {
+    pub cpus: u32,
+    pub memory: u64,
+    pub workers: Vec<Worker>,
+    pub engine: Engine,
+    pub plan: Plan,
+    /// Seconds since the start.
+    pub now: u64,
+    /// Pressure by cgroup, as cgroup v2 has it.
+    pub v2: bool,
+    /// Evictions so far: when, whom.
+    pub evicted: Vec<(u64, String)>,
+    busy: f64,
+    idle: f64,
+    load: [f64; 3],
+    stalled: f64,
+    stalled_before: f64,
+    pressure: [f64; 3],
+    shares: Vec<f64>,
+    /// Tasks of all ticks so far: a sample shows a whole number of them, and the mean of samples is right.
+    task_seconds: f64,
+}
+
+impl Plant {
+    pub fn new(cpus: u32, rules: Vec<Rule>, workers: Vec<Worker>) -> Self {
+        let mut engine = Engine::new();
+        engine.set_policy(Arc::new(PolicySet {
+            rules,
+            pods: vec![batch()],
+        }));
+        let mut plant = Self {
+            cpus,
+            memory: 32 << 30,
+            workers,
+            engine,
+            plan: Plan::default(),
+            now: 1000,
+            v2: true,
+            evicted: Vec::new(),
+            busy: 0.0,
+            idle: 0.0,
+            load: [0.0; 3],
+            stalled: 0.0,
+            stalled_before: 0.0,
+            pressure: [0.0; 3],
+            shares: Vec::new(),
+            task_seconds: 0.0,
+        };
+        plant.set_pods();
+        plant
+    }
+
+    /// On a kernel that keeps no pressure by cgroup.
+    pub fn on_v1(mut self) -> Self {
+        self.v2 = false;
+        self
+    }
+
+    pub fn worker(&mut self, name: &str) -> &mut Worker {
+        let mut workers = self.workers.iter_mut();
+        workers.find(|worker| worker.pod.name == name).unwrap()
+    }
+
+    /// CPUs in use.
+    pub fn uses(&self) -> f64 {
+        self.shares.iter().sum()
+    }
+
+    /// Percent of the last tick in which the pod was stalled, whatever the cause.
+    pub fn stalls(&self, name: &str) -> f64 {
+        let mut workers = self.workers.iter();
+        workers.find(|it| it.pod.name == name).unwrap().stalls * 100.0
+    }
+
+    /// CPUs that would be used if the pods that are on their way out were gone.
+    pub fn remaining(&self) -> f64 {
+        let stays = |worker: &&Worker| worker.ends.is_none();
+        let wants = self.workers.iter().filter(stays).map(Worker::wants);
+        wants.sum::<f64>().min(f64::from(self.cpus))
+    }
+
+    fn set_pods(&mut self) {
+        let pods = self.workers.iter().map(|it| Arc::new(it.pod.clone()));
+        self.engine.set_pods(pods.collect());
+    }
+
+    /// One second passes; the engine samples, decides and acts.
+    pub fn tick(&mut self) {
+        self.now += 1;
+        let before = self.workers.len();
+        let now = self.now;
+        self.workers
+            .retain(|it| it.ends.is_none_or(|ends| now < ends));
+        if self.workers.len() != before {
+            self.set_pods();
+        }
+        self.run();
+        let sample = self.sample();
+        let at = BootTime::from_nanos(self.now * 1_000_000_000);
+        self.engine.step(at, &sample, &mut self.plan);
+        if self.plan.evaluated {
+            self.act();
+        }
+    }
+
+    pub fn pass(&mut self, seconds: u64) {
+        (0..seconds).for_each(|_| self.tick());
+    }
+
+    /// Divides the CPUs of this second and keeps the kernel's books.
+    fn run(&mut self) {
+        let cpus = f64::from(self.cpus);
+        let class = |idle: bool| move |it: &Worker| if it.idle == idle { it.wants() } else { 0.0 };
+        let weights: Vec<f64> = self.workers.iter().map(|it| it.weight).collect();
+        let first: Vec<f64> = self.workers.iter().map(class(false)).collect();
+        let first = share(cpus, &first, &weights);
+        let rest = cpus - first.iter().sum::<f64>();
+        let second: Vec<f64> = self.workers.iter().map(class(true)).collect();
+        let second = share(rest, &second, &weights);
+        for (worker, (a, b)) in self.workers.iter_mut().zip(first.iter().zip(&second)) {
+            worker.gets = a + b;
+            worker.pass();
+        }
+        self.shares = self.workers.iter().map(|it| it.gets).collect();
+        self.busy += self.uses() * NANOS;
+        self.idle += (cpus - self.uses()) * NANOS;
+        // Some task of the node is stalled where one of any pod is.
+        let free: f64 = self.workers.iter().map(|it| 1.0 - it.stalls).product();
+        self.stalled += (1.0 - free) * NANOS;
+        self.task_seconds += self.tasks();
+        self.average();
+    }
+
+    /// Tasks that run or can run: those that a quota holds back are not on a run queue.
+    pub fn tasks(&self) -> f64 {
+        let tasks = self.workers.iter().map(|it| {
+            let waits = (it.wants() - it.gets).max(0.0);
+            it.gets + waits
+        });
+        tasks.sum()
+    }
+
+    fn average(&mut self) {
+        if self.now.is_multiple_of(LOAD_STEP) {
+            let tasks = self.tasks();
+            for (load, minutes) in self.load.iter_mut().zip([1.0, 5.0, 15.0]) {
+                let keeps = (-(LOAD_STEP as f64) / (minutes * 60.0)).exp();
+                *load = *load * keeps + tasks * (1.0 - keeps);
+            }
+        }
+        if self.now.is_multiple_of(PRESSURE_STEP) {
+            let stalled = (self.stalled - self.stalled_before) / (PRESSURE_STEP as f64 * NANOS);
+            self.stalled_before = self.stalled;
+            for (average, seconds) in self.pressure.iter_mut().zip([10.0, 60.0, 300.0]) {
+                let keeps = (-(PRESSURE_STEP as f64) / seconds).exp();
+                *average = *average * keeps + stalled * 100.0 * (1.0 - keeps);
+            }
+        }
+    }
+
+    fn sample(&self) -> Sample {
+        let at = BootTime::from_nanos(self.now * 1_000_000_000);
+        let held: u64 = self.workers.iter().map(|it| it.memory).sum();
+        let cpu = Pressure {
+            some: self.pressure,
+            full: None,
+            totals: [Some(whole(self.stalled)), None],
+        };
+        Sample {
+            at,
+            node: NodeSample {
+                cpu: Some(CpuTimes {
+                    busy: whole(self.busy),
+                    idle: whole(self.idle),
+                    online: self.cpus,
+                }),
+                memory: Some(NodeMemory {
+                    total: Bytes(self.memory),
+                    available: Bytes(self.memory.saturating_sub(held)),
+                }),
+                load: Some(self.load),
+                tasks: Some(whole(self.task_seconds) - whole(self.task_seconds - self.tasks())),
+                pressure: [Some(cpu), None, None],
+                ..NodeSample::default()
+            },
+            pressure_by_cgroup: self.v2,
+            pods: self.workers.iter().map(|it| self.pod(it, at)).collect(),
+            ..Sample::default()
+        }
+    }
+
+    fn pod(&self, worker: &Worker, at: BootTime) -> PodSample {
+        let quota = worker.cap().map_or(Quota::Unlimited, |cap| {
+            Quota::Limit(plimsoll::engine::units::MilliCpu(whole(cap * 1000.0)))
+        });
+        PodSample {
+            cpu_nanos: Some(whole(worker.used)),
+            memory: Some(Bytes(worker.memory)),
+            memory_parts: Some(MemoryParts {
+                held: Bytes(worker.memory),
+                cache: Bytes(0),
+            }),
+            waits: WaitCounters {
+                stalled: [self.v2.then(|| whole(worker.stalled)), Some(0), Some(0)],
+                periods: Some(whole(worker.periods)),
+                throttled_periods: Some(whole(worker.throttled)),
+            },
+            levers: vec![LeverSample {
+                cgroup: Arc::from(""),
+                cpu_nanos: Some(whole(worker.used)),
+                quota: Some(quota),
+            }],
+            ..PodSample::new(worker.pod.uid.clone(), at)
+        }
+    }
+
+    /// Puts the plan in force, as the kernel and the API server would.
+    fn act(&mut self) {
+        for worker in &mut self.workers {
+            let throttle = self
+                .plan
+                .throttles
+                .iter()
+                .find(|it| it.uid == worker.pod.uid);
+            worker.idle = throttle.is_some_and(|it| it.idle);
+            let quota = throttle.and_then(|it| it.levers[0].quota);
+            worker.quota = quota.map(|quota| quota.0 as f64 / 1000.0);
+        }
+        let evictions: Vec<PodUid> = self
+            .plan
+            .evictions
+            .iter()
+            .map(|it| it.uid.clone())
+            .collect();
+        for uid in evictions {
+            let now = self.now;
+            let mut workers = self.workers.iter_mut();
+            let worker = workers.find(|it| it.pod.uid == uid).unwrap();
+            worker.ends = Some(now + worker.lingers);
+            worker.pod.terminating = true;
+            self.evicted.push((now, worker.pod.name.clone()));
+            self.set_pods();
+        }
+    }
+}
+
+/// Batch pods may be throttled and evicted: those of the namespace `batch`.
+fn batch() -> PodPolicy {
+    use plimsoll::engine::policy::Membership;
+    PodPolicy {
+        name: "batch".to_owned(),
+        labels: Some(Selector::default()),
+        scopes: vec![Scope::Namespace(Membership::In(vec!["batch".to_owned()]))],
+        allowed: vec!["throttle".to_owned(), "evict".to_owned()],
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counters of a simulation are small and not negative"
+)]
+fn whole(value: f64) -> u64 {
+    value as u64
+}
