@@ -128,7 +128,7 @@ impl Sampler {
     /// As [`Self::new`], keeping no more files open than `fds` allows.
     pub fn with_budget(proc_root: &Path, hierarchy: Hierarchy, fds: FdBudget) -> Self {
         Self {
-            node: NodeReader::new(proc_root),
+            node: NodeReader::new(proc_root, &hierarchy),
             pods: Vec::new(),
             spare: Vec::new(),
             gone: Vec::new(),
@@ -155,6 +155,7 @@ impl Sampler {
 
     /// The pods to read from now on, in the order in which samples list them. Those that stay keep their open files.
     pub fn set_pods(&mut self, pods: impl Iterator<Item = (PodUid, CgroupPath)>) {
+        self.node.look_again();
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)
             .into_iter()
             .map(|reader| (reader.uid().clone(), reader))
@@ -191,6 +192,7 @@ impl Sampler {
     /// Reads the node's files: CPU and memory, and what is demanded besides. Leaves the sample without pods.
     pub fn sample_node(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         sample.at = now;
+        sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();
         self.put_by(&mut sample.pods);
@@ -208,14 +210,13 @@ impl Sampler {
         }
         let mut refill = Refill::new(&mut sample.pods);
         for pod in &mut self.pods {
-            let Ok(cpu_nanos) = pod.cpu_nanos(&mut self.reading) else {
+            let Ok(cpu) = pod.cpu(&mut self.reading) else {
                 self.gone.push(pod.uid().clone());
                 continue;
             };
             let entry = refill.next(|entry| entry.uid == *pod.uid(), || blank(pod.uid()));
             entry.at = now;
-            entry.cpu_nanos = cpu_nanos;
-            pod.sample(&mut self.reading, demand, entry);
+            pod.sample(&mut self.reading, demand, cpu, entry);
         }
     }
 
@@ -227,10 +228,9 @@ impl Sampler {
             ..Demand::default()
         };
         if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid)
-            && let Ok(cpu_nanos) = pod.cpu_nanos(&mut self.reading)
+            && let Ok(cpu) = pod.cpu(&mut self.reading)
         {
-            sample.cpu_nanos = cpu_nanos;
-            pod.sample(&mut self.reading, &demand, &mut sample);
+            pod.sample(&mut self.reading, &demand, cpu, &mut sample);
         }
         sample.levers
     }
