@@ -10,7 +10,7 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
 use plimsoll::node::cgroup::kubepods::scan;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::collect::Sampler;
+use plimsoll::node::collect::{Sampler, Target};
 
 const UID: &str = "0f5a3c9e-27b1-4c58-9d1b-2f6f0e7a1b3c";
 const CONTAINER: &str = "3f1de0cb9a5bb3a65c1d3d7e4f6a7b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6";
@@ -263,7 +263,7 @@ fn what_waits_in_the_systems_slice_is_read_where_there_is_one() {
     };
     assert_eq!(look(&mut sampler, &everything()), (true, None));
     v2_pod(&fake, "system.slice");
-    sampler.set_pods(std::iter::empty());
+    sampler.set_pods(std::iter::empty::<Target>());
     assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
     assert_eq!(look(&mut sampler, &Demand::default()), (true, None));
     std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();

@@ -12,4 +12,4 @@ mod trusting;
 mod waits;
 
 pub use probe::Prober;
-pub use sampler::Sampler;
+pub use sampler::{Sampler, Target};

@@ -16,6 +16,7 @@ use crate::node::cgroup::gauge::{Gauge, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::pod_facts::ContainerFacts;
 
 /// A pod's cgroup does not exist.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct PodReader {
     containers: Containers,
     /// By container or not, while a throttle is in force.
     pin: Option<bool>,
+    /// What its object says of its containers.
+    facts: Option<ContainerFacts>,
 }
 
 #[derive(Debug)]
@@ -81,6 +84,7 @@ impl PodReader {
             files,
             containers: Containers::default(),
             pin: None,
+            facts: None,
         }
     }
 
@@ -97,6 +101,11 @@ impl PodReader {
     /// Keeps the kind of its levers (by container or not), or lets it follow the quotas.
     pub const fn pin(&mut self, by_container: Option<bool>) {
         self.pin = by_container;
+    }
+
+    /// What the pod's object says of its containers, where there is one.
+    pub const fn set_facts(&mut self, facts: Option<ContainerFacts>) {
+        self.facts = facts;
     }
 
     /// Looks for files again that were not there.
@@ -201,10 +210,11 @@ impl PodReader {
         }
     }
 
-    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one.
+    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one, or is to
+    /// have one by the pod's object.
     fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
         let mut levers = Refill::new(&mut out.levers);
-        if !demand.pod_quota {
+        if !demand.pod_quota || self.is_incomplete(reading) {
             return;
         }
         if self.is_by_container(reading) {
@@ -221,6 +231,13 @@ impl PodReader {
         }
     }
 
+    /// On v1 a pod is not begun to be throttled while a container is missing: which of its cgroups have quotas cannot be
+    /// seen then.
+    fn is_incomplete(&self, reading: &Reading) -> bool {
+        let missing = self.facts.is_some_and(|facts| facts.missing);
+        missing && self.pin.is_none() && !reading.hierarchy.is_v2()
+    }
+
     fn is_by_container(&mut self, reading: &mut Reading) -> bool {
         if reading.hierarchy.is_v2() {
             return false;
@@ -233,7 +250,8 @@ impl PodReader {
         }
         let is_limited = |one: &mut ContainerReader| matches!(one.quota(), Some(Quota::Limit(_)));
         let any_limit = self.containers.below().any(is_limited);
-        self.pin.unwrap_or(any_limit)
+        // A container that comes back with its limit is refused where the pod has a lower one, whatever was seen before.
+        self.facts.is_some_and(|facts| facts.limited) || self.pin.unwrap_or(any_limit)
     }
 
     fn read_quotas(&mut self, reading: &mut Reading) {
