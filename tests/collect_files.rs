@@ -5,12 +5,12 @@ mod collect_support;
 
 use collect_support::{Fake, everything, pod, uid};
 use plimsoll::engine::Demand;
-use plimsoll::engine::sample::{CpuTimes, NodeSample, PodSample, Sample};
+use plimsoll::engine::sample::{CpuTimes, NodeSample, PodSample, Sample, WaitCounters};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
 use plimsoll::node::cgroup::kubepods::scan;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::collect::Sampler;
+use plimsoll::node::collect::{Sampler, Target};
 
 const UID: &str = "0f5a3c9e-27b1-4c58-9d1b-2f6f0e7a1b3c";
 const CONTAINER: &str = "3f1de0cb9a5bb3a65c1d3d7e4f6a7b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6";
@@ -21,6 +21,9 @@ cpu0 50 10 15 2000 25 3 3 4 4 5
 cpu1 50 10 15 2000 25 3 4 4 5 5
 intr 1 2 3
 ctxt 4
+procs_running 3
+procs_blocked 2
+softirq 1 2
 ";
 const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    400 kB\n";
 const PRESSURE: &str = "\
@@ -80,9 +83,20 @@ fn v2_pod(fake: &Fake, cgroup: &str) {
     )
     .file(
         &format!("cg/{cgroup}/memory.pressure"),
-        "some avg10=0.25 avg60=0.00 avg300=0.00 total=1\n",
+        "some avg10=0.25 avg60=0.00 avg300=0.00 total=20\n",
+    )
+    .file(
+        &format!("cg/{cgroup}/io.stat"),
+        "254:0 rbytes=4096 wbytes=100 rios=1 wios=1 dbytes=7 dios=1\n8:0 rbytes=1 wbytes=2 rios=1 wios=1\n8:1\n",
     );
 }
+
+/// What [`v2_pod`] counts of waiting.
+const WAITS: WaitCounters = WaitCounters {
+    stalled: [Some(1000), Some(20_000), None],
+    periods: Some(7),
+    throttled_periods: Some(3),
+};
 
 fn sampler(fake: &Fake, hierarchy: Hierarchy) -> Sampler {
     Sampler::new(&fake.root().join("proc"), hierarchy)
@@ -130,12 +144,14 @@ fn the_nodes_files_are_read_as_documented() {
         (Bytes(1_024_000), Bytes(409_600))
     );
     assert_eq!(node.load, Some([0.11, 1.24, 12.0]));
+    assert_eq!(node.tasks, Some(5));
     let [cpu, _, io] = node.pressure.map(Option::unwrap);
     assert_eq!(
         (cpu.some, cpu.full),
         ([1.5, 2.0, 0.25], Some([0.5, 0.0, 0.0]))
     );
-    assert_eq!(io.full, None);
+    assert_eq!(cpu.totals, [Some(99_000), Some(9000)]);
+    assert_eq!((io.full, io.totals), (None, [Some(99_000), None]));
     let disks: Vec<_> = node.disks.iter().map(|disk| &*disk.device).collect();
     assert_eq!(disks, ["vda", "vda1", "ramses0n1"]);
     let vda = &node.disks[0];
@@ -188,6 +204,98 @@ fn only_what_is_demanded_is_read() {
     assert!(node.cpu.is_some() && node.memory.is_some());
     assert!(node.load.is_none() && node.pressure.iter().all(Option::is_none));
     assert!(node.disks.is_empty() && node.interfaces.is_empty());
+    assert_eq!((node.tasks, node.system), (None, None));
+}
+
+#[test]
+fn what_a_pod_waits_for_is_read_only_where_it_is_demanded() {
+    let fake = Fake::new();
+    let hierarchy = v2(&fake);
+    v2_pod(&fake, "p");
+    let mut sampler = sampler(&fake, hierarchy);
+    sampler.set_pods([(uid("p"), CgroupPath::new("p").unwrap())].into_iter());
+    let mut sample = Sample::default();
+    let mut look = |demand: Demand| {
+        sampler.sample_pods(BootTime::default(), &demand, &mut sample);
+        let pod = &sample.pods[0];
+        (pod.waits, pod.io_bytes)
+    };
+    assert_eq!(look(everything()), (WAITS, Some(4199)));
+    assert_eq!(look(Demand::default()), (WaitCounters::default(), None));
+    let pod_io = Demand {
+        pod_io: true,
+        ..Demand::default()
+    };
+    assert_eq!(look(pod_io), (WaitCounters::default(), Some(4199)));
+}
+
+#[test]
+fn an_io_stat_that_is_empty_is_no_io_and_one_cut_off_is_unknown() {
+    for (text, bytes, faults) in [
+        ("", Some(0), 0),
+        ("254:0 rbytes=1 wbytes=2", None, 1),
+        ("254:0 rbytes=1 wbytes=x\n", None, 1),
+        ("254:0 rbytes=18446744073709551615\n8:0 wbytes=1\n", None, 1),
+    ] {
+        let fake = Fake::new();
+        let hierarchy = v2(&fake);
+        v2_pod(&fake, "p");
+        fake.file("cg/p/io.stat", text);
+        let (pod, found) = look_at(&fake, hierarchy, "p");
+        assert_eq!(
+            (pod.unwrap().io_bytes, found.len()),
+            (bytes, faults),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn what_waits_in_the_systems_slice_is_read_where_there_is_one() {
+    let fake = Fake::new();
+    node_files(&fake);
+    let mut sampler = sampler(&fake, v2(&fake));
+    let mut sample = Sample::default();
+    let mut look = |sampler: &mut Sampler, demand: &Demand| {
+        sampler.sample_node(BootTime::default(), demand, &mut sample);
+        assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
+        (sample.pressure_by_cgroup, sample.node.system)
+    };
+    assert_eq!(look(&mut sampler, &everything()), (true, None));
+    v2_pod(&fake, "system.slice");
+    sampler.set_pods(std::iter::empty::<Target>());
+    assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
+    assert_eq!(look(&mut sampler, &Demand::default()), (true, None));
+    std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();
+    assert_eq!(
+        look(&mut sampler, &everything()),
+        (true, Some(WAITS)),
+        "what is open stays open"
+    );
+
+    fake.file("v1/cpu/system.slice/cpu.stat", "nr_periods 1\n")
+        .file("v1/cpuacct/system.slice/cpuacct.usage", "1\n");
+    let v1 = Hierarchy::below(&fake.root().join("v1")).unwrap();
+    let mut sampler = Sampler::new(&fake.root().join("proc"), v1);
+    assert_eq!(look(&mut sampler, &everything()), (false, None));
+}
+
+#[test]
+fn cpu_time_is_known_whatever_the_kernels_counters_come_to() {
+    let fake = Fake::new();
+    node_files(&fake);
+    for text in [
+        // 512 CPUs for two years: more than 2^64 ns.
+        "cpu  3200000000000 0 0 1800000000000 0 0 0 0 0 0\ncpu0 1\n",
+        "cpu  18446744073709551615 1 1 1 1 1 1 1 0 0\ncpu0 1\n",
+        // Guest time, which is not used: it is in user already.
+        "cpu  1 2 3 4 5 6 7 8 99999999999999999999 x\ncpu0 1\n",
+    ] {
+        fake.file("proc/stat", text);
+        let (sample, faults) = look_at_node(&fake);
+        assert!(sample.node.cpu.is_some(), "{text}");
+        assert_eq!(faults, [""; 0]);
+    }
 }
 
 /// Files of `/proc`, each with texts that it must not be understood from.
@@ -199,7 +307,6 @@ const DAMAGES: [(&str, &[&str]); 4] = [
             "cpu",
             "cpu  1 2 3 4\ncpu0 1 2 3 4\n",
             "cpu  1 2 3 4 5 6 7 99999999999999999999\ncpu0 1\n",
-            "cpu  18446744073709551615 1 1 1 1 1 1 1\ncpu0 1\n",
             "cpu  1 2 3 4 5 6 7 8\n",
             "intr 1\n",
         ],
@@ -298,6 +405,8 @@ fn a_v2_pod_has_its_figures_under_either_driver() {
         assert_eq!((parts.held, parts.cache), (Bytes(330), Bytes(700)));
         // A kernel without io.pressure tells nothing of it.
         assert_eq!(pod.stalled, [Some(12.5), Some(0.25), None]);
+        assert_eq!(pod.waits, WAITS);
+        assert_eq!(pod.io_bytes, Some(4199));
         // The pod's own cgroup is the lever, although the container has a quota as well.
         assert_eq!(pod.levers.len(), 1);
         assert_eq!(&*pod.levers[0].cgroup, "");
@@ -338,6 +447,12 @@ fn joined_and_hybrid_v1_trees_give_a_pod_its_figures() {
         assert_eq!((parts.held, parts.cache), (Bytes(307), Bytes(700)));
         assert_eq!(pod.levers.len(), 1);
         assert_eq!(pod.levers[0].quota, Some(Quota::Limit(MilliCpu(250))));
+        let waits = WaitCounters {
+            stalled: [None; 3],
+            periods: Some(4),
+            throttled_periods: Some(1),
+        };
+        assert_eq!((pod.waits, pod.io_bytes), (waits, None));
         // A cgroup without any below it is its own container.
         assert_eq!(&*pod.containers[0].container, "p");
         assert_eq!(pod.containers[0].throttled_periods, Some(1));

@@ -210,10 +210,10 @@ fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
     }
     let path = ground.mkdir("pod");
     ground.mkdir("pod/main");
-    let file = ground
-        .dir(Controller::Cpu, "pod/main")
-        .join("cpu.cfs_quota_us");
-    fs::write(file, "5000").unwrap();
+    for (cgroup, quota) in [("pod", "190000"), ("pod/main", "5000")] {
+        let file = ground.dir(Controller::Cpu, cgroup).join("cpu.cfs_quota_us");
+        fs::write(file, quota).unwrap();
+    }
     for _ in 0..3 {
         ground.spawn("pod/main", "while :; do :; done");
     }
@@ -221,8 +221,12 @@ fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
     sampler.set_pods([(uid("p"), path)].into_iter());
     let grew = wait_for(Duration::from_secs(30), || {
         look(&mut sampler, &everything(), &mut sample);
-        let main = &pod(&sample, "p").unwrap().containers[0];
-        main.throttled_periods > Some(3)
+        let seen = pod(&sample, "p").unwrap();
+        let main = &seen.containers[0];
+        // The pod's own quota is never used up: its periods pass, and none is throttled.
+        seen.waits.periods > Some(3)
+            && seen.waits.throttled_periods == Some(0)
+            && main.throttled_periods > Some(3)
             && main.periods >= main.throttled_periods
             && main.run_delay_nanos > Some(1_000_000)
     });
@@ -324,9 +328,12 @@ fn a_real_v2_tree_gives_cpu_use_and_tells_what_is_gone() {
     sampler.set_pods([(uid("p"), CgroupPath::new(&name).unwrap())].into_iter());
     look(&mut sampler, &everything(), &mut sample);
     let seen = pod(&sample, "p").cloned();
+    let pressure = folder.join("cpu.pressure").exists();
     fs::remove_dir(&folder).unwrap();
     let seen = seen.unwrap();
     assert_eq!((seen.cpu_nanos, seen.memory), (Some(0), None));
+    assert_eq!(seen.waits.stalled[0], pressure.then_some(0));
+    assert!(sample.pressure_by_cgroup && sample.node.tasks > Some(0));
     assert_eq!(seen.containers[0].run_delay_nanos, Some(0));
     look(&mut sampler, &everything(), &mut sample);
     assert_eq!(sampler.gone(), [uid("p")]);

@@ -4,15 +4,18 @@
 
 mod kernel_support;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
-use plimsoll::engine::plan::Feedback;
+use plimsoll::engine::plan::{Feedback, Throttle};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{Outcome, Throttler};
 use plimsoll::node::cgroup::CgroupPath;
+use plimsoll::node::collect::{Sampler, Target};
 use plimsoll::node::journal::Effects;
+use plimsoll::node::pod_facts::ContainerFacts;
 
 /// Down to the floor in steps and back again, with every file as it was.
 fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
@@ -193,6 +196,56 @@ fn a_restarted_container_with_a_limit_is_dropped_and_taken_anew() {
     assert_eq!(world.quota(&second), world.quota_text(Some(30_000)));
     assert_fine(&throttler.apply(at(3), &[], &find));
     assert_eq!(world.quota(&second), world.quota_text(Some(80_000)));
+}
+
+/// What a plan would ask for: half a CPU by each cgroup that the sampler names.
+fn planned(sampler: &mut Sampler) -> Throttle {
+    let levers = sampler.levers(&uid("pod"));
+    let levers: Vec<_> = levers
+        .iter()
+        .map(|lever| (&*lever.cgroup, Some(500)))
+        .collect();
+    on_levers("pod", &levers)
+}
+
+#[test]
+fn a_container_with_a_limit_can_start_again_while_its_pod_is_throttled() {
+    let Some(world) = world() else { return };
+    if world.is_v2() {
+        eprintln!("skipped: cgroup v2 refuses no quota for the sake of a parent");
+        return;
+    }
+    let pod = world.pod("pod");
+    world.container(&pod, "pause");
+    let limited = |missing| Target {
+        uid: uid("pod"),
+        cgroup: pod.clone(),
+        containers: Some(ContainerFacts {
+            limited: true,
+            missing,
+        }),
+    };
+    let mut sampler = Sampler::new(Path::new("/proc"), world.hierarchy.clone());
+    let mut throttler = world.throttler();
+    // It crashed, its cgroup is gone, and the API server does not say so yet.
+    sampler.set_pods([limited(false)].into_iter());
+    let plan = [planned(&mut sampler)];
+    assert_fine(&throttler.apply(at(0), &plan, &world.find()));
+    assert_eq!(world.quota(&pod), world.quota_text(None));
+    let main = world.container(&pod, "main");
+    world.set_quota(&main, Some(80_000));
+    let plan = [planned(&mut sampler)];
+    assert_fine(&throttler.apply(at(1), &plan, &world.find()));
+    assert_eq!(world.quota(&main), world.quota_text(Some(50_000)));
+    // Throttled already, it stays so by its containers, even where it was not by what an earlier process knew.
+    for pin in [true, false] {
+        sampler.set_pods([limited(true)].into_iter());
+        sampler.pin_levers(&uid("pod"), pin);
+        assert_eq!(planned(&mut sampler).levers.len(), 2);
+    }
+    // Once the API server says so, it is no new victim.
+    sampler.unpin_levers(&uid("pod"));
+    assert_eq!(planned(&mut sampler).levers.len(), 0);
 }
 
 #[test]

@@ -21,6 +21,7 @@ use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::node::machine::{Settings, restore_expired};
+use plimsoll::node::pod_facts::ContainerFacts;
 use plimsoll::standalone::host;
 use tempfile::TempDir;
 
@@ -84,6 +85,7 @@ impl Ground {
             pod: Arc::new(engine_support::pod("pod")),
             cgroup: CgroupPath::new("pod").unwrap(),
             inode: fs::metadata(self.file().parent().unwrap()).unwrap().ino(),
+            containers: None,
         }
     }
 
@@ -226,6 +228,56 @@ fn what_the_kernel_refuses_to_take_back_is_tried_again_where_no_rule_is_left() {
         (machine.throttled_pods(), world.journal_lines().len()),
         (0, 0)
     );
+}
+
+#[test]
+fn a_pods_own_quota_makes_way_for_a_container_with_a_limit() {
+    let Some(world) = kernel_support::world() else {
+        return;
+    };
+    if world.is_v2() {
+        eprintln!("skipped: cgroup v2 refuses no quota");
+        return;
+    }
+    for pause in [true, false] {
+        let name = format!("pod-{pause}");
+        let pod = world.pod(&name);
+        if pause {
+            world.container(&pod, "pause");
+        }
+        let plan = [throttle(&name, 300)];
+        world.throttler().apply(boot_time(), &plan, &world.find());
+        assert_eq!(world.quota(&pod), "30000");
+        let workload = |missing| Workload {
+            pod: Arc::new(engine_support::pod(&name)),
+            cgroup: pod.clone(),
+            inode: 0,
+            containers: Some(ContainerFacts {
+                limited: true,
+                missing,
+            }),
+        };
+        let (state, mut now) = (world.state.path().to_owned(), boot_time());
+        let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
+        let pods = vec![workload(true)];
+        let rules = policy(vec![rule]);
+        let mut machine = machine(world.hierarchy.clone(), state, rules, pods, now);
+        told(&mut machine, &mut now, Duration::from_secs(11), "");
+        assert_eq!(world.quota(&pod), "-1", "pause: {pause}");
+        let main = world.container(&pod, "main");
+        world.set_quota(&main, Some(80_000));
+        machine.set_pods(vec![workload(false)]);
+        told(&mut machine, &mut now, Duration::from_secs(21), "");
+        let limited: u64 = world.quota(&main).parse().unwrap();
+        assert!(
+            limited < 80_000,
+            "it is throttled by its container: {limited}"
+        );
+        assert_eq!(world.quota(&pod), "-1");
+        let mut effects = machine.restore(now).iter();
+        assert!(effects.all(|event| !event.to_string().contains("failed")));
+        assert_eq!(world.quota(&main), "80000");
+    }
 }
 
 #[test]

@@ -462,6 +462,7 @@ fn workloads(cast: &Cast, stage: &Stage) -> Vec<Workload> {
         pod: Arc::new(role.pod()),
         inode: stage.inode(&stage.cgroup(role)),
         cgroup: stage.cgroup(role),
+        containers: None,
     };
     cast.roles().map(workload).collect()
 }

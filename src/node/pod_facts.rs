@@ -4,6 +4,7 @@
 //! follow `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that never passed an API server gets
 //! the defaults that one would have given it: a limit without a request is a request as well.
 
+mod containers;
 mod object;
 mod resources;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use crate::engine::pod::{Kept, Pod, PodUid, Reserved};
 use crate::engine::units::Quota;
 
+pub use self::containers::{ContainerFacts, container_facts};
 pub use self::object::{PodObject, PodSpec};
 pub use self::resources::ResourceError;
 

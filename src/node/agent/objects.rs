@@ -16,7 +16,9 @@ use crate::cluster::typed::Typed;
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
-use crate::node::pod_facts::{PodObject, annotation, phase, pod_facts};
+use crate::node::pod_facts::{
+    ContainerFacts, PodObject, annotation, container_facts, phase, pod_facts,
+};
 
 /// `metadata.uid`
 pub fn uid(object: &impl Resource) -> &str {
@@ -42,6 +44,8 @@ pub struct SeenPod {
     metadata: ObjectMeta,
     /// Its facts, or why they can't be told.
     pub facts: Result<Arc<Pod>, String>,
+    /// What is known of its containers.
+    pub containers: ContainerFacts,
     /// The UID that its cgroup is named by: that of a static pod is the kubelet's, not the API server's.
     pub cgroup_uid: PodUid,
     /// It has ended, and has no cgroup any more.
@@ -63,6 +67,7 @@ impl From<Typed<PodObject>> for SeenPod {
     fn from(Typed(whole): Typed<PodObject>) -> Self {
         Self {
             facts: facts(&whole),
+            containers: container_facts(&whole),
             cgroup_uid: cgroup_uid(&whole.metadata),
             finished: matches!(phase(&whole), Some("Succeeded" | "Failed")),
             daemon_set: daemon_set(&whole.metadata),

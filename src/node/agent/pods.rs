@@ -86,7 +86,10 @@ impl Pods {
         let before = self.known.remove(&uid);
         let found = before.as_ref().and_then(|known| known.found.clone());
         let same = before.is_some_and(|known| {
-            known.seen.facts == seen.facts && known.seen.finished == seen.finished
+            let known = known.seen;
+            known.facts == seen.facts
+                && known.containers == seen.containers
+                && known.finished == seen.finished
         });
         self.changed |= !same;
         // It may have got its cgroup just now, or another one.
@@ -167,6 +170,7 @@ impl Known {
             pod: Arc::clone(facts),
             cgroup,
             inode,
+            containers: Some(self.seen.containers),
         })
     }
 }

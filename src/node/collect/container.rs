@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use super::pod::{CpuUsage, QuotaFiles, folder};
 use super::sampler::Reading;
+use super::waits::periods;
 use crate::engine::Demand;
 use crate::engine::sample::ContainerSample;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
 use crate::node::cgroup::gauge::{Gauge, ReadError};
-use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
+use crate::node::cgroup::parse::{fields, lines, unsigned};
 use crate::node::cgroup::{CgroupPath, Controller};
 
 /// The kept files of one container.
@@ -90,14 +91,13 @@ impl ContainerReader {
     /// CPU time used, in nanoseconds.
     pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Option<u64> {
         let result = self.cpu.read(reading);
-        self.seen(reading, result)
+        Some(self.seen(reading, result)?.nanos)
     }
 
     /// Reads what is asked for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
         [out.periods, out.throttled_periods] = if demand.throttled {
-            let keys: [&[u8]; 2] = [b"nr_periods", b"nr_throttled"];
-            let result = reading.try_text(&mut self.stat, |text| Some(keyed(text, keys)));
+            let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
             self.seen(reading, result).unwrap_or_default()
         } else {
             [None; 2]

@@ -8,8 +8,10 @@ use nix::unistd::{SysconfVar, sysconf};
 use super::proc;
 use super::refill::Refill;
 use super::sampler::Reading;
+use super::waits::SystemSlice;
 use crate::engine::Demand;
 use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
+use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::gauge::Gauge;
 use crate::node::cgroup::parse::lines;
 
@@ -24,11 +26,13 @@ pub struct NodeReader {
     pressure: [Gauge; 3],
     diskstats: Gauge,
     net_dev: Gauge,
+    /// cgroup v1 keeps no pressure of it.
+    system: Option<SystemSlice>,
 }
 
 impl NodeReader {
-    /// A reader of the files below `proc_root`; nothing is opened yet.
-    pub fn new(proc_root: &Path) -> Self {
+    /// A reader of the files below `proc_root` and of the system's cgroup; nothing is opened yet.
+    pub fn new(proc_root: &Path, hierarchy: &Hierarchy) -> Self {
         let gauge = |name: &str| Gauge::new(proc_root.join(name));
         Self {
             tick: 1_000_000_000 / ticks_per_second(),
@@ -39,6 +43,10 @@ impl NodeReader {
             diskstats: gauge("diskstats"),
             // Process 1 is in the host's network namespace, whichever this process is in.
             net_dev: gauge("1/net/dev"),
+            system: match hierarchy {
+                Hierarchy::V2 { root } => Some(SystemSlice::below(root)),
+                Hierarchy::V1 { .. } => None,
+            },
         }
     }
 
@@ -47,10 +55,19 @@ impl NodeReader {
         self.net_dev = Gauge::new(net_dev.to_owned());
     }
 
+    /// Looks for a cgroup again that was not there.
+    pub fn look_again(&mut self) {
+        self.system.iter_mut().for_each(SystemSlice::look_again);
+    }
+
     /// Reads what is asked for; CPU and memory always.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, node: &mut NodeSample) {
         let tick = self.tick;
-        node.cpu = reading.text(&mut self.stat, |text| proc::cpu_times(text, tick));
+        node.tasks = None;
+        node.cpu = reading.text(&mut self.stat, |text| {
+            node.tasks = demand.tasks.then(|| proc::tasks(text)).flatten();
+            proc::cpu_times(text, tick)
+        });
         node.memory = reading.text(&mut self.meminfo, proc::memory);
         node.load = reading.text_if(demand.load, &mut self.loadavg, proc::load);
         for ((value, gauge), wanted) in node
@@ -61,6 +78,8 @@ impl NodeReader {
         {
             *value = reading.text_if(wanted, gauge, proc::pressure);
         }
+        let system = self.system.as_mut().filter(|_| demand.pod_pressure);
+        node.system = system.and_then(|system| system.read(reading));
         self.disks(reading, demand.disks, &mut node.disks);
         self.interfaces(reading, demand.interfaces, &mut node.interfaces);
     }

@@ -5,17 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::container::ContainerReader;
-use super::proc::pressure;
 use super::refill::Refill;
 use super::sampler::Reading;
+use super::waits::{PERIODS, PressureFiles, io_bytes, periods};
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample};
+use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample, WaitCounters};
 use crate::engine::units::{Bytes, Quota};
 use crate::node::cgroup::gauge::{Gauge, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::pod_facts::ContainerFacts;
 
 /// A pod's cgroup does not exist.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct PodReader {
     containers: Containers,
     /// By container or not, while a throttle is in force.
     pin: Option<bool>,
+    /// What its object says of its containers.
+    facts: Option<ContainerFacts>,
 }
 
 #[derive(Debug)]
@@ -43,8 +46,12 @@ struct PodFiles {
     /// Kernel memory, which v1's `memory.stat` does not list.
     kernel_memory: Option<Gauge>,
     quota: QuotaFiles,
-    /// Of CPU, memory and I/O; cgroup v1 has none.
-    pressure: Option<[Gauge; 3]>,
+    /// cgroup v1 has none.
+    pressure: Option<PressureFiles>,
+    /// v1's enforcement periods; on v2 they are read with the CPU time.
+    periods: Option<Gauge>,
+    /// cgroup v1 has none that tells as much.
+    io: Option<Gauge>,
 }
 
 /// The containers as the last look at the pod's folder found them.
@@ -77,6 +84,7 @@ impl PodReader {
             files,
             containers: Containers::default(),
             pin: None,
+            facts: None,
         }
     }
 
@@ -95,14 +103,19 @@ impl PodReader {
         self.pin = by_container;
     }
 
+    /// What the pod's object says of its containers, where there is one.
+    pub const fn set_facts(&mut self, facts: Option<ContainerFacts>) {
+        self.facts = facts;
+    }
+
     /// Looks for files again that were not there.
     pub fn look_again(&mut self) {
         self.files.each(Gauge::look_again);
     }
 
-    /// Reads the CPU time, in nanoseconds, from the cgroup that has the name now: a removed one's files answer that
+    /// Reads the CPU time from the cgroup that has the name now: a removed one's files answer that
     /// they are gone, and then another may have taken its name (a restarted unit, a static pod).
-    pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Result<Option<u64>, Absence> {
+    pub fn cpu(&mut self, reading: &mut Reading) -> Result<Option<CpuCounters>, Absence> {
         let known = self.files.inode.is_some();
         if known && !self.files.cpu.gauge.is_kept() && self.is_another() {
             self.start_anew();
@@ -121,18 +134,29 @@ impl PodReader {
         Ok(reading.noted(result))
     }
 
-    /// Reads the rest: memory use always, and what is demanded.
-    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+    /// Reads the rest: memory use always, and what is demanded. `cpu` is what [`Self::cpu`] read just before.
+    pub fn sample(
+        &mut self,
+        reading: &mut Reading,
+        demand: &Demand,
+        cpu: Option<CpuCounters>,
+        out: &mut PodSample,
+    ) {
         let files = &mut self.files;
+        out.cpu_nanos = cpu.map(|cpu| cpu.nanos);
         out.memory = number(reading, files.memory.as_mut()).map(Bytes);
         out.memory_parts = demand
             .pod_memory
             .then(|| files.memory_parts(reading))
             .flatten();
-        out.stalled = if demand.pod_pressure {
-            files.stalled(reading)
+        (out.stalled, out.waits) = if demand.pod_pressure {
+            files.waits(reading, cpu)
         } else {
-            [None; 3]
+            Default::default()
+        };
+        out.io_bytes = match &mut files.io {
+            Some(io) => reading.text_if(demand.pod_io, io, io_bytes),
+            None => None,
         };
         let by_container = demand.pod_quota && !reading.hierarchy.is_v2();
         if by_container || demand.run_delay || demand.throttled {
@@ -186,10 +210,11 @@ impl PodReader {
         }
     }
 
-    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one.
+    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one, or is to
+    /// have one by the pod's object.
     fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
         let mut levers = Refill::new(&mut out.levers);
-        if !demand.pod_quota {
+        if !demand.pod_quota || self.is_incomplete(reading) {
             return;
         }
         if self.is_by_container(reading) {
@@ -206,6 +231,13 @@ impl PodReader {
         }
     }
 
+    /// On v1 a pod is not begun to be throttled while a container is missing: which of its cgroups have quotas cannot be
+    /// seen then.
+    fn is_incomplete(&self, reading: &Reading) -> bool {
+        let missing = self.facts.is_some_and(|facts| facts.missing);
+        missing && self.pin.is_none() && !reading.hierarchy.is_v2()
+    }
+
     fn is_by_container(&mut self, reading: &mut Reading) -> bool {
         if reading.hierarchy.is_v2() {
             return false;
@@ -218,7 +250,8 @@ impl PodReader {
         }
         let is_limited = |one: &mut ContainerReader| matches!(one.quota(), Some(Quota::Limit(_)));
         let any_limit = self.containers.below().any(is_limited);
-        self.pin.unwrap_or(any_limit)
+        // A container that comes back with its limit is refused where the pod has a lower one, whatever was seen before.
+        self.facts.is_some_and(|facts| facts.limited) || self.pin.unwrap_or(any_limit)
     }
 
     fn read_quotas(&mut self, reading: &mut Reading) {
@@ -285,30 +318,41 @@ impl PodFiles {
             let folder = hierarchy.dir(Controller::Memory, cgroup)?;
             (!name.is_empty()).then(|| Gauge::new(folder.join(name)))
         };
+        let cpu = folder(hierarchy, Controller::Cpu, cgroup);
         Self {
-            folder: folder(hierarchy, Controller::Cpu, cgroup),
             inode: None,
             cpu: CpuUsage::new(hierarchy, cgroup),
             memory: memory("memory.usage_in_bytes", "memory.current"),
             memory_stat: memory("memory.stat", "memory.stat"),
             kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
             quota: QuotaFiles::new(hierarchy, cgroup),
-            pressure: hierarchy.is_v2().then(|| {
-                let folder = folder(hierarchy, Controller::Cpu, cgroup);
-                ["cpu.pressure", "memory.pressure", "io.pressure"]
-                    .map(|name| Gauge::new(folder.join(name)))
-            }),
+            pressure: hierarchy.is_v2().then(|| PressureFiles::new(&cpu)),
+            periods: (!hierarchy.is_v2()).then(|| Gauge::new(cpu.join("cpu.stat"))),
+            io: hierarchy.is_v2().then(|| Gauge::new(cpu.join("io.stat"))),
+            folder: cpu,
         }
     }
 
-    /// Percent of the last 10 s in which some thread waited.
-    fn stalled(&mut self, reading: &mut Reading) -> [Option<f64>; 3] {
-        let Some(gauges) = &mut self.pressure else {
-            return [None; 3];
+    /// Percent of the last 10 s in which some thread waited, and the counters of waiting.
+    fn waits(
+        &mut self,
+        reading: &mut Reading,
+        cpu: Option<CpuCounters>,
+    ) -> ([Option<f64>; 3], WaitCounters) {
+        let pressure = self.pressure.as_mut();
+        let (percent, stalled) = pressure.map_or_else(Default::default, |it| it.read(reading));
+        let [periods, throttled_periods] = match &mut self.periods {
+            Some(stat) => reading
+                .text(stat, |text| Some(periods(text)))
+                .unwrap_or_default(),
+            None => cpu.map_or([None; 2], |cpu| cpu.periods),
         };
-        gauges
-            .each_mut()
-            .map(|gauge| Some(reading.text(gauge, pressure)?.some[0]))
+        let counters = WaitCounters {
+            stalled,
+            periods,
+            throttled_periods,
+        };
+        (percent, counters)
     }
 
     fn inode_now(&self) -> Option<u64> {
@@ -322,7 +366,11 @@ impl PodFiles {
         self.memory.iter_mut().for_each(&mut change);
         self.memory_stat.iter_mut().for_each(&mut change);
         self.kernel_memory.iter_mut().for_each(&mut change);
-        self.pressure.iter_mut().flatten().for_each(&mut change);
+        if let Some(pressure) = &mut self.pressure {
+            pressure.each(&mut change);
+        }
+        self.periods.iter_mut().for_each(&mut change);
+        self.io.iter_mut().for_each(&mut change);
         self.quota.each(change);
     }
 
@@ -379,19 +427,36 @@ impl CpuUsage {
         }
     }
 
-    /// CPU time used since the cgroup was made, in nanoseconds.
-    pub fn read(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
+    /// What the file counts now.
+    pub fn read(&mut self, reading: &mut Reading) -> Result<CpuCounters, ReadError> {
         if reading.hierarchy.is_v2() {
-            reading.try_text(&mut self.gauge, usage_nanos)
-        } else {
-            self.gauge.read_number(&reading.fds)
+            return reading.try_text(&mut self.gauge, cpu_stat);
         }
+        let nanos = self.gauge.read_number(&reading.fds)?;
+        Ok(CpuCounters {
+            nanos,
+            periods: [None; 2],
+        })
     }
 }
 
-fn usage_nanos(text: &[u8]) -> Option<u64> {
-    let [micros] = keyed(text, [b"usage_usec"]);
-    micros?.checked_mul(1000)
+/// What one reading of a cgroup's CPU time gives.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuCounters {
+    /// CPU time used since the cgroup was made, in nanoseconds.
+    pub nanos: u64,
+    /// Enforcement periods that passed, and those in which it was throttled, as v2 counts them in the same file.
+    pub periods: [Option<u64>; 2],
+}
+
+/// `cpu.stat` of cgroup v2.
+fn cpu_stat(text: &[u8]) -> Option<CpuCounters> {
+    let [periods, throttled] = PERIODS;
+    let [micros, periods, throttled] = keyed(text, [b"usage_usec", periods, throttled]);
+    Some(CpuCounters {
+        nanos: micros?.checked_mul(1000)?,
+        periods: [periods, throttled],
+    })
 }
 
 /// The files that limit a cgroup's CPU time.

@@ -5,7 +5,7 @@
 
 use crate::engine::sample::{CpuTimes, NodeMemory, Pressure};
 use crate::engine::units::Bytes;
-use crate::node::cgroup::parse::{fields, fraction, lines, unsigned};
+use crate::node::cgroup::parse::{fields, fraction, keyed, lines, unsigned};
 
 /// The kernel counts a disk's sectors in 512 bytes, whatever the device has.
 const SECTOR: u64 = 512;
@@ -23,17 +23,24 @@ pub fn cpu_times(text: &[u8], tick: u64) -> Option<CpuTimes> {
     let [user, nice, system] = [next()?, next()?, next()?];
     let [idle, io_wait] = [next()?, next()?];
     let [irq, soft_irq, steal] = [next()?, next()?, next()?];
-    let busy = sum([user, nice, system, irq, soft_irq, steal])?;
     let online = lines.take_while(|line| line.starts_with(b"cpu")).count();
     Some(CpuTimes {
-        busy: busy.checked_mul(tick)?,
-        idle: idle.checked_add(io_wait)?.checked_mul(tick)?,
+        busy: nanos(&[user, nice, system, irq, soft_irq, steal], tick),
+        idle: nanos(&[idle, io_wait], tick),
         online: u32::try_from(online).ok().filter(|online| *online > 0)?,
     })
 }
 
-fn sum<const N: usize>(terms: [u64; N]) -> Option<u64> {
-    terms.into_iter().try_fold(0, u64::checked_add)
+/// 512 CPUs pass 2^64 ns after 14 months: the counter wraps, which costs one difference and not all that follow.
+fn nanos(ticks: &[u64], tick: u64) -> u64 {
+    let ticks = ticks.iter().fold(0_u64, |sum, one| sum.wrapping_add(*one));
+    ticks.wrapping_mul(tick)
+}
+
+/// `/proc/stat`: tasks that run or can run, and those that wait for I/O.
+pub fn tasks(text: &[u8]) -> Option<u64> {
+    let [running, blocked] = keyed(text, [b"procs_running", b"procs_blocked"]);
+    running?.checked_add(blocked?)
 }
 
 /// `/proc/meminfo`
@@ -72,24 +79,30 @@ pub fn pressure(text: &[u8]) -> Option<Pressure> {
     let line = |kind: &[u8]| {
         lines(text).find_map(|line| {
             let mut fields = fields(line);
-            (fields.next()? == kind).then(|| averages(fields))
+            (fields.next()? == kind).then(|| stalls(fields))
         })
     };
-    let full = match line(b"full") {
-        Some(averages) => Some(averages?),
-        None => None,
+    let (some, some_total) = line(b"some")??;
+    let (full, full_total) = match line(b"full") {
+        Some(stalls) => stalls.map(|(averages, total)| (Some(averages), total))?,
+        None => (None, None),
     };
     Some(Pressure {
-        some: line(b"some")??,
+        some,
         full,
-        ..Pressure::default()
+        totals: [some_total, full_total],
     })
 }
 
-/// `avg10=0.00 avg60=0.00 avg300=0.00`
-fn averages<'a>(mut fields: impl Iterator<Item = &'a [u8]>) -> Option<[f64; 3]> {
+/// `avg10=0.00 avg60=0.00 avg300=0.00 total=0`: percentages, and microseconds that are returned in nanoseconds.
+fn stalls<'a>(mut fields: impl Iterator<Item = &'a [u8]>) -> Option<([f64; 3], Option<u64>)> {
     let mut next = |key: &[u8]| fraction(fields.next()?.strip_prefix(key)?);
-    Some([next(b"avg10=")?, next(b"avg60=")?, next(b"avg300=")?])
+    let averages = [next(b"avg10=")?, next(b"avg60=")?, next(b"avg300=")?];
+    let total = fields
+        .next()
+        .and_then(|field| field.strip_prefix(b"total="));
+    let micros = total.and_then(unsigned);
+    Some((averages, micros.and_then(|micros| micros.checked_mul(1000))))
 }
 
 /// One line of `/proc/diskstats`: the device's name, and `[reads, bytes read, writes, bytes written, milliseconds
@@ -144,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    const STAT: &[u8] = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1\n";
+    const STAT: &[u8] = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\nprocs_running 3\nprocs_blocked 2\nsoftirq 1\n";
     const MEMINFO: &[u8] = b"MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   400 kB\n";
     const LOADAVG: &[u8] = b"0.11 0.24 0.25 1/91 17965\n";
     const PRESSURE: &[u8] = b"some avg10=1.50 avg60=2.00 avg300=0.25 total=99\n";
@@ -155,7 +168,7 @@ mod tests {
         #[test]
         fn any_bytes_are_taken_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = (cpu_times(&text, 10_000_000), memory(&text), load(&text), pressure(&text));
-            let _ = (disk(&text), interface(&text));
+            let _ = (disk(&text), interface(&text), tasks(&text));
         }
 
         #[test]
@@ -165,9 +178,36 @@ mod tests {
                 part.is_none() || part == parse(text)
             }
             prop_assert!(same(STAT, cut, |text| cpu_times(text, 1)));
+            prop_assert!(same(STAT, cut, tasks));
             prop_assert!(same(MEMINFO, cut, memory));
             prop_assert!(same(LOADAVG, cut, load));
             prop_assert!(same(PRESSURE, cut, pressure));
+        }
+
+        #[test]
+        fn cpu_time_counts_on_after_it_passed_2_to_the_64(before: [u32; 10], since: [u16; 10], wraps in 0..10_usize) {
+            let tick = 10_000_000;
+            let text = |columns: &[u64; 10]| {
+                let columns = columns.map(|column| column.to_string()).join(" ");
+                format!("cpu {columns}\ncpu0 {columns}\n").into_bytes()
+            };
+            let mut first = before.map(u64::from);
+            first[wraps] = u64::MAX - u64::from(u32::MAX);
+            let later: [u64; 10] = std::array::from_fn(|i| first[i] + u64::from(since[i]));
+            let (one, two) = (cpu_times(&text(&first), tick), cpu_times(&text(&later), tick));
+            let (one, two) = (one.unwrap(), two.unwrap());
+            let grown = |places: &[usize]| places.iter().map(|i| u64::from(since[*i])).sum::<u64>() * tick;
+            prop_assert_eq!(two.busy.wrapping_sub(one.busy), grown(&[0, 1, 2, 5, 6, 7]));
+            prop_assert_eq!(two.idle.wrapping_sub(one.idle), grown(&[3, 4]));
+        }
+
+        #[test]
+        fn stall_times_are_taken_in_nanoseconds_whatever_the_averages_are(micros: u64, full: Option<u32>) {
+            let line = |kind, total| format!("{kind} avg10=1.00 avg60=0.00 avg300=0.00 total={total}\n");
+            let second = full.map_or_else(String::new, |total| line("full", u64::from(total)));
+            let read = pressure((line("some", micros) + &second).as_bytes()).unwrap();
+            prop_assert_eq!(read.totals, [micros.checked_mul(1000), full.map(|total| u64::from(total) * 1000)]);
+            prop_assert_eq!((read.some[0], read.full.is_some()), (1.0, full.is_some()));
         }
 
         #[test]

@@ -13,6 +13,7 @@ use crate::engine::sample::{LeverSample, PodSample, Sample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::pod_facts::ContainerFacts;
 
 /// Reads the node and its pods into a [`Sample`].
 ///
@@ -26,6 +27,27 @@ pub struct Sampler {
     spare: Vec<PodSample>,
     gone: Vec<PodUid>,
     reading: Reading,
+}
+
+/// A pod that is to be read.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Which pod.
+    pub uid: PodUid,
+    /// Its cgroup.
+    pub cgroup: CgroupPath,
+    /// What its object says of its containers; without it the cgroups decide alone.
+    pub containers: Option<ContainerFacts>,
+}
+
+impl From<(PodUid, CgroupPath)> for Target {
+    fn from((uid, cgroup): (PodUid, CgroupPath)) -> Self {
+        Self {
+            uid,
+            cgroup,
+            containers: None,
+        }
+    }
 }
 
 /// Problems kept of one sample; more of them would tell nothing new.
@@ -128,7 +150,7 @@ impl Sampler {
     /// As [`Self::new`], keeping no more files open than `fds` allows.
     pub fn with_budget(proc_root: &Path, hierarchy: Hierarchy, fds: FdBudget) -> Self {
         Self {
-            node: NodeReader::new(proc_root),
+            node: NodeReader::new(proc_root, &hierarchy),
             pods: Vec::new(),
             spare: Vec::new(),
             gone: Vec::new(),
@@ -154,25 +176,28 @@ impl Sampler {
     }
 
     /// The pods to read from now on, in the order in which samples list them. Those that stay keep their open files.
-    pub fn set_pods(&mut self, pods: impl Iterator<Item = (PodUid, CgroupPath)>) {
+    pub fn set_pods<T: Into<Target>>(&mut self, pods: impl Iterator<Item = T>) {
+        self.node.look_again();
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)
             .into_iter()
             .map(|reader| (reader.uid().clone(), reader))
             .collect();
-        for (uid, cgroup) in pods {
-            let reader = match known.remove(&uid) {
-                Some(mut reader) if *reader.cgroup() == cgroup => {
+        for pod in pods.map(T::into) {
+            let mut reader = match known.remove(&pod.uid) {
+                Some(mut reader) if *reader.cgroup() == pod.cgroup => {
                     reader.look_again();
                     reader
                 }
-                _ => PodReader::new(uid, cgroup, &self.reading.hierarchy),
+                _ => PodReader::new(pod.uid, pod.cgroup, &self.reading.hierarchy),
             };
+            reader.set_facts(pod.containers);
             self.pods.push(reader);
         }
     }
 
     /// While a pod is throttled, the same kind of cgroup stays its lever: its containers (`by_container`) or its own,
-    /// whatever quotas come to stand there. Of effect on cgroup v1 alone.
+    /// whatever quotas come to stand there; but never its own where its object gives a container a limit. Of effect on
+    /// cgroup v1 alone.
     pub fn pin_levers(&mut self, uid: &PodUid, by_container: bool) {
         self.set_pin(uid, Some(by_container));
     }
@@ -191,6 +216,7 @@ impl Sampler {
     /// Reads the node's files: CPU and memory, and what is demanded besides. Leaves the sample without pods.
     pub fn sample_node(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         sample.at = now;
+        sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();
         self.put_by(&mut sample.pods);
@@ -208,14 +234,13 @@ impl Sampler {
         }
         let mut refill = Refill::new(&mut sample.pods);
         for pod in &mut self.pods {
-            let Ok(cpu_nanos) = pod.cpu_nanos(&mut self.reading) else {
+            let Ok(cpu) = pod.cpu(&mut self.reading) else {
                 self.gone.push(pod.uid().clone());
                 continue;
             };
             let entry = refill.next(|entry| entry.uid == *pod.uid(), || blank(pod.uid()));
             entry.at = now;
-            entry.cpu_nanos = cpu_nanos;
-            pod.sample(&mut self.reading, demand, entry);
+            pod.sample(&mut self.reading, demand, cpu, entry);
         }
     }
 
@@ -227,10 +252,9 @@ impl Sampler {
             ..Demand::default()
         };
         if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid)
-            && let Ok(cpu_nanos) = pod.cpu_nanos(&mut self.reading)
+            && let Ok(cpu) = pod.cpu(&mut self.reading)
         {
-            sample.cpu_nanos = cpu_nanos;
-            pod.sample(&mut self.reading, &demand, &mut sample);
+            pod.sample(&mut self.reading, &demand, cpu, &mut sample);
         }
         sample.levers
     }

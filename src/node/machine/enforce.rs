@@ -1,5 +1,6 @@
 //! Those who act on a plan, and what came of it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use super::event::News;
 use super::outside::Outside;
 use super::workload::Workload;
-use crate::engine::plan::{Feedback, Plan, Throttle};
+use crate::engine::plan::{Feedback, Lever, Plan, Throttle};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
@@ -228,7 +229,8 @@ impl Actuators {
         self.gave_back = Some(now);
         let hierarchy = &self.hierarchy;
         let lookup = |uid: &PodUid| there(hierarchy, pods, uid).map(|known| known.cgroup.clone());
-        let outcomes = self.throttler.apply(now, &plan.throttles, &lookup);
+        let throttles = self.startable(&plan.throttles, pods);
+        let outcomes = self.throttler.apply(now, &throttles, &lookup);
         effects.extend(outcomes.into_iter().map(Effect::from));
         let reclaims = plan.reclaims.iter().filter_map(|reclaim| {
             let cgroup = lookup(&reclaim.uid)?;
@@ -238,6 +240,31 @@ impl Actuators {
         let reclaims: Vec<_> = reclaims.collect();
         let told = reclaims.into_iter().filter_map(|it| self.reclaimed(it));
         effects.extend(told);
+    }
+
+    /// The throttles, without those that would keep a container of cgroup v1 from starting: a pod's own quota below its
+    /// container's. They are of an earlier process, or from before a container got its limit.
+    fn startable<'a>(
+        &self,
+        throttles: &'a [Throttle],
+        pods: &BTreeMap<PodUid, Workload>,
+    ) -> Cow<'a, [Throttle]> {
+        let is_limited = |uid: &PodUid| {
+            let facts = pods.get(uid).and_then(|known| known.containers);
+            facts.is_some_and(|facts| facts.limited)
+        };
+        let is_own = |lever: &Lever| lever.cgroup.is_empty() && lever.quota.is_some();
+        let refuses =
+            |throttle: &Throttle| throttle.levers.iter().any(is_own) && is_limited(&throttle.uid);
+        if self.hierarchy.is_v2() || !throttles.iter().any(refuses) {
+            return Cow::Borrowed(throttles);
+        }
+        let mut throttles = throttles.to_vec();
+        for throttle in throttles.iter_mut().filter(|throttle| refuses(throttle)) {
+            let own = throttle.levers.iter_mut().filter(|lever| is_own(lever));
+            own.for_each(|lever| lever.quota = None);
+        }
+        Cow::Owned(throttles)
     }
 
     /// The pods throttled by their containers whose containers are others now. Allocates nothing while there are none.

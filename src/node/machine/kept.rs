@@ -229,6 +229,7 @@ mod tests {
     use super::*;
     use crate::engine::pod::{Pod, PodUid, QosClass};
     use crate::node::cgroup::CgroupPath;
+    use crate::node::pod_facts::ContainerFacts;
 
     fn kept(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
         Kept::new(dir.path(), "file.json", version, worth).expect("a boot id")
@@ -317,6 +318,7 @@ mod tests {
             pod: Arc::new(pod()),
             cgroup: CgroupPath::new(cgroup).expect("a path"),
             inode,
+            containers: Some(ContainerFacts::default()),
         };
         let there = workload("pod", inode);
         let all = vec![

@@ -37,7 +37,7 @@ use crate::engine::window::NodeWindows;
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
-use crate::node::collect::Sampler;
+use crate::node::collect::{Sampler, Target};
 use crate::node::journal::Record;
 use crate::ordered;
 
@@ -234,9 +234,12 @@ impl<O: Outside> Machine<O> {
 
     /// What the next samples have to hold may have changed.
     fn refresh(&mut self) {
-        let pods = self.pods.values();
-        let cgroups = pods.map(|known| (known.pod.uid.clone(), known.cgroup.clone()));
-        self.sampler.set_pods(cgroups);
+        let targets = self.pods.values().map(|known| Target {
+            uid: known.pod.uid.clone(),
+            cgroup: known.cgroup.clone(),
+            containers: known.containers,
+        });
+        self.sampler.set_pods(targets);
         self.actuators.pin_levers(&mut self.sampler);
         self.refresh_demand();
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::Pod;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::pod_facts::ContainerFacts;
 
 /// A pod and the cgroup that it runs in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub struct Workload {
     /// Inode of the cgroup's folder ([`inode`]): tells one that was made anew from the one before. 0 where nobody
     /// looks.
     pub inode: u64,
+    /// What its object says of its containers; `None` where there is none to read, as in `run`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub containers: Option<ContainerFacts>,
 }
 
 impl Workload {

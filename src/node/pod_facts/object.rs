@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// A Pod.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
@@ -34,6 +35,7 @@ pub struct PodSpec {
     pub priority: Option<i32>,
     pub priority_class_name: Option<String>,
     pub resources: Option<Resources>,
+    pub restart_policy: Option<String>,
     pub termination_grace_period_seconds: Option<i64>,
 }
 
@@ -71,4 +73,20 @@ pub struct ContainerStatus {
     #[serde(rename = "containerID")]
     pub container_id: Option<String>,
     pub name: String,
+    pub state: Option<ContainerState>,
+}
+
+/// What a container does: it waits where it neither runs nor has ended.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    pub running: Option<IgnoredAny>,
+    pub terminated: Option<ContainerEnd>,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ContainerEnd {
+    pub exit_code: i32,
 }

@@ -171,8 +171,13 @@ fn together(
     Ok(sum(together, sidecars).max(peak))
 }
 
+/// A CPU limit above zero.
+pub(super) fn has_cpu_limit(resources: &Resources) -> bool {
+    amounts(&resources.limits).is_ok_and(|limits| limits.contains_key("cpu"))
+}
+
 /// An init container that keeps running.
-fn is_sidecar(container: &Container) -> bool {
+pub(super) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 

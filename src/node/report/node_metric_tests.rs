@@ -35,6 +35,7 @@ impl Node {
                 pod: Arc::new(pod),
                 cgroup: CgroupPath::new("kubepods/pod").unwrap(),
                 inode: 0,
+                containers: None,
             };
             (PodUid::from(&*uid), workload)
         };

@@ -172,6 +172,7 @@ impl Draft {
             pod: Arc::new(pod),
             cgroup: self.cgroup.clone(),
             inode,
+            containers: None,
         })
     }
 }

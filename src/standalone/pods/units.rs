@@ -47,7 +47,12 @@ pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found
         let taken = |known: &Workload| overlap(&known.cgroup, &cgroup);
         if !found.workloads.iter().any(taken) {
             let pod = Arc::new(unit(parent, &folder, inode));
-            found.workloads.push(Workload { pod, cgroup, inode });
+            found.workloads.push(Workload {
+                pod,
+                cgroup,
+                inode,
+                containers: None,
+            });
         }
     }
 }

@@ -1,0 +1,105 @@
+//! How long the threads of a cgroup wait: for a CPU, memory or I/O, and for their own quota.
+
+use std::path::Path;
+
+use super::proc::pressure;
+use super::sampler::Reading;
+use crate::engine::sample::WaitCounters;
+use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
+
+/// The keys of `cpu.stat` that count enforcement periods: all, and the throttled ones.
+pub const PERIODS: [&[u8]; 2] = [b"nr_periods", b"nr_throttled"];
+
+/// `cpu.stat`: enforcement periods that passed, and those in which the cgroup was throttled.
+pub fn periods(text: &[u8]) -> [Option<u64>; 2] {
+    keyed(text, PERIODS)
+}
+
+/// `io.stat` of cgroup v2: bytes read and written on all devices. An empty file is a cgroup that did none.
+pub fn io_bytes(text: &[u8]) -> Option<u64> {
+    if !text.is_empty() && !text.ends_with(b"\n") {
+        return None;
+    }
+    let fields = lines(text).flat_map(fields);
+    let counts = fields.filter_map(|field| {
+        let bytes = field.strip_prefix(b"rbytes=");
+        bytes.or_else(|| field.strip_prefix(b"wbytes="))
+    });
+    counts
+        .map(unsigned)
+        .try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
+}
+
+/// The files of one cgroup of v2 that tell how long its threads waited.
+#[derive(Debug)]
+pub struct PressureFiles([Gauge; 3]);
+
+impl PressureFiles {
+    /// Of the cgroup at `folder`.
+    pub fn new(folder: &Path) -> Self {
+        let names = ["cpu.pressure", "memory.pressure", "io.pressure"];
+        Self(names.map(|name| Gauge::new(folder.join(name))))
+    }
+
+    /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, and nanoseconds since the
+    /// cgroup was made.
+    pub fn read(&mut self, reading: &mut Reading) -> ([Option<f64>; 3], [Option<u64>; 3]) {
+        let read = |gauge: &mut Gauge| reading.text(gauge, pressure);
+        let lines = self.0.each_mut().map(read);
+        (
+            lines.map(|lines| Some(lines?.some[0])),
+            lines.map(|lines| lines?.totals[0]),
+        )
+    }
+
+    /// Applies `change` to each file.
+    pub fn each(&mut self, change: impl FnMut(&mut Gauge)) {
+        self.0.iter_mut().for_each(change);
+    }
+}
+
+/// `system.slice`, the cgroup of the machine's own services under systemd, on cgroup v2.
+#[derive(Debug)]
+pub struct SystemSlice {
+    stat: Gauge,
+    pressure: PressureFiles,
+    /// There was none at the last reading.
+    absent: bool,
+}
+
+impl SystemSlice {
+    /// Below the root of that tree; nothing is opened yet.
+    pub fn below(root: &Path) -> Self {
+        let folder = root.join("system.slice");
+        Self {
+            stat: Gauge::new(folder.join("cpu.stat")),
+            pressure: PressureFiles::new(&folder),
+            absent: false,
+        }
+    }
+
+    /// Looks for it again where it was not there.
+    pub fn look_again(&mut self) {
+        self.absent = false;
+        self.stat.look_again();
+        self.pressure.each(Gauge::look_again);
+    }
+
+    /// How long its threads waited; `None` where it is not there, or cannot be read.
+    pub fn read(&mut self, reading: &mut Reading) -> Option<WaitCounters> {
+        if self.absent {
+            return None;
+        }
+        let stat = reading.try_text(&mut self.stat, |text| Some(periods(text)));
+        self.absent = matches!(stat, Err(ReadError::Gone(_)));
+        let [periods, throttled_periods] = reading.noted(stat)?;
+        let (_, stalled) = self.pressure.read(reading);
+        let counters = WaitCounters {
+            stalled,
+            periods,
+            throttled_periods,
+        };
+        (counters != WaitCounters::default()).then_some(counters)
+    }
+}
