@@ -234,6 +234,18 @@ impl World {
         procs(&self.dir(path))
     }
 
+    /// Ends the processes of a cgroup but for `count` of them.
+    pub fn end_all_but(&self, count: usize, path: &CgroupPath) {
+        for pid in self
+            .procs(path)
+            .into_iter()
+            .skip(count)
+            .filter(|pid| *pid > 1)
+        {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
+    }
+
     /// Waits for processes that have ended, as whoever started them has to.
     pub fn reap(&mut self) {
         self.children

@@ -389,7 +389,7 @@ impl Plant {
 }
 
 /// Batch pods may be throttled and evicted: those of the namespace `batch`.
-fn batch() -> PodPolicy {
+pub fn batch() -> PodPolicy {
     use plimsoll::engine::policy::Membership;
     PodPolicy {
         name: "batch".to_owned(),
