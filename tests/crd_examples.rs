@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll::crd::{Objects, compile, manifest};
-use plimsoll::engine::metric::{DiskRate, Metric, PressureKind};
+use plimsoll::engine::metric::{DiskRate, Metric, PressureKind, Protected};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule, Scope,
@@ -252,15 +252,17 @@ fn pressure() {
         }),
         ..action("squeeze-batch", 120)
     };
-    let some = Metric::Pressure {
-        kind: PressureKind::Cpu,
-        full: false,
-        window: 0,
-    };
+    let delay = Metric::Protected(Protected::CpuDelayMax);
     let expected = Rule {
-        restore: 20.0,
+        restore: 5.0,
         period: secs(5),
-        ..rule("cpu-pressure/tasks-wait", some, 40.0, (3, 6), squeezes)
+        ..rule(
+            "cpu-pressure/protected-wait",
+            delay,
+            10.0,
+            (3, 6),
+            squeezes,
+        )
     };
     assert_eq!(policy.rules, [expected]);
 }

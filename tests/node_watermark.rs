@@ -363,6 +363,8 @@ fn twenty_rules_with_their_states_take_at_most_eight_kib() {
         state: "Breached".into(),
         value: Some(4321.5),
         mark: rule.watermark,
+        judged_by: None,
+        cool_down_seconds: None,
         since: Some(serde_json::from_value(json!("2026-11-21T13:50:01Z")).unwrap()),
         unknown: None,
     };

@@ -72,6 +72,8 @@ pub enum Reason {
     NoLeverage,
     /// A part of the action does not lower the metric, or hardly.
     PartialLeverage,
+    /// Throttles raise the metric, so that the rule is judged by the waiting of protected pods as well.
+    JudgedByProtected,
     /// No `PodQOS` allows the action on any pod.
     NobodyToActOn,
     /// The watermark is under 1 % of the node: the rule is off.

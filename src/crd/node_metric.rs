@@ -90,6 +90,10 @@ pub struct NodeMetricStatus {
     /// Pressure stall information of the node: how much of the time work had to wait for a resource.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pressure: Pressures,
+    /// How long the pods waited that no rule's action may touch, in percent of the time since the last report. Absent on
+    /// cgroup v1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub protected: ProtectedStalls,
     /// The use of the node over longer times, in percent of its capacity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub windows: Windows,
@@ -175,6 +179,25 @@ pub struct Pressures {
     /// Waiting for disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<Pressure>,
+}
+
+/// How long protected pods, and `system.slice` where the agent can read it, were stalled: percent of the time. What a CPU
+/// quota of their own made them wait is taken off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProtectedStalls {
+    /// 95th percentile of their waiting for a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_delay_p95: Option<f64>,
+    /// The longest waiting for a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_delay_max: Option<f64>,
+    /// The longest waiting for memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_stall_max: Option<f64>,
+    /// The longest waiting for disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_stall_max: Option<f64>,
 }
 
 /// One resource's pressure.

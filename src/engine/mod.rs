@@ -61,8 +61,8 @@ use self::sample::{LeverSample, Sample};
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::Raising;
 use self::time::BootTime;
-use self::track::Pods;
 pub use self::track::usage;
+use self::track::{Pods, Tracked};
 use self::values::View;
 use self::window::NodeWindows;
 
@@ -383,6 +383,17 @@ impl Engine {
         let pod = &self.pods.get(uid)?.pod;
         self.ledger.get_mut(uid)?.follow(pod, levers);
         self.ledger.throttle(pod)
+    }
+
+    /// The running pods that no rule's action may touch.
+    pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
+        let touched = |tracked: &Tracked| {
+            let mut runs = self.runs.iter();
+            runs.any(|run| protected::may_touch(run, tracked))
+        };
+        let pods = self.pods.all().iter();
+        let running = pods.filter(|it| it.pod.running && !it.pod.terminating);
+        running.filter(move |it| !touched(it)).map(|it| &it.pod.uid)
     }
 
     fn spare(&mut self, uid: &PodUid, until: BootTime, why: Spared) {

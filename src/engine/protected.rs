@@ -214,7 +214,7 @@ fn each(
 }
 
 /// Whether some `PodQOS` lets the rule's action touch the pod.
-fn may_touch(run: &Run, tracked: &Tracked) -> bool {
+pub(super) fn may_touch(run: &Run, tracked: &Tracked) -> bool {
     let permit = tracked.permit(run.index);
     let action = &run.rule.action;
     let throttles = action.throttle.is_some() || action.force_gc;
@@ -235,9 +235,12 @@ fn of_system(now: &WaitCounters, view: &View<'_>, kind: PressureKind) -> Result<
     stall(&before, now, nanos, kind)
 }
 
-/// The share of an interval in which a cgroup was stalled. Where its own quota throttled it, that share of its enforcement
-/// periods is taken off: it did not wait for others then.
-fn stall(
+/// The share of an interval of so many nanoseconds in which a cgroup was stalled. Where its own quota throttled it, that
+/// share of its enforcement periods is taken off: it did not wait for others then.
+///
+/// # Errors
+/// Where a counter could not be read, was not there before, or counts what cannot be.
+pub fn stall(
     before: &WaitCounters,
     now: &WaitCounters,
     nanos: u64,

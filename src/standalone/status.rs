@@ -11,6 +11,7 @@ use crate::engine::RuleReport;
 use crate::engine::plan::{RuleState, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{RuleId, Strategy};
+use crate::engine::protected::Guard;
 use crate::engine::time::BootTime;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, PolicyProblem, Refusal};
@@ -79,6 +80,9 @@ pub struct RuleStatus {
     pub quiets: u32,
     /// Why it could not be judged.
     pub unknown: Option<Unknown>,
+    /// By what it was judged besides its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
 }
 
 /// One cgroup file that is not as it was.
@@ -142,6 +146,7 @@ impl RuleStatus {
             breaches: report.breaches,
             quiets: report.quiets,
             unknown: report.unknown,
+            guard: report.guard,
         }
     }
 }

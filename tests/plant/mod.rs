@@ -92,9 +92,11 @@ impl Worker {
     }
 
     fn pass(&mut self) {
-        // What it does in a second of CPU takes `demand / gets` as long: the rest of the time it is stalled.
+        // Its work takes `demand / gets` as long, and is stalled for the rest; and where threads for a CPU or more do not run,
+        // there is always one that waits.
         self.stalls = if self.demand > 0.0 {
-            (1.0 - self.gets / self.demand).clamp(0.0, 1.0)
+            let stretched = 1.0 - self.gets / self.demand;
+            stretched.max(self.demand - self.gets).clamp(0.0, 1.0)
         } else {
             0.0
         };

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::super::finding::Reason;
 use super::pods::selects;
 use super::{About, Scope};
-use crate::engine::metric::{ActionKind, DiskRate, Leverage, Metric, Resource};
+use crate::engine::metric::{
+    ActionKind, DiskRate, Leverage, Metric, PressureKind, Protected, Resource,
+};
 use crate::engine::policy::{Action, Allowed, Rule};
 
 /// Whether the rule is in force.
@@ -32,6 +34,7 @@ pub(super) fn judge(
     };
     judge.metric();
     let off = [judge.leverage(), judge.watermark(), judge.restore()];
+    judge.pressure();
     judge.permission();
     if off.contains(&Verdict::Off) {
         Verdict::Off
@@ -112,6 +115,26 @@ impl Judge<'_, '_> {
         );
         self.warning(Reason::PartialLeverage, "actionName", message);
         Verdict::On
+    }
+
+    /// A rule on what its own throttles raise is not judged by its value alone.
+    fn pressure(&mut self) {
+        let Rule { metric, action, .. } = self.rule;
+        let throttles = action.throttle.is_some() || action.force_gc;
+        let Some(kind) = metric.raised_by_throttles().filter(|_| throttles) else {
+            return;
+        };
+        let direct = match kind {
+            PressureKind::Cpu => Protected::CpuDelayMax,
+            PressureKind::Memory => Protected::MemoryStallMax,
+            PressureKind::Io => Protected::IoStallMax,
+        };
+        let message = format!(
+            "pods that are throttled raise "{metric}" themselves, so the rule acts only while protected pods wait as well:              for more than 5 % of the time, pods that no PodQOS lets "{}" touch; on cgroup v2 write "{}", which is              their waiting alone",
+            action.name,
+            Metric::Protected(direct)
+        );
+        self.warning(Reason::JudgedByProtected, "metricRule.name", message);
     }
 
     /// A watermark under 1 % of the node is a mistake in the unit: nearly always `4` for 4 CPUs.
@@ -212,7 +235,10 @@ const fn has_one_series(metric: &Metric) -> bool {
     is_usage(metric)
         || matches!(
             metric,
-            Metric::Load(_) | Metric::Pressure { .. } | Metric::ElasticCpuRequested
+            Metric::Load(_)
+                | Metric::Pressure { .. }
+                | Metric::Protected(_)
+                | Metric::ElasticCpuRequested
         )
 }
 
@@ -225,6 +251,7 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
         Metric::CpuUtilization
         | Metric::MemoryUtilization
         | Metric::Pressure { .. }
+        | Metric::Protected(_)
         | Metric::Window(..)
         | Metric::Disk(DiskRate::Utilization)
         | Metric::ThrottledRatio => Some(100.0),

@@ -142,6 +142,14 @@ pub struct RuleStatus {
     pub value: Option<f64>,
     /// The high mark.
     pub mark: f64,
+    /// By what it was judged besides the value: a rule on pressure that throttles acts for protected pods that wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub judged_by: Option<String>,
+    /// For how long at least what it does stays in force after its last breach, where that is longer than its action says:
+    /// it doubles, up to 8 times, with each breach right after a release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cool_down_seconds: Option<i64>,
     /// Since when the rule is in that state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,

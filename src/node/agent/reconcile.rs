@@ -467,6 +467,7 @@ impl Agent {
             sample: machine.sample(),
             windows: machine.windows(),
             pods: machine.pods(),
+            protected: machine.protected_pods().collect(),
             reports: &machine.reports().collect::<Vec<_>>(),
         });
         let (metric, told) = (Arc::new(metric), self.builder.told());

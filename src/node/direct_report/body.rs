@@ -22,7 +22,8 @@ mod tests {
     use super::*;
     use crate::crd::node_metric::{
         Amounts, MOST_BREACHED, MOST_PODS, PeakStats, PodUsage, Pressure, Pressures,
-        ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
+        ProtectedStalls, ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats,
+        Windows,
     };
     use crate::crd::report::MOST_BYTES;
 
@@ -86,6 +87,12 @@ mod tests {
                 cpu: pressure.clone(),
                 memory: pressure.clone(),
                 io: pressure,
+            },
+            protected: ProtectedStalls {
+                cpu_delay_p95: Some(99.99),
+                cpu_delay_max: Some(99.99),
+                memory_stall_max: Some(99.99),
+                io_stall_max: Some(99.99),
             },
             windows: Windows {
                 cpu: windows.clone(),

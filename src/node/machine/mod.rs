@@ -463,6 +463,11 @@ impl<O: Outside> Machine<O> {
         self.engine.reports()
     }
 
+    /// The running pods that no rule's action may touch.
+    pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.engine.protected_pods()
+    }
+
     /// Every cgroup file that is not as it was.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.actuators.records()

@@ -9,6 +9,7 @@ use super::event::{Decision, Event, News, PolicyProblem};
 use crate::engine::metric::Metric;
 use crate::engine::plan::{Change, RuleState, Spared, Unknown};
 use crate::engine::pod::PodUid;
+use crate::engine::protected::{Guard, Waiting};
 use crate::engine::units::Bytes;
 
 impl fmt::Display for Event {
@@ -320,6 +321,25 @@ pub fn format_value(metric: Option<&str>, value: f64) -> String {
             format!("{} {unit}", plain())
         }
         _ => plain(),
+    }
+}
+
+/// By what a rule was judged besides its value, in words.
+pub fn guard(guard: Guard) -> String {
+    match guard {
+        Guard::Waiting(Waiting { percent, limited }) => {
+            let bound = if limited {
+                " at most: a quota of its own limits it as well"
+            } else {
+                ""
+            };
+            format!(
+                "the protected pod that waited most did so for {percent:.1} % of the time{bound}"
+            )
+        }
+        Guard::BusiestSample(percent) => format!(
+            "an estimate, without pressure by cgroup: {percent:.0} % of the CPUs were busy in the busiest sample"
+        ),
     }
 }
 

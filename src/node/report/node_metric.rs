@@ -4,7 +4,7 @@
 //! pods, or the node's use by more than 5 % of what there is. It never takes more than 4 KiB, however long the names are.
 //! When exactly is left to chance, so that nodes that told of the same change do not go on in step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -16,13 +16,15 @@ use serde::Serialize;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{
     Amounts, MOST_BREACHED, MOST_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
-    ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
+    ProtectedStalls, ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats,
+    Windows,
 };
 use crate::crd::report::{INTERVAL, MOST_BYTES};
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample, PodSample, Sample};
+use crate::engine::protected::stall;
+use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample, PodSample, Sample, WaitCounters};
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
@@ -40,7 +42,7 @@ const LEAST_INTERVAL: Duration = Duration::from_secs(3);
 const WORTH_TELLING: f64 = 5.0;
 
 /// One look at the machine.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct View<'a> {
     /// The wall clock.
     pub time: Timestamp,
@@ -50,6 +52,8 @@ pub struct View<'a> {
     pub windows: &'a NodeWindows,
     /// The pods that are looked after.
     pub pods: &'a BTreeMap<PodUid, Workload>,
+    /// Those of them that no rule's action may touch.
+    pub protected: BTreeSet<&'a PodUid>,
     /// The rules as they stand, in order of id.
     pub reports: &'a [RuleReport],
 }
@@ -69,10 +73,18 @@ pub struct Builder {
 struct Look {
     at: BootTime,
     cpu: Option<CpuTimes>,
-    /// Nanoseconds of CPU time.
-    pods: BTreeMap<PodUid, (BootTime, u64)>,
+    pods: BTreeMap<PodUid, Counters>,
+    system: Option<WaitCounters>,
     /// As it was told, in percent.
     told: [Option<f64>; 2],
+}
+
+/// The counters of a pod.
+#[derive(Clone, Copy, Debug)]
+struct Counters {
+    at: BootTime,
+    cpu_nanos: Option<u64>,
+    waits: WaitCounters,
 }
 
 impl Builder {
@@ -158,6 +170,9 @@ impl Builder {
             capacity: capacity(&sample.node),
             usage: total(&sample.node, node_cpu, &pods),
             pressure: pressures(&sample.node),
+            protected: last.as_ref().map_or_else(ProtectedStalls::default, |last| {
+                protected_stalls(last, sample, &view.protected)
+            }),
             windows: windows(view.windows),
             pods: i64::try_from(view.pods.len()).ok(),
             top_pods: top(&mut pods, &sample.node),
@@ -199,10 +214,10 @@ impl<'a> Used<'a> {
         node: &NodeSample,
     ) -> Option<Self> {
         let before = last.and_then(|last| last.pods.get(&sample.uid));
-        let cpu = before.and_then(|(at, nanos)| {
-            let interval = sample.at.as_nanos().checked_sub(at.as_nanos())?;
+        let cpu = before.and_then(|before| {
+            let interval = sample.at.as_nanos().checked_sub(before.at.as_nanos())?;
             let cpus = node.cpu.map(|cpu| cpu.online);
-            usage(Some(*nanos), sample.cpu_nanos, interval, cpus)
+            usage(before.cpu_nanos, sample.cpu_nanos, interval, cpus)
         });
         Some(Self {
             pod: pods.get(&sample.uid)?,
@@ -243,9 +258,15 @@ impl<'a> Used<'a> {
 }
 
 fn look(sample: &Sample, told: [Option<f64>; 2]) -> Look {
+    let counters = |pod: &PodSample| Counters {
+        at: pod.at,
+        cpu_nanos: pod.cpu_nanos,
+        waits: pod.waits,
+    };
     let pods = sample.pods.iter();
-    let pods = pods.filter_map(|pod| Some((pod.uid.clone(), (pod.at, pod.cpu_nanos?))));
+    let pods = pods.map(|pod| (pod.uid.clone(), counters(pod)));
     Look {
+        system: sample.node.system,
         at: sample.at,
         cpu: sample.node.cpu,
         pods: pods.collect(),
@@ -342,6 +363,45 @@ fn pressures(node: &NodeSample) -> Pressures {
         cpu: pressure(PressureKind::Cpu),
         memory: pressure(PressureKind::Memory),
         io: pressure(PressureKind::Io),
+    }
+}
+
+/// How long each of these pods, and `system.slice`, was stalled since the last report; nothing without pressure by cgroup.
+fn protected_stalls(
+    last: &Look,
+    sample: &Sample,
+    protected: &BTreeSet<&PodUid>,
+) -> ProtectedStalls {
+    let stalls = |kind: PressureKind| {
+        let between = |from: BootTime, to: BootTime| u64::try_from(to.since(from).as_nanos()).ok();
+        let pods = sample
+            .pods
+            .iter()
+            .filter(|pod| protected.contains(&pod.uid));
+        let pods = pods.filter_map(|pod| {
+            let before = last.pods.get(&pod.uid)?;
+            stall(&before.waits, &pod.waits, between(before.at, pod.at)?, kind).ok()
+        });
+        let system = last.system.zip(sample.node.system);
+        let system = system.and_then(|(before, now)| {
+            stall(&before, &now, between(last.at, sample.at)?, kind).ok()
+        });
+        let mut stalls: Vec<f64> = pods.chain(system).map(|waiting| waiting.percent).collect();
+        ordered::sort_by(&mut stalls, f64::total_cmp);
+        stalls
+    };
+    // By nearest rank.
+    let at = |stalls: &[f64], hundredths: usize| {
+        let rank = (stalls.len() * hundredths).div_ceil(100);
+        let found = rank.checked_sub(1).map(|place| stalls[place]);
+        found.map(|percent| (percent * 100.0).round() / 100.0)
+    };
+    let cpu = stalls(PressureKind::Cpu);
+    ProtectedStalls {
+        cpu_delay_p95: at(&cpu, 95),
+        cpu_delay_max: at(&cpu, 100),
+        memory_stall_max: at(&stalls(PressureKind::Memory), 100),
+        io_stall_max: at(&stalls(PressureKind::Io), 100),
     }
 }
 

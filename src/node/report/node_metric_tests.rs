@@ -95,6 +95,7 @@ impl Node {
             sample: &self.sample,
             windows: &self.windows,
             pods: &self.pods,
+            protected: self.pods.keys().collect(),
             reports: &self.reports,
         })
     }

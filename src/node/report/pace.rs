@@ -128,6 +128,7 @@ fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
         let mut status = status.clone();
         for rule in &mut status.rules {
             rule.value = rule.value.map(|_| 0.0);
+            rule.judged_by = None;
         }
         status
     };

@@ -26,7 +26,9 @@ use crate::node::cgroup::knob::Role;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
 use crate::node::machine::metric;
-use crate::node::machine::wording::{count, format_value, short, spared_reason, unknown_reason};
+use crate::node::machine::wording::{
+    count, format_value, guard, short, spared_reason, unknown_reason,
+};
 
 mod throttled;
 
@@ -351,9 +353,18 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         state: format!("{:?}", report.state),
         value: report.value.filter(|value| value.is_finite()).map(rounded),
         mark: report.watermark,
+        judged_by: report.guard.map(guard),
+        cool_down_seconds: lengthened(view.policy, report),
         since,
         unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),
     }
+}
+
+/// How long the rule holds after its last breach, where that is not what its action says.
+fn lengthened(policy: &PolicySet, report: &RuleReport) -> Option<i64> {
+    let rule = policy.rules.iter().find(|rule| rule.id == report.id)?;
+    let seconds = i64::try_from(report.cool_down.as_secs()).ok()?;
+    (report.cool_down > rule.action.cool_down).then_some(seconds)
 }
 
 /// Three digits behind the point are more than anybody reads.

@@ -56,6 +56,12 @@ struct PodStallLabels {
     resource: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct StallLabels {
+    resource: &'static str,
+    stat: &'static str,
+}
+
 /// Gauges of the load.
 #[derive(Debug, Default)]
 pub struct Load {
@@ -64,6 +70,7 @@ pub struct Load {
     cpu_capacity: Float,
     memory_capacity: Float,
     pressure: Family<PressureLabels, Float>,
+    protected: Family<StallLabels, Float>,
     stats: Family<StatLabels, Float>,
     coverage: Family<WindowLabels, Float>,
     /// In the order of [`WINDOWS`].
@@ -121,6 +128,9 @@ impl Load {
         registry.register_with_unit("node_memory_capacity", help, Unit::Bytes, capacity);
         let help = "Time in which some, or all (full), tasks waited for the resource, over 10, 60 and 300 s";
         registry.register_with_unit("node_pressure", help, percent(), self.pressure.clone());
+        let help = "Time in which pods waited for the resource that no rule's action may touch, since the last report (cgroup v2)";
+        let protected = self.protected.clone();
+        registry.register_with_unit("node_protected_stalled", help, percent(), protected);
         let help = "The node's use over longer times, percent of its capacity: avg, p50, p90, p95, p99, max of 3 s means";
         registry.register_with_unit("node_usage", help, percent(), self.stats.clone());
         let help = "Share of the window for which there are samples; below 0.5 it has no figures";
@@ -156,6 +166,7 @@ impl Load {
         with_one_series(&self.cpu);
         with_one_series(&self.memory);
         with_one_series(&self.pressure);
+        with_one_series(&self.protected);
         with_one_series(&self.stats);
         with_one_series(&self.coverage);
         with_one_series(&self.pod_cpu);
@@ -189,6 +200,19 @@ impl Load {
         ] {
             if let Some(pressure) = pressure {
                 self.pressure(resource, pressure);
+            }
+        }
+        self.protected.clear();
+        let protected = &status.protected;
+        for (resource, stat, value) in [
+            ("cpu", "p95", protected.cpu_delay_p95),
+            ("cpu", "max", protected.cpu_delay_max),
+            ("memory", "max", protected.memory_stall_max),
+            ("io", "max", protected.io_stall_max),
+        ] {
+            if let Some(value) = value {
+                let labels = StallLabels { resource, stat };
+                self.protected.get_or_create(&labels).set(value);
             }
         }
         self.stats.clear();
