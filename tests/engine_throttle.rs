@@ -423,6 +423,44 @@ fn containers_are_throttled_each_by_its_own_use() {
 }
 
 #[test]
+fn what_a_sidecar_may_use_and_does_not_is_no_floor_of_the_container_beside_it() {
+    let mut pods = vec![Load::new("a", 800)];
+    pods[0].pod.cpu_request = MilliCpu(700);
+    pods[0].pod.container_requests = [
+        ("main".to_owned(), MilliCpu(500)),
+        ("side".to_owned(), MilliCpu(200)),
+    ]
+    .into();
+    let mut node = Node::new(cpu(1000.0, throttling(10, 30)), pods);
+    let mut quotas = Vec::new();
+    let mut spared = Vec::new();
+    for _ in 0..5 {
+        // It uses all that its own container may, and its sidecar nothing of its limit.
+        let quota = node.quotas("a").first().copied().flatten();
+        node.pods[0].cpu = quota.unwrap_or(800);
+        node.cpu = 8000;
+        node.pass(PERIOD);
+        let nanos = node.pods[0].nanos;
+        let lever = |cgroup: &str, cpu_nanos, quota| LeverSample {
+            cgroup: Arc::from(cgroup),
+            cpu_nanos: Some(cpu_nanos),
+            quota: Some(quota),
+        };
+        node.sample.pods[0].levers = vec![
+            lever("main", nanos, Quota::Unlimited),
+            lever("side", 0, Quota::Limit(MilliCpu(200))),
+            lever("pause", 0, Quota::Unlimited),
+        ];
+        node.step();
+        quotas.push(node.quotas("a").first().copied().flatten());
+        spared.extend(node.spared());
+    }
+    assert_eq!(quotas, [None, Some(560), Some(500), Some(500), Some(500)]);
+    // And then it is said why it goes no further.
+    assert_eq!(spared.last(), Some(&("a".to_owned(), Spared::AtFloor)));
+}
+
+#[test]
 fn a_pod_whose_quota_cannot_be_read_is_no_victim() {
     let mut node = Node::new(cpu(1000.0, throttling(10, 50)), vec![Load::new("a", 1000)]);
     node.at(8000);

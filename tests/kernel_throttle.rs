@@ -12,7 +12,7 @@ use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, wor
 use plimsoll::engine::plan::{Feedback, Throttle};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{Outcome, Throttler};
-use plimsoll::node::cgroup::CgroupPath;
+use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::collect::{Sampler, Target};
 use plimsoll::node::journal::Effects;
 use plimsoll::node::pod_facts::ContainerFacts;
@@ -350,6 +350,69 @@ fn a_burst_above_the_quota_goes_down_first_and_comes_back_last() {
     assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
     assert_eq!(world.read(&pod, world.burst_file()), "50000");
     assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn a_burst_comes_back_with_a_quota_that_the_kernel_refused_at_first() {
+    let Some(world) = world() else { return };
+    let pod = world.pod("pod");
+    if world.is_v2() || !world.has(&pod, world.burst_file()) {
+        eprintln!("skipped: this kernel refuses no quota, or has no burst");
+        return;
+    }
+    world.set_quota(&pod, Some(90_000));
+    world.write(&pod, world.burst_file(), "50000");
+    let mut throttler = world.throttler();
+    assert_fine(&throttler.apply(at(0), &[throttle("pod", 300)], &world.find()));
+    // A parent that allows less than its child is to have again.
+    world.set_quota(&world.parent, Some(60_000));
+    let outcomes = throttler.give_back(at(1), &[]);
+    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed { .. });
+    assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    assert_eq!(world.read(&pod, world.burst_file()), "30000");
+    assert_eq!(world.journal_lines().len(), 2);
+    world.set_quota(&world.parent, None);
+    assert_fine(&throttler.give_back(at(2), &[]));
+    assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
+    assert_eq!(world.read(&pod, world.burst_file()), "50000");
+    assert!(world.journal_lines().is_empty());
+}
+
+#[test]
+fn a_burst_waits_for_a_quota_whose_file_cannot_be_opened_at_the_start() {
+    let fake = tempfile::tempdir().unwrap();
+    let (root, state) = (fake.path().join("cg"), fake.path().join("state"));
+    let file = |name: &str| root.join("pod").join(name);
+    std::fs::create_dir_all(root.join("pod")).unwrap();
+    std::fs::write(file("cpu.max"), "900000 100000").unwrap();
+    std::fs::write(file("cpu.max.burst"), "500000").unwrap();
+    let hierarchy = Hierarchy::V2 { root: root.clone() };
+    let find = |_: &_| CgroupPath::new("pod").ok();
+    let open = || Throttler::open(&state, hierarchy.clone(), at(0)).unwrap().0;
+    assert_fine(&open().apply(at(0), &[throttle("pod", 3000)], &find));
+    assert_eq!(
+        std::fs::read_to_string(file("cpu.max.burst")).unwrap(),
+        "300000"
+    );
+    let elsewhere = fake.path().join("elsewhere");
+    std::fs::rename(file("cpu.max"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, file("cpu.max")).unwrap();
+    let mut throttler = open();
+    throttler.give_back(at(1), &[]);
+    assert_eq!(
+        std::fs::read_to_string(file("cpu.max.burst")).unwrap(),
+        "300000"
+    );
+    std::fs::rename(&elsewhere, file("cpu.max")).unwrap();
+    assert_fine(&throttler.give_back(at(2), &[]));
+    assert_eq!(
+        std::fs::read_to_string(file("cpu.max")).unwrap(),
+        "900000 100000"
+    );
+    assert_eq!(
+        std::fs::read_to_string(file("cpu.max.burst")).unwrap(),
+        "500000"
+    );
 }
 
 #[test]

@@ -147,7 +147,8 @@ impl Held {
         request.max(LEAST)
     }
 
-    fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
+    /// What it allows at that ratio.
+    pub(super) fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
         self.quota(pod, ratio).map_or(self.original, Quota::Limit)
     }
 
@@ -183,11 +184,6 @@ pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
         }
     }
     Quota::Limit(sum)
-}
-
-/// The least that the levers can be brought down to: request, 10 m, or the least ratio of the base.
-pub(super) fn floor(levers: &[Held], pod: &Pod, min_ratio: u8) -> Quota {
-    allowance(levers, pod, min_ratio)
 }
 
 /// Whether no step changes any quota any more.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::act::Scene;
-use super::ledger::{Claim, Depth, FULL, Held, LEAST, Ledger, allowance, at_floor, floor, request};
+use super::ledger::{Claim, Depth, FULL, Held, LEAST, Ledger, allowance, at_floor, request};
 use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Spared, Transition};
 use super::policy::CpuThrottle;
@@ -153,8 +153,7 @@ impl Lowering<'_> {
         if !self.grasp(tracked, uses) {
             return Err(Some(Spared::NoSample));
         }
-        let floor = floor(self.levers, &tracked.pod, spec.min_ratio);
-        let down = floor.min_usage(uses) < uses;
+        let down = self.release(tracked, uses, spec.min_ratio) > MilliCpu::ZERO;
         let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
         let idles = from.lower(spec).idle != from.idle;
         // A floor of all that it has asks for the idle class alone.
@@ -181,6 +180,29 @@ impl Lowering<'_> {
             return !self.levers.is_empty();
         }
         measure(tracked, self.walk.sample, self.period, uses, self.levers)
+    }
+
+    /// What the pod uses now and could not at that ratio. Lever by lever: what one that is idle may use is no room for the
+    /// others.
+    fn release(&self, tracked: &Tracked, uses: MilliCpu, ratio: u8) -> MilliCpu {
+        let look = || {
+            Some((
+                tracked.look(self.period)?,
+                tracked.sample(self.walk.sample)?,
+            ))
+        };
+        let measured = |held: &Held| {
+            let (before, now) = look()?;
+            let lever = now.levers.iter().find(|it| it.cgroup == held.cgroup)?;
+            lever_usage(before, now, lever, self.period)
+        };
+        let is_only = self.levers.len() == 1;
+        let release = |held: &Held| {
+            let measured = if is_only { Some(uses) } else { measured(held) };
+            let uses = measured.unwrap_or(held.base);
+            uses.saturating_sub(held.allowance(&tracked.pod, ratio).min_usage(uses))
+        };
+        self.levers.iter().map(release).sum()
     }
 
     fn claim(
@@ -211,10 +233,7 @@ impl Lowering<'_> {
             .ratio
             .min(real.map_or(100, |grip| grip.depth().ratio));
         let quota = allowance(self.levers, pod, ratio);
-        let release = match quota {
-            Quota::Limit(limit) if ratio < 100 => uses.saturating_sub(limit),
-            _ => MilliCpu::ZERO,
-        };
+        let release = self.release(&self.walk.pods[place], uses, ratio);
         let change = Change::Throttle {
             pod: pod.uid.clone(),
             from: from.ratio,

@@ -14,6 +14,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,7 @@ use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
 use super::cgroup::knob::{CpuDir, KnobFile};
+use super::cgroup::parse::keyed;
 use super::cgroup::{CgroupPath, Hierarchy};
 
 pub use atomic::{Effects, WriteError, write_atomic, write_atomic_with};
@@ -117,7 +119,7 @@ pub enum JournalError {
     /// It is damaged.
     #[error(
         "failed to use the journal {}: {reason}: nothing was changed. Each line that is whole names a cgroup file \
-         and its `original`: put these back by hand, then move the journal away",
+         and its `original`: put these back by hand, then move the journal away (docs/runbook.md, PlimsollAgentsMissing)",
         path.display()
     )]
     Corrupt {
@@ -129,6 +131,13 @@ pub enum JournalError {
     /// It cannot be written.
     #[error("failed to keep the journal, so nothing new is throttled: {0}")]
     Write(#[from] WriteError),
+}
+
+impl JournalError {
+    /// It was read, and is not what was written.
+    const fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
 }
 
 impl Journal {
@@ -152,8 +161,48 @@ impl Journal {
     /// cgroups with it.
     ///
     /// # Errors
-    /// Where it cannot be read whole: nothing of it is given out then.
+    /// Where it cannot be read whole and is not known to be from before: nothing of it is given out then.
     pub fn load(&self) -> Result<Vec<Record>, JournalError> {
+        match self.read() {
+            Err(error) if error.is_damage() && self.is_of_earlier_boot() => Ok(Vec::new()),
+            read => read,
+        }
+    }
+
+    /// Renames a damaged journal of an earlier boot, and returns why it cannot be read, and its new name. For who has the
+    /// state directory alone.
+    ///
+    /// # Errors
+    /// Where it cannot be renamed.
+    pub fn set_aside(&self) -> io::Result<Option<(JournalError, PathBuf)>> {
+        match self.read() {
+            Err(error) if error.is_damage() && self.is_of_earlier_boot() => {
+                let aside = self.path.with_extension("damaged");
+                fs::rename(&self.path, &aside)?;
+                Ok(Some((error, aside)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Written before this boot, and not with its id. Either alone may be wrong: the id may be what is damaged, and the clock
+    /// may have been set since.
+    fn is_of_earlier_boot(&self) -> bool {
+        let has_this_id = || {
+            let bytes = fs::read(&self.path).ok()?;
+            let id = self.boot_id.as_bytes();
+            Some(bytes.windows(id.len().max(1)).any(|part| part == id))
+        };
+        let written_before = || {
+            let written = fs::metadata(&self.path).ok()?.modified().ok()?;
+            let stat = fs::read("/proc/stat").ok()?;
+            let [booted] = keyed(&stat, [b"btime"]);
+            Some(written < UNIX_EPOCH + Duration::from_secs(booted?))
+        };
+        has_this_id() == Some(false) && written_before() == Some(true)
+    }
+
+    fn read(&self) -> Result<Vec<Record>, JournalError> {
         let bytes = match fs::read(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             read => read.map_err(|source| JournalError::Read {
@@ -223,7 +272,8 @@ fn corrupt(reason: impl Into<String>) -> Bad {
 
 /// The boot id and the records of a journal.
 fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
-    if bytes.is_empty() {
+    // What a file system may leave after a crash of the machine: the size, without the text.
+    if bytes.iter().all(|byte| *byte == 0) {
         return Err(corrupt("it is empty"));
     }
     let known = format!("{MAGIC} {VERSION} ");

@@ -153,3 +153,56 @@ fn a_state_directory_whose_parent_is_missing_is_refused_with_what_to_do() {
     let message = StateLock::take(&path).unwrap_err().to_string();
     assert!(message.contains("--state-dir"), "{message}");
 }
+
+/// Damages the journal: `id` in place of its boot id, and its end cut off.
+fn damaged(journal: &Journal, id: &str, age: Duration) {
+    let text = fs::read_to_string(journal.path()).unwrap();
+    let text = text.replace(&journal.boot_id, id);
+    fs::write(journal.path(), &text[..text.len() - 10]).unwrap();
+    let file = fs::File::options()
+        .write(true)
+        .open(journal.path())
+        .unwrap();
+    let written = file.metadata().unwrap().modified().unwrap();
+    file.set_modified(written - age).unwrap();
+}
+
+#[test]
+fn a_damaged_journal_is_set_aside_only_where_it_is_of_an_earlier_boot() {
+    const OTHER: &str = "1d5a3fd6-8e5c-4b42-a1cc-6f0b4b5fbf4e";
+    let years = Duration::from_hours(24 * 365 * 10);
+    let this = boot_id().unwrap();
+    for (id, age, is_before) in [
+        (OTHER, years, true),
+        // The id itself may be damaged, and the clock may have been set.
+        (OTHER, Duration::ZERO, false),
+        (&*this, years, false),
+    ] {
+        let (folder, journal) = saved(&[record("a")]);
+        damaged(&journal, id, age);
+        assert_eq!(journal.load().is_ok(), is_before, "{id} {age:?}");
+        let aside = journal.set_aside().unwrap();
+        assert_eq!(aside.is_some(), is_before, "{id} {age:?}");
+        assert_eq!(journal.path().exists(), !is_before);
+        assert_eq!(folder.path().join("journal.damaged").exists(), is_before);
+        assert_eq!(journal.load().is_ok(), is_before);
+    }
+    let (_folder, journal) = saved(&[record("a")]);
+    fs::write(journal.path(), [0; 300]).unwrap();
+    journal.load().unwrap_err();
+    let file = fs::File::options()
+        .write(true)
+        .open(journal.path())
+        .unwrap();
+    file.set_modified(UNIX_EPOCH).unwrap();
+    assert_eq!(journal.load().unwrap(), []);
+    // What is not ours stays where it is.
+    let (_folder, journal) = saved(&[]);
+    fs::write(journal.path(), "[Unit]\n").unwrap();
+    let file = fs::File::options()
+        .write(true)
+        .open(journal.path())
+        .unwrap();
+    file.set_modified(UNIX_EPOCH).unwrap();
+    assert!(journal.set_aside().unwrap().is_none() && journal.load().is_err());
+}

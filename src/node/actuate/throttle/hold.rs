@@ -425,8 +425,11 @@ impl Hold {
     ) -> bool {
         let before = self.entries.len();
         let mut class_kept = false;
+        let mut quotas_kept: Vec<Arc<str>> = Vec::new();
         self.entries.retain(|entry| {
-            if !which(entry) || (entry.follows_idle && class_kept) {
+            // The kernel takes no burst above the quota: it waits until that is back.
+            let waits = entry.role() == Role::Burst && quotas_kept.contains(&entry.lever);
+            if !which(entry) || (entry.follows_idle && class_kept) || waits {
                 return true;
             }
             match entry.release(effects) {
@@ -440,6 +443,9 @@ impl Hold {
                 }
                 Err(error) => {
                     class_kept |= entry.role() == Role::Idle;
+                    if entry.role() == Role::Quota {
+                        quotas_kept.push(Arc::clone(&entry.lever));
+                    }
                     out.push(Outcome::Failed {
                         uid: uid.clone(),
                         throttling: false,

@@ -89,6 +89,16 @@ impl Throttler {
     ) -> Result<(Self, Recovered), OpenError> {
         let lock = StateLock::take(state_dir)?;
         let journal = Journal::new(state_dir)?;
+        match journal.set_aside() {
+            Ok(None) => {}
+            Ok(Some((why, aside))) => {
+                let aside = aside.display();
+                tracing::warn!(%why, "the journal is from before this boot, which took its cgroups with it: set aside as {aside}");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to set the damaged journal of an earlier boot aside")
+            }
+        }
         let records = journal.load()?;
         let mut throttler = Self {
             hierarchy,

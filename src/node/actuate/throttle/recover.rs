@@ -118,6 +118,10 @@ impl Throttler {
             match self.look_up(record) {
                 Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
+                // It goes up only after its quota, whose record comes first.
+                Ok(Found::There(_)) if self.awaits_quota(record) => {
+                    self.unopened.push(record.clone());
+                }
                 Ok(Found::There(entry)) => take_entry(uid, &mut hold, entry, out),
                 Err(error) => {
                     self.unopened.push(record.clone());
@@ -137,6 +141,14 @@ impl Throttler {
             .iter()
             .any(|entry| matches!(entry.role(), Role::Idle | Role::Weight));
         (!hold.entries.is_empty()).then_some(hold)
+    }
+
+    fn awaits_quota(&self, record: &Record) -> bool {
+        let is_its_quota = |other: &Record| {
+            other.file.role() == Role::Quota
+                && (&other.uid, &other.lever) == (&record.uid, &record.lever)
+        };
+        record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
     fn look_up(&self, record: &Record) -> Result<Found, KnobError> {
