@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen, Standing};
+use crate::cluster::backoff::jittered;
 use crate::cluster::client::stored;
 use crate::cluster::clock;
 
@@ -193,6 +194,9 @@ pub async fn run(
         publish(standing, elector.standing());
         // The leadership ends in time also when the next look is late.
         let pause = elector.memory.pause(clock::now());
+        // Those that stand by look at different moments; the leader must not be late.
+        let leads = standing.borrow().leads();
+        let pause = if leads { pause } else { jittered(pause) };
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
         publish(standing, elector.standing());
         if stopped.is_ok() {

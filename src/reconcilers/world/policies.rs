@@ -10,6 +10,7 @@ use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
 use super::super::rollout::{Phase, Rollout};
 use super::{Live, Node, World};
+use crate::cluster::backoff::jittered;
 use crate::crd::{Finding, Kind};
 use crate::engine::time::BootTime;
 
@@ -100,7 +101,7 @@ impl World {
     /// A status could not be written: all are looked at again, but not at once.
     pub fn status_failed(&mut self, now: BootTime) {
         self.statuses_dirty = true;
-        self.statuses_at = Some(now + STATUS_RETRY);
+        self.statuses_at = Some(now + jittered(STATUS_RETRY));
     }
 
     /// What holds on any node, and what holds on those that there are.
