@@ -354,3 +354,77 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
         !there.is_null() && there["spec"]["holderIdentity"].is_null()
     });
 }
+
+/// Of each write in the API server's audit log: who, what.
+fn audited(log: &std::path::Path) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(log).unwrap();
+    let events = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let event = |event: Value| {
+        let object = &event["objectRef"];
+        let what = format!("{} {}", word(&event["verb"]), word(&object["resource"]));
+        (word(&event["user"]["username"]), what)
+    };
+    events.map(event).collect()
+}
+
+#[test]
+fn an_api_server_with_the_sample_of_an_audit_policy_logs_no_heartbeats_and_who_else_writes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("audit.log");
+    let policy = concat!(
+        "--audit-policy-file=",
+        env!("CARGO_MANIFEST_DIR"),
+        "/examples/audit-policy.yaml"
+    );
+    let to: &'static str = format!("--audit-log-path={}", log.display()).leak();
+    let Some(plane) = ControlPlane::start_with(vec![policy, to].leak()) else {
+        return;
+    };
+    if !plane.is_own() {
+        return;
+    }
+    let namespace =
+        |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    let namespaces = [namespace("plimsoll"), lease_namespace()];
+    plane.apply(&namespaces);
+    plane.kubectl(&["create", "serviceaccount", "-n=plimsoll", "plimsoll-agent"]);
+    let grant = "--serviceaccount=plimsoll:plimsoll-agent";
+    let role = "--clusterrole=cluster-admin";
+    plane.kubectl(&["create", "clusterrolebinding", "agent", role, grant]);
+    let agent = plane.as_account("plimsoll-agent", &["-n=plimsoll"]);
+    let agent = format!("--kubeconfig={}", agent.display());
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "worker", "namespace": LEASES},
+    });
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker"}});
+    plane.create(&[lease.clone(), node]);
+    for _ in 0..3 {
+        plane
+            .try_kubectl(&["replace", "-f=-", &agent], &lease.to_string())
+            .unwrap();
+    }
+    plane.kubectl(&["taint", "node", "worker", "key=value:NoSchedule", &agent]);
+    plane
+        .try_kubectl(&["replace", "-f=-"], &lease.to_string())
+        .unwrap();
+    plane.apply(&[api_support::policy(
+        "PodQOS",
+        "batch",
+        &json!({"labelSelector": {}, "allowedActions": ["throttle"]}),
+    )]);
+    let all = audited(&log);
+    let by = |user: &str| -> Vec<&str> {
+        let events = all.iter().filter(|(who, _)| who == user);
+        events.map(|(_, what)| &**what).collect()
+    };
+    let account = "system:serviceaccount:plimsoll:plimsoll-agent";
+    assert_eq!(by(account), ["patch nodes"], "{all:?}");
+    let admin = by("admin");
+    for what in ["create leases", "update leases", "create podqoss"] {
+        assert!(admin.contains(&what), "{what}: {all:?}");
+    }
+}

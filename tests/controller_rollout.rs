@@ -457,3 +457,220 @@ fn an_edit_whose_nodes_are_replaced_while_they_try_it_does_not_keep_from_those_t
     cluster.rest();
     assert_eq!(cluster.with("id", "q/cpu"), ["new"]);
 }
+
+/// What is selected, whatever else an edit says.
+fn in_pools(pools: &[&str], mark: u32) -> Value {
+    let mut spec = node_qos(None, "close", mark, "None");
+    spec["selector"] = json!({
+        "matchExpressions": [{"key": "pool", "operator": "In", "values": pools}],
+    });
+    spec
+}
+
+/// 450 nodes that have had a rule for long, and 50 that it does not select.
+fn two_pools() -> Cluster {
+    let mut cluster = ready(0);
+    for index in 0..450 {
+        cluster.node(&format!("old{index:03}"), "old");
+    }
+    for index in 0..50 {
+        cluster.node(&format!("new{index:03}"), "new");
+    }
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old"], 4000));
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 450);
+    cluster
+}
+
+fn new_ones(mut nodes: Vec<String>) -> Vec<String> {
+    nodes.retain(|node| node.starts_with("new"));
+    nodes
+}
+
+fn rolled_out(cluster: &mut Cluster) -> String {
+    cluster.world.status_failed(cluster.now);
+    cluster.pass(Duration::from_secs(20));
+    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let status = statuses
+        .iter()
+        .find(|it| it.key == (Kind::NodeQos, "q".into()));
+    let conditions = status.unwrap().status["conditions"].as_array().unwrap();
+    let found = conditions.iter().find(|it| it["type"] == "RolledOut");
+    found.map_or_else(String::new, |it| it["message"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn a_selector_that_is_widened_is_tried_on_the_nodes_that_it_newly_selects() {
+    let mut cluster = two_pools();
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.settle(0);
+    let canary = new_ones(cluster.with("id", "q/cpu"));
+    assert_eq!(canary.len(), 1);
+    assert!(
+        rolled_out(&mut cluster).contains(&format!("1 of 50 nodes ({})", canary[0])),
+        "{}",
+        rolled_out(&mut cluster)
+    );
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    assert_eq!(cluster.with_rules(), 451);
+}
+
+#[test]
+fn a_selector_that_moves_on_is_tried_where_it_moves_to() {
+    let mut cluster = two_pools();
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["new"], 4000));
+    cluster.settle(0);
+    let canary = cluster.with("id", "q/cpu");
+    assert_eq!(new_ones(canary.clone()), canary, "the old ones lose it");
+    assert_eq!(canary.len(), 1);
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.rest();
+    assert_eq!(cluster.with("id", "q/cpu"), canary);
+}
+
+#[test]
+fn an_edit_that_is_new_to_some_nodes_and_stricter_on_others_has_canaries_among_both() {
+    let mut cluster = two_pools();
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 3000));
+    cluster.settle(0);
+    cluster.settle(0);
+    let canaries = cluster.with("watermark", 3000.0);
+    assert_eq!(canaries.len(), 6, "5 of 450 and 1 of 50");
+    let new = new_ones(canaries);
+    assert_eq!(new.len(), 1);
+    // One of six is no more than a fifth of all, but it is all that shows what the edit does on new nodes.
+    cluster.report(&new[0], breached(3100.0));
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 6);
+}
+
+#[test]
+fn an_edit_that_no_new_node_can_try_says_how_many_it_waits_for() {
+    let mut cluster = two_pools();
+    let names = cluster.names();
+    let new = new_ones(names);
+    cluster.fall_silent(&new);
+    for name in &new {
+        cluster.report(name, json!({}));
+    }
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 450);
+    assert_eq!(reason(&mut cluster), "NoCanary");
+    let told = rolled_out(&mut cluster);
+    assert!(told.contains("of its 50 nodes none is Ready"), "{told}");
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 3000));
+    cluster.rest();
+    assert_eq!(
+        cluster.with("watermark", 3000.0).len(),
+        5,
+        "those of the old"
+    );
+    let told = rolled_out(&mut cluster);
+    assert!(
+        told.contains("of the 50 nodes that have to try it too"),
+        "{told}"
+    );
+    cluster.speak(&new[7]);
+    cluster.rest();
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 500);
+}
+
+#[test]
+fn a_single_new_node_that_is_away_does_not_stop_an_edit() {
+    let mut cluster = ready(20);
+    apply(&mut cluster, 4000);
+    cluster.rest();
+    cluster.node("other", "b");
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(Some("a"), "close", 4000, "None"),
+    );
+    cluster.rest();
+    cluster.fall_silent(&["other".to_owned()]);
+    cluster.report("other", json!({}));
+    apply(&mut cluster, 3000);
+    cluster.rest();
+    assert_eq!(cluster.with("watermark", 3000.0).len(), 21);
+}
+
+#[test]
+fn pod_policies_that_a_widened_selector_brings_along_are_tried_on_the_new_nodes() {
+    let mut cluster = two_pools();
+    let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "everything", &pods);
+    cluster.rest();
+    let with_pods = |cluster: &Cluster| -> Vec<String> {
+        let all = cluster.watermarks.iter();
+        let all = all.filter(|(_, it)| it["spec"]["podPolicies"] != json!([]));
+        all.map(|(name, _)| name.clone()).collect()
+    };
+    assert_eq!(with_pods(&cluster).len(), 450);
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.settle(0);
+    let canary = new_ones(cluster.with("id", "q/cpu"));
+    assert_eq!(canary.len(), 1);
+    assert_eq!(new_ones(with_pods(&cluster)), canary);
+}
+
+#[test]
+fn another_leader_goes_on_with_the_new_nodes_alone() {
+    let mut cluster = two_pools();
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.settle(0);
+    let canary = new_ones(cluster.with("id", "q/cpu"));
+    cluster.fail_over();
+    cluster.settle(0);
+    cluster.settle(0);
+    assert_eq!(
+        new_ones(cluster.with("id", "q/cpu")),
+        canary,
+        "no more try it"
+    );
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 451);
+}
+
+#[test]
+fn a_canary_whose_labels_change_so_that_it_loses_the_rule_proves_nothing() {
+    let mut cluster = ready(20);
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(Some("a"), "close", 4000, "None"),
+    );
+    cluster.settle(0);
+    cluster.settle(0);
+    let canary = cluster.with("id", "q/cpu").remove(0);
+    cluster.pass(Duration::from_secs(50));
+    cluster.node(&canary, "b");
+    cluster.settle(0);
+    cluster.pass(Duration::from_secs(30));
+    cluster.settle(0);
+    let next = cluster.with("id", "q/cpu");
+    assert_eq!(next.len(), 1, "another tries it");
+    assert_ne!(next[0], canary);
+    cluster.rest();
+    assert_eq!(cluster.with_rules(), 19);
+}
+
+#[test]
+fn a_node_that_is_new_during_an_edit_gets_no_version_that_an_edit_before_was_stopped_with() {
+    let (mut cluster, canary) = stopped();
+    let names = cluster.names();
+    for name in names.iter().filter(|name| **name < canary) {
+        cluster.delete_node(name);
+    }
+    // Tighter than what any node has, so that the canary of the edit before is among the nodes that it changes.
+    apply(&mut cluster, 1000);
+    assert_eq!(cluster.with("watermark", 2000.0), [canary]);
+    cluster.node("node999", "a");
+    cluster.settle(0);
+    let spec = &cluster.watermarks["node999"]["spec"];
+    assert_eq!(spec["rules"][0]["watermark"], 4000.0);
+}

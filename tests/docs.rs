@@ -396,3 +396,40 @@ fn the_matrix_of_permissions_is_what_the_chart_gives() {
         "{MATRIX} is not what the chart gives any more: look at what changed, then `make generate`"
     );
 }
+
+#[test]
+fn the_sample_of_an_audit_policy_names_what_the_chart_installs() {
+    let text = read("examples/audit-policy.yaml");
+    let policy: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(policy["apiVersion"], "audit.k8s.io/v1");
+    assert_eq!(policy["kind"], "Policy");
+    let permissions = read("docs/permissions.md");
+    let words = |value: &serde_json::Value| -> Vec<String> {
+        let words = value.as_array().into_iter().flatten();
+        words.map(|it| it.as_str().unwrap().to_owned()).collect()
+    };
+    for rule in policy["rules"].as_array().unwrap() {
+        let level = rule["level"].as_str().unwrap();
+        assert!(["None", "Metadata", "Request"].contains(&level), "{level}");
+        for user in words(&rule["users"]) {
+            let account = user.rsplit(':').next().unwrap();
+            assert!(
+                user.starts_with("system:serviceaccount:plimsoll:"),
+                "{user}"
+            );
+            assert!(permissions.contains(&format!("## {account}\n")), "{user}");
+        }
+        for namespace in words(&rule["namespaces"]) {
+            assert!(
+                permissions.contains(&format!("| {namespace} |")) || namespace.is_empty(),
+                "{namespace}"
+            );
+        }
+        // Nothing is left out but what one account writes by the thousand.
+        let all = ["users", "verbs", "resources"];
+        assert!(
+            level != "None" || all.iter().all(|field| !rule[*field].is_null()),
+            "{rule}"
+        );
+    }
+}

@@ -15,10 +15,31 @@ pub fn backoff(least: Duration, most: Duration) -> ExponentialBackoff {
         .build()
 }
 
+/// A pause that is longer by up to a quarter, by chance: for those that are counted or given elsewhere.
+pub fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(1.0 + fastrand::f64() / 4.0)
+}
+
 /// Waits so long; `None`: for ever.
 pub async fn rest(pause: Option<Duration>) {
     match pause {
         Some(pause) => tokio::time::sleep(pause).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_jittered_pause_is_never_shorter_and_differs_each_time() {
+        let pause = Duration::from_secs(8);
+        let pauses: BTreeSet<Duration> = (0..100).map(|_| jittered(pause)).collect();
+        assert!(pauses.len() > 50, "{pauses:?}");
+        let bounds = pause..=Duration::from_secs(10);
+        assert!(pauses.iter().all(|it| bounds.contains(it)), "{pauses:?}");
     }
 }

@@ -26,6 +26,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call, describe};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
@@ -264,7 +265,7 @@ impl Keeper {
                     }
                 }
                 () = self.source.changed() => {}
-                () = sleep(pause) => {}
+                () = sleep(jittered(pause)) => {}
             }
         }
     }

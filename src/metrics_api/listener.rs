@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -21,6 +21,7 @@ use super::certificates::Tls;
 use super::patience::Patience;
 use super::server::Api;
 use super::watch::MOST;
+use crate::serve;
 
 /// The handshake has to be done by then.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -76,13 +77,7 @@ impl Room {
 pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> TcpStream {
     loop {
         tokio::select! {
-            accepted = listener.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    return stream;
-                }
-                // Out of descriptors, or the peer is gone: the next may be better.
-                sleep(Duration::from_millis(10)).await;
-            }
+            stream = serve::accept(listener) => return stream,
             Some(_) = connections.join_next() => {}
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::cluster::backoff::jittered;
 use crate::crd::node_watermark::Hash;
 use crate::engine::time::BootTime;
 
@@ -49,9 +50,26 @@ impl Attempt {
     }
 }
 
-/// How long to wait after this many failures before.
+/// How long to wait after this many failures before: with jitter, as what fails at once for many nodes is not to be tried
+/// for all of them at once.
 pub fn pause(failures: u32) -> Duration {
-    RETRY
-        .saturating_mul(1 << failures.min(10))
-        .min(LONGEST_RETRY)
+    let pause = RETRY.saturating_mul(1 << failures.min(10));
+    jittered(pause.min(LONGEST_RETRY))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn writes_that_failed_together_are_not_tried_again_together() {
+        for (failures, least) in [(0, 1), (3, 8), (10, 60)] {
+            let least = Duration::from_secs(least);
+            let pauses: BTreeSet<Duration> = (0..100).map(|_| pause(failures)).collect();
+            assert!(pauses.len() > 50, "{pauses:?}");
+            assert!(pauses.iter().all(|it| (least..=least * 5 / 4).contains(it)));
+        }
+    }
 }

@@ -60,7 +60,7 @@ pub fn source(rule: &Rule) -> Key {
 }
 
 /// Whether a rule acts where, or earlier or harder than, it did not before.
-fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
+pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
     if rule.strategy == Strategy::Preview {
         return false;
     }
@@ -109,8 +109,9 @@ fn evicts_more(eviction: Option<EvictionSpec>, before: Option<EvictionSpec>) -> 
     }
 }
 
-/// Selectors are not compared: one that is not the same may select more.
-fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
+/// Whether a pod policy may allow what it did not before. Selectors are not compared: one that is not the same may select
+/// more.
+pub fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
     let Some(before) = before else {
         return true;
     };

@@ -1,6 +1,6 @@
 //! A tightening edit goes to a few nodes first, and to the others when it does no harm there. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use crate::crd::node_watermark::Hash;
@@ -22,13 +22,14 @@ const LEAST_SPARE: usize = 3;
 /// How far an edit of one object has come.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
-    /// The nodes that it concerns, in an order that only their names decide: objects that are edited together have
-    /// their canaries in common.
+    /// The nodes whose content it changes, in an order that only their names decide: objects that are edited together
+    /// have their canaries in common.
     members: Vec<String>,
+    /// Members on which nothing of the object was in force before: they have canaries of their own, since an edit that
+    /// does well on the others proves nothing for them.
+    newcomers: HashSet<String>,
     /// Where each stands in it.
     places: HashMap<String, usize>,
-    /// So many canaries are asked for.
-    wanted: usize,
     /// Those that have the edit first.
     canaries: BTreeSet<String>,
     /// Canaries that acted for the object before the edit.
@@ -41,6 +42,9 @@ pub struct Rollout {
     phase: Phase,
 }
 
+/// One number for members that had an earlier version of the object in force, one for the newcomers.
+pub type Counts = [usize; 2];
+
 /// What the edit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -48,15 +52,15 @@ pub enum Phase {
     Canaries {
         /// When it was last looked for canaries.
         looked: Option<BootTime>,
-        /// No node is left that could try it.
-        stuck: bool,
+        /// So many members are waited for of which none can try it; 0: canaries are about to.
+        stuck: usize,
     },
     /// For the time to pass in which the canaries are watched.
     Watching {
         /// When the last canary kept it.
         since: BootTime,
         /// How many these are.
-        canaries: usize,
+        canaries: Counts,
     },
     /// It goes to the others, so many a second.
     Others {
@@ -88,27 +92,31 @@ pub struct Sight {
 }
 
 impl Phase {
-    const fn canaries(looked: Option<BootTime>, stuck: bool) -> Self {
+    const fn canaries(looked: Option<BootTime>, stuck: usize) -> Self {
         Self::Canaries { looked, stuck }
     }
 }
 
 impl Rollout {
-    /// Begins to roll an edit out to nodes. `slowest` is the longest threshold x period of the object's rules; `before` is
-    /// what the object amounted to until now.
-    pub fn new(nodes: BTreeSet<String>, slowest: Duration, before: PolicySet) -> Self {
-        let mut members: Vec<String> = nodes.into_iter().collect();
+    /// Begins to roll an edit out to the nodes whose content it changes; true for those on which nothing of the object was
+    /// in force. `slowest` is the longest threshold x period of the object's rules; `before` is what the object amounted to
+    /// until now.
+    pub fn new(nodes: BTreeMap<String, bool>, slowest: Duration, before: PolicySet) -> Self {
+        let newcomers = nodes.iter().filter(|(_, new)| **new);
+        let newcomers = newcomers.map(|(node, _)| node.clone());
+        let newcomers = several_of_each(nodes.len(), newcomers.collect());
+        let mut members: Vec<String> = nodes.into_keys().collect();
         members.sort_by_cached_key(Hash::of);
         // With nobody left to protect there is nothing to wait for.
         let phase = if members.len() <= 1 {
             Phase::Done
         } else {
-            Phase::canaries(None, false)
+            Phase::canaries(None, 0)
         };
         let places = members.iter().cloned().zip(0..).collect();
         Self {
-            wanted: members.len().div_ceil(100).max(1),
             members,
+            newcomers,
             places,
             canaries: BTreeSet::new(),
             acting_before: BTreeSet::new(),
@@ -127,8 +135,8 @@ impl Rollout {
             .iter()
             .filter(|node| look(node).acts && has_it(node));
         self.unclear = unclear.cloned().collect();
-        self.choose(self.wanted, &look);
-        self.phase = Phase::canaries(None, self.canaries.is_empty());
+        self.choose(self.wanted(), &look);
+        self.phase = Phase::canaries(None, self.without(self.count(|_| true)));
     }
 
     /// It was stopped before this process led, and the object was not edited since: it stays with those that have it.
@@ -141,7 +149,7 @@ impl Rollout {
     /// It goes on after a time in which nothing was seen: what that would have shown is watched for anew.
     pub const fn resume(&mut self) {
         match self.phase {
-            Phase::Watching { .. } => self.phase = Phase::canaries(None, false),
+            Phase::Watching { .. } => self.phase = Phase::canaries(None, 0),
             Phase::Others { released, .. } => {
                 self.phase = Phase::Others {
                     since: None,
@@ -160,6 +168,8 @@ impl Rollout {
             return false;
         };
         self.members.remove(place);
+        self.newcomers.remove(node);
+        self.newcomers = several_of_each(self.members.len(), std::mem::take(&mut self.newcomers));
         for later in self.places.values_mut().filter(|later| **later > place) {
             *later -= 1;
         }
@@ -179,12 +189,39 @@ impl Rollout {
         self.members.len() <= 1 && !matches!(self.phase, Phase::Stopped { .. })
     }
 
+    /// How many members there are of each kind.
+    fn sizes(&self) -> Counts {
+        let new = self.newcomers.len();
+        [self.members.len().saturating_sub(new), new]
+    }
+
+    /// So many canaries are asked for: 1 % of the members, at least one of each kind that there is.
+    fn wanted(&self) -> Counts {
+        self.sizes().map(|size| size.div_ceil(100))
+    }
+
+    /// How many canaries this holds of.
+    fn count(&self, holds: impl Fn(&str) -> bool) -> Counts {
+        let counted = self.canaries.iter().filter(|node| holds(node));
+        let (new, old): (Vec<_>, Vec<_>) = counted.partition(|node| self.newcomers.contains(*node));
+        [old.len(), new.len()]
+    }
+
+    /// How many members there are of the kinds that have none of these canaries.
+    fn without(&self, canaries: Counts) -> usize {
+        let kinds = self.sizes().into_iter().zip(canaries);
+        kinds
+            .filter(|(_, canaries)| *canaries == 0)
+            .map(|(size, _)| size)
+            .sum()
+    }
+
     /// Those that have the edit first.
     pub const fn canaries(&self) -> &BTreeSet<String> {
         &self.canaries
     }
 
-    /// How many nodes it concerns.
+    /// How many nodes it changes something on.
     pub const fn size(&self) -> usize {
         self.members.len()
     }
@@ -237,45 +274,59 @@ impl Rollout {
         looked: Option<BootTime>,
         look: impl Fn(&str) -> Sight,
     ) -> Vec<String> {
-        let keeps = |node: &&String| look(node).speaks && look(node).keeps;
-        let canaries = self.canaries.iter().filter(keeps).count();
+        let keeping = self.count(|node| look(node).speaks && look(node).keeps);
+        let missing = less(self.wanted(), keeping);
         let watching = Phase::Watching {
             since: now,
-            canaries,
+            canaries: keeping,
         };
-        if canaries >= self.wanted {
+        if missing == Counts::default() {
             self.phase = watching;
             return Vec::new();
         }
+        let chosen = self.count(|_| true);
+        let untried = self.without(chosen);
         let Some(looked) = looked else {
-            self.phase = Phase::canaries(Some(now), self.canaries.is_empty());
+            self.phase = Phase::canaries(Some(now), untried);
             return Vec::new();
         };
-        let pause = if self.canaries.is_empty() {
-            LOOK
-        } else {
-            PATIENCE
-        };
+        let pause = if untried > 0 { LOOK } else { PATIENCE };
         if now.since(looked) < pause {
             return Vec::new();
         }
-        let most = self.wanted + self.wanted.max(LEAST_SPARE);
-        let room = most.saturating_sub(self.canaries.len());
-        let more = self.choose(room.min(self.wanted - canaries), &look);
+        let most = self.wanted().map(|wanted| wanted + wanted.max(LEAST_SPARE));
+        let [room, room_for_new] = less(most, chosen);
+        let [missing, missing_new] = missing;
+        let more = self.choose([missing.min(room), missing_new.min(room_for_new)], &look);
+        let unproven = self.without(keeping);
         // Fewer than were asked for are better than none.
-        self.phase = if more.is_empty() && canaries > 0 {
+        self.phase = if more.is_empty() && unproven == 0 {
             watching
         } else {
-            Phase::canaries(Some(now), more.is_empty())
+            let stuck = if more.is_empty() { unproven } else { 0 };
+            Phase::canaries(Some(now), stuck)
         };
         more
     }
 
-    /// Lets more nodes try the edit: in their order those that speak, and before all others those that do not act, since
-    /// the edit can't make the others act.
-    fn choose(&mut self, more: usize, look: &impl Fn(&str) -> Sight) -> Vec<String> {
+    /// Lets more nodes of each kind try the edit.
+    fn choose(&mut self, [more, more_new]: Counts, look: &impl Fn(&str) -> Sight) -> Vec<String> {
+        let mut chosen = self.choose_among(false, more, look);
+        chosen.extend(self.choose_among(true, more_new, look));
+        chosen
+    }
+
+    /// In their order those that speak, and before all others those that do not act, since the edit can't make the others
+    /// act.
+    fn choose_among(
+        &mut self,
+        new: bool,
+        more: usize,
+        look: &impl Fn(&str) -> Sight,
+    ) -> Vec<String> {
         let [mut quiet, mut acting] = [Vec::new(), Vec::new()];
-        for node in &self.members {
+        let of_kind = |node: &&String| self.newcomers.contains(*node) == new;
+        for node in self.members.iter().filter(of_kind) {
             if quiet.len() >= more {
                 break;
             }
@@ -298,20 +349,23 @@ impl Rollout {
         &mut self,
         now: BootTime,
         since: BootTime,
-        canaries: usize,
+        canaries: Counts,
         look: impl Fn(&str) -> Sight,
     ) -> Vec<String> {
-        let [mut speaking, mut acting] = [0, 0];
-        for node in &self.canaries {
+        let speaking = self.count(|node| look(node).speaks);
+        let acting = self.count(|node| {
             let sight = look(node);
-            speaking += usize::from(sight.speaks);
-            acting += usize::from(sight.speaks && sight.acts && !self.acting_before.contains(node));
-        }
-        if acting * 100 > speaking * MOST_ACTING_PERCENT {
+            sight.speaks && sight.acts && !self.acting_before.contains(node)
+        });
+        let mut kinds = acting.into_iter().zip(speaking);
+        let too_many = |(acting, speaking)| acting * 100 > speaking * MOST_ACTING_PERCENT;
+        let mut left = speaking.into_iter().zip(canaries);
+        if kinds.any(too_many) {
+            let acting = acting.into_iter().sum();
             self.phase = Phase::Stopped { acting };
-        } else if speaking * 2 < canaries {
+        } else if left.any(|(speaking, canaries)| speaking * 2 < canaries) {
             // What is left of them proves little.
-            self.phase = Phase::canaries(Some(now), false);
+            self.phase = Phase::canaries(Some(now), 0);
         } else if now.since(since) >= self.watch {
             let released = self.canaries.len();
             self.phase = Phase::Others {
@@ -349,4 +403,17 @@ impl Rollout {
         };
         self.members[had.min(released)..released].to_vec()
     }
+}
+
+/// A single node needs no canary of its own kind: it would be that canary itself. One that is away must not stop the
+/// others.
+fn several_of_each(members: usize, newcomers: HashSet<String>) -> HashSet<String> {
+    let split = newcomers.len() > 1 && members - newcomers.len() > 1;
+    if split { newcomers } else { HashSet::new() }
+}
+
+/// What is missing of each.
+fn less(of: Counts, there: Counts) -> Counts {
+    let ([of, of_new], [there, there_new]) = (of, there);
+    [of.saturating_sub(there), of_new.saturating_sub(there_new)]
 }

@@ -131,6 +131,13 @@ impl Blocks {
     }
 }
 
+/// Tells one list of sources from another.
+pub fn sources_print(sources: &[String]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    sources.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn read<T: DeserializeOwned + Default>(block: Option<&RawValue>) -> T {
     let read = block.and_then(|block| serde_json::from_str(block.get()).ok());
     read.unwrap_or_default()
@@ -153,6 +160,8 @@ pub struct Watermark {
     pub more: bool,
     /// Who else wrote the spec last, as far as the API server knows.
     pub edited_by: Option<String>,
+    /// Tells one `spec.sources` from another.
+    pub sources: u64,
     /// The rest of the spec.
     pub blocks: Blocks,
     status: Option<Box<RawValue>>,
@@ -198,7 +207,7 @@ impl Watermark {
             "rules" => self.blocks.rules = Some(value),
             "actions" => self.blocks.actions = Some(value),
             "podPolicies" => self.blocks.pod_policies = Some(value),
-            "sources" => {}
+            "sources" => self.sources = sources_print(&read::<Vec<String>>(Some(&value))),
             _ => self.more = true,
         }
     }

@@ -188,6 +188,7 @@ impl World {
             interferes,
         };
         self.nodes.insert(name.to_owned(), node);
+        self.roll_out_without(name);
         self.watch_over(name);
         self.touch(name);
     }

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::Hash;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -16,9 +18,13 @@ use prometheus_client::metrics::family::Family;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, yield_now};
+use tokio::time::sleep;
 
 /// So many connections at a time. The next takes the place of the oldest, so that those who never ask keep no probe out.
 const MOST_CONNECTIONS: usize = 32;
+
+/// The pause after a connection could not be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// What is served.
 pub trait Source: Send + Sync + 'static {
@@ -57,7 +63,7 @@ pub enum ServeError {
         /// Which address.
         address: SocketAddr,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
@@ -67,15 +73,29 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
     listening.map_err(|source| ServeError::Listen { address, source })
 }
 
+/// The next connection, waited for with a pause after each failure.
+pub async fn accept(listener: &TcpListener) -> TcpStream {
+    accepted(|| listener.accept()).await
+}
+
+/// Out of descriptors, a call fails at once, and so would the next.
+async fn accepted<T, F>(mut accept: impl FnMut() -> F) -> T
+where
+    F: Future<Output = io::Result<(T, SocketAddr)>>,
+{
+    loop {
+        if let Ok((stream, _)) = accept().await {
+            return stream;
+        }
+        sleep(ACCEPT_RETRY).await;
+    }
+}
+
 /// Answers for ever.
 pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
     let mut connections = VecDeque::new();
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, or the peer is gone: the next may be better.
-            yield_now().await;
-            continue;
-        };
+        let stream = accept(&listener).await;
         let connection = tokio::spawn(serve_one(stream, Arc::clone(&source)));
         connections.push_back(connection.abort_handle());
         make_room(&mut connections).await;

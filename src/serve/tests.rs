@@ -1,4 +1,7 @@
+use std::future::ready;
 use std::time::Duration;
+
+use nix::errno::Errno;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -55,4 +58,32 @@ async fn those_who_connect_and_never_ask_keep_no_probe_out() {
     let answer = ask(idle.last_mut().unwrap()).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     serving.abort();
+}
+
+#[tokio::test]
+async fn without_descriptors_a_listener_waits_between_its_tries() {
+    let mut tries = 0;
+    let out_of_descriptors = || {
+        tries += 1;
+        let failed = io::Error::from(Errno::EMFILE);
+        ready(Err::<(TcpStream, SocketAddr), _>(failed))
+    };
+    let waited = timeout(ACCEPT_RETRY * 4, accepted(out_of_descriptors)).await;
+    assert!(waited.is_err());
+    assert!((1..=5).contains(&tries), "{tries}");
+}
+
+#[tokio::test]
+async fn a_listener_goes_on_once_there_are_descriptors_again() {
+    let mut left = 2;
+    let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+    let accept = || {
+        left -= 1;
+        ready(if left > 0 {
+            Err(io::Error::from(Errno::EMFILE))
+        } else {
+            Ok(("a connection", peer))
+        })
+    };
+    assert_eq!(timeout(LONG, accepted(accept)).await, Ok("a connection"));
 }

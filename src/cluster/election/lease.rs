@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen, Standing};
+use crate::cluster::backoff::jittered;
 use crate::cluster::client::stored;
 use crate::cluster::clock;
 
@@ -90,9 +91,6 @@ impl Elector {
     }
 
     fn filled(&self, mut lease: Lease, taken: bool) -> Lease {
-        let time = Some(MicroTime(clock::wall()));
-        let before = lease.spec.take().unwrap_or_default();
-        let transitions = before.lease_transitions.unwrap_or(0);
         let mut annotations = lease.metadata.annotations.take().unwrap_or_default();
         annotations.remove(ADDRESS);
         let address = self.address.map(|address| address.to_string());
@@ -102,14 +100,8 @@ impl Elector {
             annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
             ..lease.metadata
         };
-        lease.spec = Some(LeaseSpec {
-            holder_identity: Some(self.me.clone()),
-            lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
-            renew_time: time.clone(),
-            acquire_time: if taken { time } else { before.acquire_time },
-            lease_transitions: Some(transitions.saturating_add(i32::from(taken))),
-            ..before
-        });
+        let time = MicroTime(clock::wall());
+        lease.spec = Some(held(lease.spec.take(), &self.me, taken, time));
         lease
     }
 
@@ -143,6 +135,25 @@ impl Elector {
             .replace(&self.name, &params, &lease)
             .await
             .map(drop)
+    }
+}
+
+/// The spec as its holder writes it. The first holder of all is no transition, as it is none for client-go.
+fn held(before: Option<LeaseSpec>, me: &str, taken: bool, now: MicroTime) -> LeaseSpec {
+    let is_first = before.is_none();
+    let before = before.unwrap_or_default();
+    let transitions = before.lease_transitions.unwrap_or(0);
+    LeaseSpec {
+        holder_identity: Some(me.to_owned()),
+        lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
+        renew_time: Some(now.clone()),
+        acquire_time: if taken {
+            Some(now)
+        } else {
+            before.acquire_time
+        },
+        lease_transitions: Some(transitions.saturating_add(i32::from(taken && !is_first))),
+        ..before
     }
 }
 
@@ -183,6 +194,9 @@ pub async fn run(
         publish(standing, elector.standing());
         // The leadership ends in time also when the next look is late.
         let pause = elector.memory.pause(clock::now());
+        // Those that stand by look at different moments; the leader must not be late.
+        let leads = standing.borrow().leads();
+        let pause = if leads { pause } else { jittered(pause) };
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
         publish(standing, elector.standing());
         if stopped.is_ok() {
@@ -219,4 +233,30 @@ fn publish(standing: &watch::Sender<Standing>, now: Standing) {
         *before = now;
         changed
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn each_holder_after_the_first_is_a_transition_and_a_renewal_is_none() {
+        let time = |second| MicroTime(Timestamp::from_second(second).expect("a time"));
+        let first = held(None, "a", true, time(1));
+        assert_eq!(first.lease_transitions, Some(0));
+        let renewed = held(Some(first), "a", false, time(2));
+        assert_eq!(renewed.lease_transitions, Some(0));
+        assert_eq!(renewed.acquire_time, Some(time(1)));
+        let released = LeaseSpec {
+            holder_identity: None,
+            ..renewed
+        };
+        let again = held(Some(released), "a", true, time(3));
+        assert_eq!(again.lease_transitions, Some(1));
+        assert_eq!(again.acquire_time, Some(time(3)));
+        let other = held(Some(again), "b", true, time(4));
+        assert_eq!(other.lease_transitions, Some(2));
+    }
 }

@@ -130,7 +130,9 @@ impl Judge<'_, '_> {
             PressureKind::Io => Protected::IoStallMax,
         };
         let message = format!(
-            "pods that are throttled raise "{metric}" themselves, so the rule acts only while protected pods wait as well:              for more than 5 % of the time, pods that no PodQOS lets "{}" touch; on cgroup v2 write "{}", which is              their waiting alone",
+            "pods that are throttled raise \"{metric}\" themselves, so the rule acts only while protected pods wait as well: \
+             for more than 5 % of the time, pods that no PodQOS lets \"{}\" touch; on cgroup v2 write \"{}\", which is \
+             their waiting alone",
             action.name,
             Metric::Protected(direct)
         );

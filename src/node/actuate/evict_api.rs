@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 pub use self::check::Objection;
 pub use self::refusal::{Obstacle, Refusal};
 use super::taint::Standing;
-use crate::cluster::backoff::backoff;
+use crate::cluster::backoff::{backoff, jittered};
 use crate::cluster::client::CallError;
 use crate::cluster::eviction::{self, Answer, Delay, Target};
 use crate::engine::plan::Evict;
@@ -308,7 +308,7 @@ impl Evictor {
     fn refuse(&mut self, request: &Request, why: Refusal) -> Fate {
         let now = clock::boot_time();
         let pause = match why {
-            Refusal::ManyBudgets(_) => MOST_BACKOFF,
+            Refusal::ManyBudgets(_) => jittered(MOST_BACKOFF),
             _ => self.refusals.pause(&request.uid(), now),
         };
         Fate::Refused {
@@ -318,7 +318,8 @@ impl Evictor {
     }
 
     fn hold(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
-        let until = clock::boot_time() + wait;
+        // Agents that were sent away together do not come back together.
+        let until = clock::boot_time() + jittered(wait);
         self.wait = Some((until, by, why.clone()));
         let why = Refusal::Wait { wait, by, why };
         Fate::Refused { until, why }
@@ -366,7 +367,7 @@ impl Refusals {
             None => LEAST_BACKOFF,
         };
         self.0.insert(uid.clone(), (pause, now));
-        pause
+        jittered(pause)
     }
 
     fn forget(&mut self, uid: &PodUid) {
@@ -376,6 +377,8 @@ impl Refusals {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -386,10 +389,16 @@ mod tests {
         let mut pause = || {
             let pause = refusals.pause(&uid, now);
             now = now + pause;
-            pause.as_secs()
+            pause.as_secs_f64()
         };
-        let pauses: Vec<u64> = std::iter::repeat_with(&mut pause).take(7).collect();
-        assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(refusals.pause(&uid, now + FORGET).as_secs(), 10);
+        for least in [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] {
+            let pause = pause();
+            assert!((least..=least * 1.25).contains(&pause), "{pause}");
+        }
+        let forgotten = refusals.pause(&uid, now + FORGET).as_secs_f64();
+        assert!((10.0..=12.5).contains(&forgotten), "{forgotten}");
+        let of_others = (0..20).map(|pod| refusals.pause(&PodUid::from(&*format!("v{pod}")), now));
+        let of_others: BTreeSet<Duration> = of_others.collect();
+        assert!(of_others.len() > 10, "with jitter: {of_others:?}");
     }
 }

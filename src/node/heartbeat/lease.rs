@@ -45,12 +45,18 @@ pub(super) fn renewed(mut lease: Lease, pulse: &Pulse, holds: Duration, now: Tim
         ..pulse.summary.clone()
     };
     annotations.insert(ANNOTATION.to_owned(), summary.to_string());
+    let is_first = lease.spec.is_none();
     let spec = lease.spec.take().unwrap_or_default();
+    // An agent that left for good has released it.
+    let taken = spec.holder_identity.as_ref() != Some(&node);
+    let acquired = spec.acquire_time.filter(|_| !taken);
+    let transitions = spec.lease_transitions.unwrap_or(0);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(node),
         lease_duration_seconds: i32::try_from(holds.as_secs()).ok(),
         renew_time: Some(MicroTime(now)),
-        acquire_time: spec.acquire_time.or(Some(MicroTime(now))),
+        acquire_time: acquired.or(Some(MicroTime(now))),
+        lease_transitions: Some(transitions.saturating_add(i32::from(taken && !is_first))),
         ..spec
     });
     lease
@@ -134,6 +140,21 @@ mod tests {
         assert_eq!(owners(&lease).len(), 2);
         let annotations = lease.metadata.annotations.expect("annotations");
         assert_eq!(annotations["theirs"], "1");
+    }
+
+    #[test]
+    fn a_released_lease_that_is_taken_again_counts_a_transition() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let first = renewed(new("leases", "worker"), &pulse(None), HOLDS, at(1));
+        let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|it| it.lease_transitions);
+        assert_eq!(transitions(&first), Some(0));
+        let second = renewed(first, &pulse(None), HOLDS, at(2));
+        assert_eq!(transitions(&second), Some(0));
+        let lease = released(second, "worker").expect("ours");
+        let again = renewed(lease, &pulse(None), HOLDS, at(3));
+        assert_eq!(transitions(&again), Some(1));
+        let spec = again.spec.expect("a spec");
+        assert_eq!(spec.acquire_time, Some(MicroTime(at(3))));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use kube::Client;
 use serde_json::Value;
 
 use super::super::metrics::Metrics;
+use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call};
 use crate::crd::{KubernetesVersion, definitions, missing_fields};
 
@@ -38,7 +39,7 @@ pub(super) async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
         }
         // An API server goes on describing a definition for a while after it was deleted: a list that fails says more.
         let calm = well && !metrics.is_waiting();
-        tokio::time::sleep(if calm { SELDOM } else { OFTEN }).await;
+        tokio::time::sleep(jittered(if calm { SELDOM } else { OFTEN })).await;
     }
 }
 

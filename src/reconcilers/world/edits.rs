@@ -1,12 +1,12 @@
 //! Rolls edits out.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::catalog::Key;
 use super::super::content::Content;
-use super::super::restrain::{restrain, source};
+use super::super::restrain::{allows_more, is_tighter, restrain, source};
 use super::super::rollout::{Phase, Rollout, Sight};
 use super::notes::{Note, Subject};
 use super::{Node, World, policies};
@@ -20,25 +20,43 @@ type Pair = (*const Content, *const Content);
 /// What is tighter than what nodes keep, of one object.
 #[derive(Default)]
 pub(super) struct Edit {
-    /// Where it is.
-    pairs: HashSet<Pair>,
+    /// Where it is; true where nothing of the object is in force yet.
+    pairs: HashMap<Pair, bool>,
     /// What the object amounts to where it is.
     before: PolicySet,
 }
 
 impl Edit {
+    /// Where nodes keep different versions of the object, `before` becomes the loosest: a tighter one may be the canary's
+    /// of an edit that was stopped.
     fn add(&mut self, key: &Key, pair: Pair, kept: &PolicySet) {
-        self.pairs.insert(pair);
-        let PolicySet { rules, pods } = &mut self.before;
-        for rule in kept.rules.iter().filter(|rule| source(rule) == *key) {
-            if !rules.iter().any(|known| known.id == rule.id) {
-                rules.push(rule.clone());
+        let rules = kept.rules.iter().filter(|rule| source(rule) == *key);
+        let rules: Vec<_> = rules.collect();
+        let pod = |pod: &&PodPolicy| key.0 == Kind::PodQos && pod.name == key.1;
+        let pod = kept.pods.iter().find(pod);
+        let acts = rules.iter().any(|rule| rule.strategy == Strategy::Enforce);
+        self.pairs.insert(pair, pod.is_none() && !acts);
+        for rule in rules {
+            let known = self.before.rules.iter_mut().find(|it| it.id == rule.id);
+            match known {
+                None => self.before.rules.push(rule.clone()),
+                Some(known) if is_tighter(known, Some(rule)) => known.clone_from(rule),
+                Some(_) => {}
             }
         }
-        let pod = |pod: &&PodPolicy| key.0 == Kind::PodQos && pod.name == key.1;
-        if pods.is_empty() {
-            pods.extend(kept.pods.iter().filter(pod).cloned());
+        match (self.before.pods.first_mut(), pod) {
+            (None, Some(pod)) => self.before.pods.push(pod.clone()),
+            (Some(known), Some(pod)) if allows_more(known, Some(pod)) => known.clone_from(pod),
+            _ => {}
         }
+    }
+}
+
+/// Whether what an object says may matter to a node.
+fn concerns(key: &Key, node: &Node) -> bool {
+    match key.0 {
+        Kind::PodQos => !node.class.selected.is_empty(),
+        _ => node.class.is_selected_by(&key.1),
     }
 }
 
@@ -96,7 +114,7 @@ impl World {
         if self.rollouts.contains_key(&key) || self.catalog.is_immediate(&key) {
             return;
         }
-        let nodes = self.nodes_of(&key);
+        let nodes = self.changed_by(&key, edit);
         let slowest = self.slowest(&key, &nodes);
         let has_it = |node: &str| self.has_it(node, edit);
         let mut rollout = Rollout::new(nodes, slowest, edit.before.clone());
@@ -111,16 +129,19 @@ impl World {
         self.rollouts.insert(key, rollout);
     }
 
-    /// A node is gone: edits that were tried on it go on without it, or begin anew where nobody is left to try them.
+    /// A node is gone, or is another than it was: edits that concern it no longer go on without it, since a canary that
+    /// has lost the edit proves nothing. They start again where no node is left to try them.
     pub(super) fn roll_out_without(&mut self, name: &str) {
+        let node = self.nodes.get(name);
         let rollouts = self.rollouts.iter_mut();
+        let rollouts = rollouts.filter(|(key, _)| !node.is_some_and(|node| concerns(key, node)));
         let stranded = rollouts.filter_map(|(key, rollout)| {
             let is_stranded = rollout.forget(name);
             is_stranded.then(|| key.clone())
         });
         for key in stranded.collect::<Vec<_>>() {
             self.rollouts.remove(&key);
-            let nodes: Vec<String> = self.nodes_of(&key).into_iter().collect();
+            let nodes = self.nodes_of(&key);
             let edits = self.edits(&nodes);
             if let Some(edit) = edits.get(&key) {
                 self.begin_rollout(key, edit, false);
@@ -136,11 +157,15 @@ impl World {
     }
 
     fn has_it(&self, name: &str, edit: &Edit) -> bool {
-        let kept = self.nodes.get(name).and_then(|node| {
-            let kept = self.live.get(name)?.content_for(&node.uid)?;
-            Some((Arc::as_ptr(kept), Arc::as_ptr(&node.class.content)))
-        });
-        kept.is_some_and(|pair| !edit.pairs.contains(&pair))
+        let pair = self.pair(name);
+        pair.is_some_and(|pair| !edit.pairs.contains_key(&pair))
+    }
+
+    /// `None` where it is not known what the node keeps.
+    fn pair(&self, name: &str) -> Option<Pair> {
+        let node = self.nodes.get(name)?;
+        let kept = self.live.get(name)?.content_for(&node.uid)?;
+        Some((Arc::as_ptr(kept), Arc::as_ptr(&node.class.content)))
     }
 
     /// What is seen of a node while an object is rolled out.
@@ -164,12 +189,8 @@ impl World {
     }
 
     /// All nodes that an object concerns, and that keep something already.
-    fn nodes_of(&self, key: &Key) -> BTreeSet<String> {
-        let concerns = |node: &Node| match key.0 {
-            Kind::PodQos => !node.class.selected.is_empty(),
-            _ => node.class.is_selected_by(&key.1),
-        };
-        let nodes = self.nodes.iter().filter(|(_, node)| concerns(node));
+    fn nodes_of(&self, key: &Key) -> Vec<String> {
+        let nodes = self.nodes.iter().filter(|(_, node)| concerns(key, node));
         let names = nodes.map(|(name, _)| name);
         names
             .filter(|name| self.live.contains_key(*name))
@@ -177,11 +198,32 @@ impl World {
             .collect()
     }
 
+    /// The nodes whose content an edit changes, those included that have it from a leader before; true where nothing of
+    /// the object was in force. Nodes that had as much of it before the edit can't show what it does.
+    fn changed_by(&self, key: &Key, edit: &Edit) -> BTreeMap<String, bool> {
+        let nodes = self.nodes_of(key).into_iter();
+        let changed = nodes.filter(|name| !self.has_it(name, edit) || self.is_up_to_date(name));
+        let with_kind = changed.map(|name| {
+            let pair = self.pair(&name);
+            let new = pair.and_then(|pair| edit.pairs.get(&pair));
+            let new = new.copied().unwrap_or(false);
+            (name, new)
+        });
+        with_kind.collect()
+    }
+
+    /// Whether what a node keeps was written since the last edit of any of its policies.
+    fn is_up_to_date(&self, name: &str) -> bool {
+        let (node, live) = (self.nodes.get(name), self.live.get(name));
+        node.zip(live)
+            .is_some_and(|(node, live)| live.was_written_from(&node.class.sources))
+    }
+
     /// The longest threshold x period of an object's rules that act; of a `PodQOS` those of all its nodes.
-    fn slowest(&self, key: &Key, nodes: &BTreeSet<String>) -> Duration {
+    fn slowest(&self, key: &Key, nodes: &BTreeMap<String, bool>) -> Duration {
         let prefix = format!("{}/", key.1);
         let contents = nodes
-            .iter()
+            .keys()
             .filter_map(|node| self.nodes.get(node))
             .map(|node| (Arc::as_ptr(&node.class.content), &node.class.content));
         let contents: BTreeMap<_, _> = contents.collect();

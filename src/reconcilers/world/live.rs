@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::super::catalog::Key;
 use super::super::content::{Content, Contents};
-use super::super::wire::Watermark;
+use super::super::wire::{Watermark, sources_print};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
@@ -25,6 +25,8 @@ pub struct Live {
     pub softened: bool,
     node_uid: String,
     content: Option<Arc<Content>>,
+    /// Tells one `spec.sources` from another.
+    sources: u64,
     /// Its agent says that it keeps this spec.
     pub(super) keeps: bool,
     status_print: u64,
@@ -78,6 +80,7 @@ impl Live {
             hash: ours.then_some(hash),
             keeps: ours && status.observed.as_deref() == Some(&*seen.hash),
             softened: seen.softened,
+            sources: seen.sources,
             node_uid: seen.node_uid.clone(),
             content: known.content.filter(|_| ours),
             status_print,
@@ -89,6 +92,12 @@ impl Live {
     pub(super) fn content_for(&self, node_uid: &str) -> Option<&Arc<Content>> {
         let content = self.content.as_ref();
         content.filter(|_| self.node_uid == node_uid)
+    }
+
+    /// Whether it was written since each of these was edited last. An edit that changes nothing on the node is no reason
+    /// to write.
+    pub(super) fn was_written_from(&self, sources: &[String]) -> bool {
+        self.sources == sources_print(sources)
     }
 
     /// Whether this was seen after `other`: a watch may lag behind the answer to a write.

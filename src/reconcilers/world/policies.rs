@@ -10,6 +10,7 @@ use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
 use super::super::rollout::{Phase, Rollout};
 use super::{Live, Node, World};
+use crate::cluster::backoff::jittered;
 use crate::crd::{Finding, Kind};
 use crate::engine::time::BootTime;
 
@@ -100,7 +101,7 @@ impl World {
     /// A status could not be written: all are looked at again, but not at once.
     pub fn status_failed(&mut self, now: BootTime) {
         self.statuses_dirty = true;
-        self.statuses_at = Some(now + STATUS_RETRY);
+        self.statuses_at = Some(now + jittered(STATUS_RETRY));
     }
 
     /// What holds on any node, and what holds on those that there are.
@@ -232,7 +233,7 @@ fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
         Phase::Stopped { .. } => STOPPED,
         Phase::Done => return None,
         Phase::Others { .. } => "Progressing",
-        Phase::Canaries { stuck: true, .. } => "NoCanary",
+        Phase::Canaries { stuck: 1.., .. } => "NoCanary",
         Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
     };
     Some(Claim {
@@ -248,7 +249,12 @@ pub(super) fn rollout_message(rollout: &Rollout) -> String {
     let canaries = canaries(rollout);
     let size = rollout.size();
     match rollout.phase() {
-        Phase::Canaries { stuck: true, .. } => format!(
+        Phase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
+            "the edit waits: of the {stuck} nodes that have to try it too, none is Ready with an agent that says it keeps its \
+             rules; see why agents do not run there, or, to send the edit to all {size} nodes untried, annotate the object \
+             with plimsoll.dev/rollout=immediate"
+        ),
+        Phase::Canaries { stuck: 1.., .. } => format!(
             "the edit waits: of its {size} nodes none is Ready with an agent that says it keeps its rules, so that none \
              can try it first; see why agents do not run there, or, to send the edit to all nodes untried, annotate \
              the object with plimsoll.dev/rollout=immediate"
