@@ -23,8 +23,6 @@ use crate::node::actuate::evict_api::Outcome;
 use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
-use crate::node::machine::metric;
-use crate::node::machine::wording::format_value;
 use crate::node::report::conditions::{Health, Stopped, Unready};
 use crate::node::report::events::{self, Facts, Note, Teller};
 use crate::node::report::publish::Publisher;
@@ -191,7 +189,7 @@ impl Reporter {
             self.teller.outcome(outcome, &mut self.notes);
         }
         if *standing != self.standing {
-            let words = words(&machine.plan().scheduling, reports, policy);
+            let words = machine.outside().why_closed();
             self.teller.stands(standing, &words, &mut self.notes);
         }
     }
@@ -360,21 +358,4 @@ fn left_out(rules: &Rules) -> Vec<(&'static str, String, String)> {
     refused
         .map(|refusal| (refusal.what, refusal.name.clone(), refusal.why.to_string()))
         .collect()
-}
-
-/// `q/cpu: cpu_total_usage 1897m, mark 1000m`, for each rule that keeps new pods away.
-fn words(scheduling: &Scheduling, reports: &[RuleReport], policy: &PolicySet) -> String {
-    let Scheduling::Disabled { rules, .. } = scheduling else {
-        return String::new();
-    };
-    let asking = reports.iter().filter(|report| rules.contains(&report.id));
-    let words = asking.map(|report| {
-        let metric = metric(policy, &report.id);
-        let number = |value| format_value(metric.as_deref(), value);
-        let value = report.value.map_or_else(|| "unknown".to_owned(), number);
-        let name = metric.as_deref().unwrap_or_default();
-        let mark = number(report.watermark);
-        format!("{}: {name} {value}, mark {mark}", report.id)
-    });
-    words.collect::<Vec<_>>().join("; ")
 }
