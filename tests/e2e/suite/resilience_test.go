@@ -213,15 +213,14 @@ func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 }
 
 // exhaust is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
-// prints how many processes of the container the kernel killed so. What eats the memory is a process of the node in the container's
-// cgroup, since the agent runs no other program; the kernel spares it.
+// prints how many processes the kernel killed so. What eats the memory is a process of the node in the container's cgroup, since the
+// agent runs no other program; the kernel is asked to take the agent first.
 func (s *scene) exhaust(agent string) string {
 	s.Helper()
 	pod := s.folderOf(namespace, agentPod(s.node), "memory")
-	return fmt.Sprintf(`set -e; procs=$(grep -lx %[1]s %[2]s/*/cgroup.procs); cd "${procs%%/cgroup.procs}"; `+
-		`sh -c 'echo -1000 >/proc/$$/oom_score_adj && echo $$ >cgroup.procs && x=0123456789abcdef && while :; do x=$x$x; done' & eater=$!; `+
-		`trap 'kill -KILL $eater || true' EXIT; `+untilGone(agent)+
-		`grep -sh '^oom_kill ' memory.events memory.oom_control || true; kill -KILL $eater || true; trap - EXIT; `, agent, pod)
+	return fmt.Sprintf(`set -e; procs=$(grep -lx %[1]s %[2]s/*/cgroup.procs); cd "${procs%%/cgroup.procs}"; echo 1000 >/proc/%[1]s/oom_score_adj; `+
+		`sh -c 'echo $$ >cgroup.procs && x=0123456789abcdef && while :; do x=$x$x; done' & eater=$!; trap 'kill -KILL $eater 2>/dev/null || true' EXIT; `+
+		untilGone(agent)+`grep -sh '^oom_kill ' memory.events ../memory.events memory.oom_control || true; `, agent, pod)
 }
 
 func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
@@ -240,9 +239,7 @@ func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
 		if len(left) > 0 {
 			t.Fatalf("nobody would ever restore %s", strings.Join(left, "; "))
 		}
-		if !regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out) {
-			t.Fatalf("the kernel has not killed it for its memory: %s", out)
-		}
+		byKernel := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out)
 		o.heldUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
 		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.holds(limited) })
 		o.waitAccounted(5 * time.Second)
@@ -262,8 +259,9 @@ func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
-		if last == nil || last.ExitCode != 137 {
-			t.Errorf("its container ended as %+v", last)
+		// The container's cgroup may have gone before the kernel's count was read.
+		if last == nil || last.ExitCode != 137 || !byKernel && last.Reason != "OOMKilled" {
+			t.Errorf("it was not killed for its memory: %+v", last)
 		}
 		s.set(cold)
 		o.waitUndone(40 * time.Second)
