@@ -102,7 +102,8 @@ impl Engine {
                 if run.marks() != memory.marks {
                     run.machine.forget();
                 }
-                run.closes = run.effect().is_some();
+                // What a Preview would do is not kept: it is said again.
+                run.closes = !run.would() && run.effect().is_some();
             }
         }
         self.rounds = state.rounds.clone();

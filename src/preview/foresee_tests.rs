@@ -261,6 +261,21 @@ fn a_pod_counts_once_for_however_many_rules() {
 }
 
 #[test]
+fn a_node_that_new_pods_may_still_come_to_is_not_closed() {
+    let effect = |effect: &str| {
+        let action = json!({"disableScheduling": {"effect": effect}});
+        Bench::new("cpu_total_usage", 1000, &action, 3000, &[])
+            .preview()
+            .summary()
+    };
+    let over = "1 of 1 node over a mark";
+    let closed = format!("{over}; closed to new pods: 1 node");
+    assert_eq!(effect("NoSchedule"), closed);
+    let avoided = format!("{over}; new pods preferred elsewhere: 1 node");
+    assert_eq!(effect("PreferNoSchedule"), avoided);
+}
+
+#[test]
 fn memory_by_the_kubelet_is_between_two_bounds() {
     let with_rss = |rss: u64, mark: u64| {
         let mut bench = Bench::new(

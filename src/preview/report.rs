@@ -435,8 +435,16 @@ impl Preview {
         };
         let stands = |standing| self.nodes_with(|rule| rule.standing == standing);
         let acts = |strategy| Acts::of(self.rules().filter(|(_, rule)| rule.is_over(strategy)));
-        let closed =
-            |rule: &RulePreview| rule.scheduling.is_some() && rule.is_over(Strategy::Enforce);
+        let tainted = |effect| {
+            let is = |rule: &RulePreview| {
+                rule.scheduling == Some(effect) && rule.is_over(Strategy::Enforce)
+            };
+            self.nodes_with(is)
+        };
+        let (closed, avoided) = (
+            tainted(TaintEffect::NoSchedule),
+            tainted(TaintEffect::PreferNoSchedule),
+        );
         let unknown = self
             .rules()
             .filter(|(_, rule)| rule.standing == Standing::Unknown);
@@ -449,7 +457,8 @@ impl Preview {
             "page cache reclaimed:",
             "evicted:",
         ]));
-        parts.extend(some(self.nodes_with(closed), "closed to new pods", "node"));
+        parts.extend(some(closed, "closed to new pods", "node"));
+        parts.extend(some(avoided, "new pods preferred elsewhere", "node"));
         if !reported.is_empty() {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }

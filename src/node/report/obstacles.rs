@@ -187,7 +187,7 @@ mod tests {
     fn a_budget_is_shown_until_it_is_free_and_the_rule_has_not_asked_again() {
         let mut obstacles = Obstacles::default();
         let spent = |why: &str| Refusal::Wait {
-            wait: Duration::from_secs(60),
+            wait: Duration::from_mins(1),
             by: Delay::Budget,
             why: why.to_owned(),
         };
