@@ -9,7 +9,7 @@ use engine_support::{
     GIB, Load, Node, PERIOD, closing, evicting, policy, restart, rule, scenario, throttling,
 };
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{RuleState, Scheduling};
+use plimsoll::engine::plan::{Change, RuleState, Scheduling, Transition};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, Rule, RuleId, Strategy};
 use plimsoll::engine::units::{MilliCpu, Quota};
@@ -65,6 +65,29 @@ fn a_breached_rule_goes_on_where_it_was() {
         node.plan.transitions.len(),
         1,
         "nothing but the step is news"
+    );
+}
+
+/// Nobody else remembers what it would have in force.
+#[test]
+fn a_preview_says_again_after_a_restart_that_it_would_close_the_node() {
+    let preview = || {
+        let mut rules = rules();
+        rules[0].strategy = Strategy::Preview;
+        rules
+    };
+    let mut node = Node::new(preview(), vec![Load::new("a", 3000)]);
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    restart(&mut node, scenario::set(preview()));
+    node.at(6000);
+    let closes = |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
+    assert!(
+        node.plan
+            .transitions
+            .iter()
+            .any(|it| it.would && closes(it))
     );
 }
 

@@ -82,7 +82,7 @@ pub const MOST_SOURCES: usize = 2048;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
         priority = 1,
-        description = "RulesKept, or why it keeps others than it should"
+        description = "RulesKept, or why the rules are not kept or not judged"
     ),
     printcolumn(
         name = "Degraded",

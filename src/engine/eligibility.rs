@@ -1,8 +1,8 @@
 //! Which pods an action may be taken on: what the `PodQOS` objects match and allow.
 
-use super::metric::ActionKind;
+use super::metric::{ActionKind, Leverage};
 use super::pod::{Pod, Reserved, UNIT_LABEL};
-use super::policy::{Action, Allowed, Membership, PodPolicy, Scope};
+use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, Scope};
 
 /// What the policies let one action do to one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,19 @@ impl Permit {
             }
         }
         permit
+    }
+}
+
+impl Rule {
+    /// Whether its action does things of this kind to lower its metric, and `policies` allow them on the pod.
+    pub fn may_act(&self, policies: &[PodPolicy], pod: &Pod, kind: ActionKind) -> bool {
+        let permit = Permit::of(policies, pod, &self.action);
+        let (has, allowed) = match kind {
+            ActionKind::CpuThrottle => (self.action.throttle.is_some(), permit.throttle),
+            ActionKind::ForceGc => (self.action.force_gc, permit.throttle),
+            ActionKind::Eviction => (self.action.eviction.is_some(), permit.evict),
+        };
+        has && allowed && !pod.protected && self.metric.leverage(kind) != Leverage::None
     }
 }
 

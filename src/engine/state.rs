@@ -105,7 +105,8 @@ impl Engine {
                 if run.marks() != memory.marks {
                     run.machine.forget();
                 }
-                run.closes = run.effect().is_some();
+                // What a Preview would do is not kept: it is said again.
+                run.closes = !run.would() && run.effect().is_some();
             }
         }
         self.rounds = Rounds::resume(&state.rounds, state.settled);

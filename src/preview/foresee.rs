@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::reasons::{Round, kinds};
 use super::report::{NodePreview, PodPreview, RulePreview, Source, Standing};
 use super::summary::{BEFORE, Looks, PERIOD, Size, uses};
 use super::{Kept, Subject, Summary};
-use crate::engine::metric::{ActionKind, InterfaceRate, Leverage, Metric, Resource};
-use crate::engine::plan::{Change, Plan, Transition};
+use crate::engine::metric::{InterfaceRate, Metric, Resource};
+use crate::engine::plan::{Change, Plan};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
-use crate::node::machine::wording::{spared_reason, unknown_reason};
+use crate::node::machine::wording::unknown_reason;
 use crate::ordered;
 
 /// Values that stand for the live ones, by name of the metric.
@@ -131,7 +132,7 @@ impl Scene<'_> {
 }
 
 /// The rule as if its value had been there for long enough; all rules are judged by the same two looks.
-fn at_once(rule: &Rule) -> Rule {
+pub(super) fn at_once(rule: &Rule) -> Rule {
     Rule {
         avoidance_threshold: 1,
         period: PERIOD,
@@ -189,10 +190,9 @@ impl Outcome<'_> {
             gap: Some(self.engine.gap(&rule.id)).filter(|gap| *gap > 0),
             scheduling: rule.action.scheduling.filter(|_| over),
             in_force: self.in_force(rule),
-            pods: if over && acts_on_pods(rule) {
-                self.pods(rule)
-            } else {
-                Vec::new()
+            pods: match report.value {
+                Some(value) if over && kinds(rule).next().is_some() => self.pods(rule, value),
+                _ => Vec::new(),
             },
         }
     }
@@ -224,7 +224,9 @@ impl Outcome<'_> {
     }
 
     /// Every pod of the node in the order of victims, with what would be done to it or why not.
-    fn pods(&self, rule: &Rule) -> Vec<PodPreview> {
+    fn pods(&self, rule: &Rule, value: f64) -> Vec<PodPreview> {
+        let gap = self.engine.gap(&rule.id);
+        let round = Round::new(self.scene, self.looks, self.plan, rule, value, gap);
         let by_memory = rule.metric.resource() == Some(Resource::Memory);
         let sample = |subject: &Subject| self.sample(subject);
         let used = |subject: &Subject| {
@@ -239,7 +241,9 @@ impl Outcome<'_> {
         ordered::sort_by(&mut subjects, |a, b| {
             compare_victims((&a.pod, used(a)), (&b.pod, used(b)))
         });
-        let pods = subjects.into_iter().map(|subject| self.pod(rule, subject));
+        let pods = subjects
+            .into_iter()
+            .map(|subject| self.pod(&round, subject));
         pods.collect()
     }
 
@@ -248,68 +252,28 @@ impl Outcome<'_> {
         pods.find(|sample| sample.uid == subject.pod.uid)
     }
 
-    fn pod(&self, rule: &Rule, subject: &Subject) -> PodPreview {
+    fn pod(&self, round: &Round<'_>, subject: &Subject) -> PodPreview {
         let pod = &subject.pod;
-        let told = self.plan.transitions.iter();
-        let told = told.filter(|t| t.rule == rule.id && t.change.pod() == Some(&pod.uid));
-        let (spared, would): (Vec<&Transition>, Vec<&Transition>) =
-            told.partition(|t| matches!(t.change, Change::Spared { .. }));
-        let matched = self
-            .scene
-            .policy
-            .pods
-            .iter()
-            .any(|policy| policy.matches(pod));
-        let mut reasons: Vec<String> = spared.into_iter().filter_map(reason).collect();
-        if would.is_empty() && reasons.is_empty() {
-            reasons.push(if matched {
-                self.not_reached(rule)
-            } else {
-                "no PodQOS matches it".to_owned()
-            });
-        }
+        let decided = self.plan.transitions.iter();
+        let decided =
+            decided.filter(|t| t.rule == round.rule.id && t.change.pod() == Some(&pod.uid));
+        let would: Vec<Change> = decided
+            .map(|t| t.change.clone())
+            .filter(|change| !matches!(change, Change::Spared { .. }))
+            .collect();
+        let mut policies = self.scene.policy.pods.iter();
         let (cpu, memory) = self.sample(subject).map(uses).unwrap_or_default();
         PodPreview {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             class: pod.qos,
             priority: pod.priority,
-            matched,
+            matched: policies.any(|policy| policy.matches(pod)),
             cpu,
             memory,
-            would: would.into_iter().map(|t| t.change.clone()).collect(),
-            reasons,
+            reasons: round.reasons(subject, &would),
+            would,
         }
-    }
-
-    /// Why a pod that may be acted on is left in peace.
-    fn not_reached(&self, rule: &Rule) -> String {
-        let gap = self.engine.gap(&rule.id);
-        if gap == 0 {
-            return "not its turn, it is one pod a round as the metric has no unit of release"
-                .to_owned();
-        }
-        if self.released(rule) >= gap {
-            return "not needed, what is done to others releases enough".to_owned();
-        }
-        let eviction = rule
-            .action
-            .eviction
-            .map_or(1, |eviction| eviction.max_pods_per_round);
-        format!("not its turn, at most {eviction} a round may be evicted")
-    }
-
-    /// What all rules that act together release of the rule's resource.
-    fn released(&self, rule: &Rule) -> u64 {
-        let resource = rule.metric.resource();
-        let of = |t: &&Transition| {
-            let mut rules = self.scene.policy.rules.iter();
-            let theirs = rules.find(|other| other.id == t.rule);
-            theirs.is_some_and(|theirs| theirs.metric.resource() == resource)
-        };
-        let told = self.plan.transitions.iter().filter(of);
-        let told = told.filter(|t| !t.would || t.rule == rule.id);
-        told.filter_map(|t| release(&t.change)).sum()
     }
 }
 
@@ -341,35 +305,6 @@ fn unknown(rule: &Rule, source: &Source, report: &RuleReport) -> Option<String> 
         }
         _ => unknown_reason(reason).to_owned(),
     })
-}
-
-/// In millicores or bytes.
-const fn release(change: &Change) -> Option<u64> {
-    match change {
-        Change::Throttle { release, .. } => Some(release.0),
-        Change::Reclaim { amount, .. } => Some(amount.0),
-        Change::Evict { release, .. } => *release,
-        _ => None,
-    }
-}
-
-fn reason(transition: &Transition) -> Option<String> {
-    match transition.change {
-        Change::Spared { reason, .. } => Some(spared_reason(reason).to_owned()),
-        _ => None,
-    }
-}
-
-/// Whether the rule's action does anything to pods that lowers its metric.
-fn acts_on_pods(rule: &Rule) -> bool {
-    let action = &rule.action;
-    let kinds = [
-        (ActionKind::CpuThrottle, action.throttle.is_some()),
-        (ActionKind::ForceGc, action.force_gc),
-        (ActionKind::Eviction, action.eviction.is_some()),
-    ];
-    let mut taken = kinds.iter().filter(|(_, taken)| *taken);
-    taken.any(|(kind, _)| rule.metric.leverage(*kind) != Leverage::None)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::super::report::Preview;
 use super::*;
 use crate::crd::{Objects, compile};
-use crate::engine::pod::{Pod, QosClass};
+use crate::engine::pod::{Kept as NeverEvicted, Pod, QosClass};
 use crate::engine::testing::pod;
 use crate::engine::units::{Bytes, Quota};
 
@@ -164,7 +164,7 @@ fn victims_are_throttled_in_order_until_the_gap_is_covered_and_the_others_say_wh
     assert_eq!(words(&rule, "small"), "throttle 100->90 30m");
     let enough = "not needed, what is done to others releases enough";
     assert_eq!(words(&rule, "tiny"), enough);
-    assert_eq!(words(&rule, "idle"), enough);
+    assert_eq!(words(&rule, "idle"), "it uses less than 10m of CPU");
     assert_eq!(words(&rule, "other"), "no PodQOS matches it");
 }
 
@@ -198,6 +198,81 @@ fn only_the_first_round_is_shown_also_for_gauges() {
         "not its turn, at most 1 a round may be evicted"
     );
     assert!(rule.scheduling.is_some());
+}
+
+#[test]
+fn pods_behind_the_last_victim_have_their_own_reasons() {
+    let pods = [
+        ("big", 900),
+        ("safe", 500),
+        ("static", 400),
+        ("alone", 300),
+        ("next", 200),
+    ];
+    let mut bench = Bench::new(
+        "cpu_total_usage",
+        1000,
+        &json!({"eviction": {}}),
+        3000,
+        &pods,
+    )
+    .edit("safe", |pod| pod.protected = true)
+    .edit("static", |pod| pod.kept = Some(NeverEvicted::Static))
+    .edit("alone", |pod| pod.owned = false);
+    let rule = bench.rule();
+    assert_eq!(words(&rule, "big"), "evict Some(900)");
+    assert_eq!(words(&rule, "safe"), "it is protected");
+    let kept = "it is static, its kubelet would start it again";
+    assert_eq!(words(&rule, "static"), kept);
+    let unowned = "it has no controller, and the action has no evictUnowned";
+    assert_eq!(words(&rule, "alone"), unowned);
+    let waits = "not its turn, at most 1 a round may be evicted";
+    assert_eq!(words(&rule, "next"), waits);
+    // Throttling is allowed on all, and one kind has nothing to do with the other.
+    bench.objects[1]["spec"] = json!({"throttle": {"cpuThrottle": {}}, "eviction": {}});
+    bench.objects[2]["spec"]["allowedActions"] = json!(["throttle"]);
+    let rule = bench.rule();
+    let no = "no eviction: no PodQOS allows this action on it";
+    assert_eq!(words(&rule, "next"), format!("throttle 100->90 20m; {no}"));
+    assert_eq!(words(&rule, "safe"), {
+        "no throttle: it is protected; no eviction: no PodQOS allows this action on it"
+    });
+    // One victim a round, as the metric has no unit of release.
+    bench.objects[0]["spec"]["rules"][0]["metricRule"]["name"] = json!("cpu_load_1_min");
+    bench.given.insert("cpu_load_1_min".to_owned(), 2000.0);
+    let rule = bench.rule();
+    let waits = "it is one pod a round as the metric has no unit of release";
+    assert!(words(&rule, "next").starts_with(&format!("no throttle: not its turn, {waits}")));
+    assert!(words(&rule, "safe").starts_with("no throttle: it is protected"));
+}
+
+#[test]
+fn a_pod_counts_once_for_however_many_rules() {
+    let pods = [("b", 900), ("c", 800)];
+    let mut bench = Bench::new("cpu_total_usage", 1000, &throttle(), 3000, &pods);
+    let second = object(
+        "NodeQOS",
+        "q2",
+        &json!({"rules": [rule("cpu_total_usage", 900, "act")]}),
+    );
+    bench.objects.push(second);
+    let text = bench.preview().summary();
+    assert_eq!(text, "1 of 1 node over a mark; throttled: 2 pods");
+}
+
+#[test]
+fn a_node_that_new_pods_may_still_come_to_is_not_closed() {
+    let effect = |effect: &str| {
+        let action = json!({"disableScheduling": {"effect": effect}});
+        Bench::new("cpu_total_usage", 1000, &action, 3000, &[])
+            .preview()
+            .summary()
+    };
+    let over = "1 of 1 node over a mark";
+    let closed = format!("{over}; closed to new pods: 1 node");
+    assert_eq!(effect("NoSchedule"), closed);
+    let avoided = format!("{over}; new pods preferred elsewhere: 1 node");
+    assert_eq!(effect("PreferNoSchedule"), avoided);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod foresee;
 mod kept;
 mod overlay;
 mod read;
+mod reasons;
 mod report;
 mod summary;
 mod table;

@@ -1,5 +1,6 @@
 //! What would be done, for people and as JSON.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -181,36 +182,47 @@ impl fmt::Display for Standing {
     }
 }
 
-/// How many pods each kind of action would be taken on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Acts {
-    throttled: usize,
-    reclaimed: usize,
-    evicted: usize,
+/// A pod by node, namespace and name.
+type PodId<'a> = (&'a str, &'a str, &'a str);
+
+/// The pods that each kind of action would be taken on. A pod counts once, for however many rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Acts<'a> {
+    throttled: BTreeSet<PodId<'a>>,
+    reclaimed: BTreeSet<PodId<'a>>,
+    evicted: BTreeSet<PodId<'a>>,
 }
 
-impl Acts {
-    fn of<'a>(pods: impl IntoIterator<Item = &'a PodPreview>) -> Self {
+impl<'a> Acts<'a> {
+    fn of(rules: impl IntoIterator<Item = (&'a str, &'a RulePreview)>) -> Self {
         let mut acts = Self::default();
-        for change in pods.into_iter().flat_map(|pod| &pod.would) {
-            match change {
-                Change::Throttle { .. } => acts.throttled += 1,
-                Change::Reclaim { .. } => acts.reclaimed += 1,
-                Change::Evict { .. } => acts.evicted += 1,
-                _ => {}
+        for (node, rule) in rules {
+            for pod in &rule.pods {
+                let id = (node, pod.namespace.as_str(), pod.name.as_str());
+                pod.would.iter().for_each(|change| acts.add(id, change));
             }
         }
         acts
     }
 
-    fn words(self, [throttle, reclaim, evict]: [&str; 3]) -> Vec<String> {
+    fn add(&mut self, pod: PodId<'a>, change: &Change) {
+        let pods = match change {
+            Change::Throttle { .. } => &mut self.throttled,
+            Change::Reclaim { .. } => &mut self.reclaimed,
+            Change::Evict { .. } => &mut self.evicted,
+            _ => return,
+        };
+        pods.insert(pod);
+    }
+
+    fn words(&self, [throttle, reclaim, evict]: [&str; 3]) -> Vec<String> {
         let kinds = [
-            (throttle, self.throttled),
-            (reclaim, self.reclaimed),
-            (evict, self.evicted),
+            (throttle, &self.throttled),
+            (reclaim, &self.reclaimed),
+            (evict, &self.evicted),
         ];
-        let some = kinds.into_iter().filter(|(_, pods)| *pods > 0);
-        some.map(|(what, pods)| format!("{what} {}", count(pods, "pod")))
+        let some = kinds.into_iter().filter(|(_, pods)| !pods.is_empty());
+        some.map(|(what, pods)| format!("{what} {}", count(pods.len(), "pod")))
             .collect()
     }
 }
@@ -257,7 +269,8 @@ impl RulePreview {
         if let Some(effect) = self.scheduling {
             acts.push(format!("disable scheduling ({effect:?})"));
         }
-        acts.extend(Acts::of(&self.pods).words(["throttle", "reclaim page cache of", "evict"]));
+        let pods = Acts::of([("", self)]);
+        acts.extend(pods.words(["throttle", "reclaim page cache of", "evict"]));
         if acts.is_empty() {
             acts.push("nothing: no pod can be acted on".to_owned());
         }
@@ -354,11 +367,13 @@ impl PodPreview {
 
     fn words(&self, rule: &RulePreview) -> String {
         let acts = self.would.iter().map(|change| act(change, rule));
-        let reasons = self
-            .reasons
-            .iter()
-            .map(|reason| format!("left alone: {reason}"));
-        acts.chain(reasons).collect::<Vec<_>>().join("; ")
+        let reasons = self.reasons.iter().cloned();
+        let words = acts.chain(reasons).collect::<Vec<_>>().join("; ");
+        if self.would.is_empty() {
+            format!("left alone: {words}")
+        } else {
+            words
+        }
     }
 }
 
@@ -419,12 +434,17 @@ impl Preview {
             (number > 0).then(|| format!("{before}: {}", count(number, what)))
         };
         let stands = |standing| self.nodes_with(|rule| rule.standing == standing);
-        let acts = |strategy| {
-            let rules = self.rules().filter(move |(_, rule)| rule.is_over(strategy));
-            Acts::of(rules.flat_map(|(_, rule)| &rule.pods))
+        let acts = |strategy| Acts::of(self.rules().filter(|(_, rule)| rule.is_over(strategy)));
+        let tainted = |effect| {
+            let is = |rule: &RulePreview| {
+                rule.scheduling == Some(effect) && rule.is_over(Strategy::Enforce)
+            };
+            self.nodes_with(is)
         };
-        let closed =
-            |rule: &RulePreview| rule.scheduling.is_some() && rule.is_over(Strategy::Enforce);
+        let (closed, avoided) = (
+            tainted(TaintEffect::NoSchedule),
+            tainted(TaintEffect::PreferNoSchedule),
+        );
         let unknown = self
             .rules()
             .filter(|(_, rule)| rule.standing == Standing::Unknown);
@@ -437,7 +457,8 @@ impl Preview {
             "page cache reclaimed:",
             "evicted:",
         ]));
-        parts.extend(some(self.nodes_with(closed), "closed to new pods", "node"));
+        parts.extend(some(closed, "closed to new pods", "node"));
+        parts.extend(some(avoided, "new pods preferred elsewhere", "node"));
         if !reported.is_empty() {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::finding::{Finding, define, finding, list};
 use super::read::Seen;
 use super::tables::cells;
+use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
 use crate::node::machine::wording::{count, unknown_reason};
 
@@ -26,7 +27,14 @@ const CHECKS: [Check; 4] = [
     Check {
         column: "Ready",
         why: "Ready",
-        well: &["", "RulesKept", "Starting", "Stopped", "AgentEnded"],
+        well: &[
+            "",
+            "RulesKept",
+            "Starting",
+            "Stopped",
+            "AgentEnded",
+            condition::NONE_JUDGED,
+        ],
         what: "not the rules as they are now are kept",
         cure: "says why; where it is not understood, have agents and controller of one version",
     },

@@ -14,6 +14,8 @@ pub mod condition {
     pub const DEGRADED: &str = "Degraded";
     /// Everything is stopped. Only there while it is.
     pub const STOPPED: &str = "Stopped";
+    /// A reason of [`READY`]: the spec is kept, and none of its rules has a usable sample.
+    pub const NONE_JUDGED: &str = "NoneJudged";
 }
 
 /// The reasons of the condition [`condition::STOPPED`].

@@ -1,7 +1,7 @@
 //! What a node's machine does through the API server: the taint, and evictions. It hands wishes to tasks and never
 //! waits.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub struct ApiServer {
     evictions: Evictions,
     /// Asked for, and nothing is known yet.
     asked: Vec<PodUid>,
+    /// Of each rule that keeps new pods away, the words of the evaluation that began it.
+    closing: BTreeMap<RuleId, String>,
     /// The newest first.
     evicted: VecDeque<Evicted>,
     /// What was told since [`Self::take_outcomes`].
@@ -81,6 +83,7 @@ impl ApiServer {
             policies,
             evictions,
             asked: Vec::new(),
+            closing: BTreeMap::new(),
             evicted: VecDeque::new(),
             outcomes: Vec::new(),
         }
@@ -99,19 +102,30 @@ impl ApiServer {
         }
     }
 
-    /// Gives the taint and the condition the words of what was just judged. To be called after a tick.
-    pub fn explain(&self, reports: impl Iterator<Item = RuleReport>) {
+    /// Whether the taint and the condition have no words yet.
+    pub fn is_unexplained(&self) -> bool {
+        let wanted = self.wanted.borrow();
+        matches!(wanted.scheduling, Scheduling::Disabled { .. }) && wanted.message.is_empty()
+    }
+
+    /// Gives the taint and the condition the words of what was just judged. To be called after a tick, where they have none.
+    pub fn explain(&mut self, reports: impl Iterator<Item = RuleReport>) {
+        let (policies, closing) = (&self.policies, &mut self.closing);
         self.wanted.send_if_modified(|wanted| {
             let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
                 return false;
             };
-            if !wanted.message.is_empty() {
-                return false;
-            }
             let asking = reports.filter(|report| rules.contains(&report.id));
-            wanted.message = excess(&self.policies.borrow(), asking);
+            excess(&policies.borrow(), asking, closing);
+            let words: Vec<&str> = closing.values().map(String::as_str).collect();
+            wanted.message = words.join("; ");
             true
         });
+    }
+
+    /// Which rules want new pods kept away, each with the value by which it began to; empty where none does.
+    pub fn why_closed(&self) -> String {
+        self.wanted.borrow().message.clone()
     }
 
     /// Whether no condition is to tell that there was a taint, once there is none.
@@ -182,27 +196,39 @@ impl ApiServer {
     }
 }
 
-/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule.
-fn excess(policy: &PolicySet, reports: impl Iterator<Item = RuleReport>) -> String {
+/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule: those that are in `closing` already keep their words, since
+/// their value may have fallen since.
+fn excess(
+    policy: &PolicySet,
+    reports: impl Iterator<Item = RuleReport>,
+    closing: &mut BTreeMap<RuleId, String>,
+) {
+    let before = std::mem::take(closing);
     let of = |report: RuleReport| {
         let metric = machine::metric(policy, &report.id);
         let value = |value| format_value(metric.as_deref(), value);
         let name = metric.as_deref().unwrap_or("its metric");
         let mark = value(report.watermark);
-        match report.value {
-            Some(now) if now > report.watermark => {
+        let words = match (report.value, before.get(&report.id)) {
+            (_, Some(words)) => words.clone(),
+            (Some(now), None) if now > report.watermark => {
                 format!("{}: {name} {} is above {mark}", report.id, value(now))
             }
-            _ => format!("{}: {name} was above {mark} a short while ago", report.id),
-        }
+            // An earlier process saw it.
+            _ => format!("{}: {name} was above {mark} before", report.id),
+        };
+        (report.id, words)
     };
-    reports.map(of).collect::<Vec<_>>().join("; ")
+    closing.extend(reports.map(of));
 }
 
 impl Outside for ApiServer {
     type Pending = Evicted;
 
     fn keep_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
+        if !matches!(wanted, Scheduling::Disabled { .. }) {
+            self.closing.clear();
+        }
         self.wanted.send_if_modified(|known| {
             if known.scheduling == *wanted {
                 return false;
@@ -261,5 +287,44 @@ impl Outcome {
             Fate::Refused { why, .. } => why.obstacle(),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::plan::RuleState;
+    use crate::engine::policy::Strategy;
+
+    fn report(rule: &str, value: f64) -> RuleReport {
+        RuleReport {
+            id: RuleId::from(rule),
+            strategy: Strategy::Enforce,
+            state: RuleState::Breached,
+            since: None,
+            value: Some(value),
+            watermark: 4000.0,
+            restore: 4000.0,
+            breaches: 0,
+            quiets: 0,
+            unknown: None,
+        }
+    }
+
+    #[test]
+    fn a_closed_node_names_the_value_that_closed_it_also_when_it_has_fallen_since() {
+        let mut closing = BTreeMap::new();
+        let mut words = |reports: Vec<RuleReport>| {
+            excess(&PolicySet::default(), reports.into_iter(), &mut closing);
+            closing.values().cloned().collect::<Vec<_>>()
+        };
+        let first = "q/a: its metric 7200 is above 4000";
+        assert_eq!(words(vec![report("q/a", 7200.0)]), [first]);
+        let both = vec![report("q/a", 100.0), report("q/b", 5000.0)];
+        assert_eq!(words(both), [first, "q/b: its metric 5000 is above 4000"]);
+        let second = vec![report("q/b", 100.0)];
+        assert_eq!(words(second), ["q/b: its metric 5000 is above 4000"]);
+        let adopted = "q/c: its metric was above 4000 before";
+        assert_eq!(words(vec![report("q/c", 100.0)]), [adopted]);
     }
 }

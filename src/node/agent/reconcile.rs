@@ -439,7 +439,10 @@ impl Agent {
         self.metrics.sampled(now);
         let node_uid = self.node.seen.present().map(objects::uid);
         self.vitals.turned(node_uid, now);
-        machine.outside().explain(machine.reports());
+        if machine.outside().is_unexplained() {
+            let reports: Vec<_> = machine.reports().collect();
+            machine.outside_mut().explain(reports.into_iter());
+        }
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
         self.reporter

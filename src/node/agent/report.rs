@@ -1,6 +1,6 @@
 //! Tells what happens on the node: the status of its `NodeWatermark`, events, figures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -17,14 +17,13 @@ use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Plan, Scheduling, Unknown};
-use crate::engine::policy::PolicySet;
+use crate::engine::pod::PodUid;
+use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict_api::Outcome;
 use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
-use crate::node::machine::metric;
-use crate::node::machine::wording::format_value;
 use crate::node::report::conditions::{Health, Stopped, Unready};
 use crate::node::report::events::{self, Facts, Note, Teller};
 use crate::node::report::publish::Publisher;
@@ -154,10 +153,7 @@ impl Reporter {
                 figures.throttled_pods = throttled_pods(machine);
                 figures.pods = machine.pods().len();
                 figures.refused = rules.refused().len();
-                figures.would.clear();
-                for Decision { transition, .. } in machine.previews() {
-                    *figures.would.entry(transition.rule.clone()).or_default() += 1;
-                }
+                figures.would = would(machine.previews());
                 figures.scheduling.clone_from(&machine.plan().scheduling);
                 (figures.events, figures.dropped) = self.publisher.counts();
                 figures.writes = *self.writes.borrow();
@@ -191,7 +187,7 @@ impl Reporter {
             self.teller.outcome(outcome, &mut self.notes);
         }
         if *standing != self.standing {
-            let words = words(&machine.plan().scheduling, reports, policy);
+            let words = machine.outside().why_closed();
             self.teller.stands(standing, &words, &mut self.notes);
         }
     }
@@ -362,19 +358,43 @@ fn left_out(rules: &Rules) -> Vec<(&'static str, String, String)> {
         .collect()
 }
 
-/// `q/cpu: cpu_total_usage 1897m, mark 1000m`, for each rule that keeps new pods away.
-fn words(scheduling: &Scheduling, reports: &[RuleReport], policy: &PolicySet) -> String {
-    let Scheduling::Disabled { rules, .. } = scheduling else {
-        return String::new();
+/// On how many pods, and the node, each Preview rule would have something in force; each counts once for a rule.
+fn would(previews: &[Decision]) -> BTreeMap<RuleId, i64> {
+    let subject = |it: &Decision| {
+        let uid = it.transition.change.pod().cloned();
+        (it.transition.rule.clone(), uid)
     };
-    let asking = reports.iter().filter(|report| rules.contains(&report.id));
-    let words = asking.map(|report| {
-        let metric = metric(policy, &report.id);
-        let number = |value| format_value(metric.as_deref(), value);
-        let value = report.value.map_or_else(|| "unknown".to_owned(), number);
-        let name = metric.as_deref().unwrap_or_default();
-        let mark = number(report.watermark);
-        format!("{}: {name} {value}, mark {mark}", report.id)
-    });
-    words.collect::<Vec<_>>().join("; ")
+    let subjects: BTreeSet<(RuleId, Option<PodUid>)> = previews.iter().map(subject).collect();
+    let mut counts = BTreeMap::new();
+    for (rule, _) in subjects {
+        *counts.entry(rule).or_default() += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_a_preview_throttles_and_evicts_counts_once() {
+        let decision = |change: &serde_json::Value| {
+            let mut decision = json!({"at": 0, "rule": "q/r", "would": true});
+            let fields = change.as_object().expect("an object").clone();
+            decision.as_object_mut().expect("an object").extend(fields);
+            serde_json::from_value::<Decision>(decision).expect("a decision")
+        };
+        let grace = json!({"secs": 30, "nanos": 0});
+        let previews = [
+            json!({"change": "schedulingDisabled", "effect": "NoSchedule"}),
+            json!({"change": "reclaim", "pod": "a", "amount": 1}),
+            json!({"change": "evict", "pod": "a", "grace": grace}),
+            json!({"change": "evict", "pod": "b", "grace": grace}),
+        ];
+        let previews: Vec<Decision> = previews.iter().map(decision).collect();
+        let counts = would(&previews);
+        assert_eq!(counts, BTreeMap::from([(RuleId::from("q/r"), 3)]));
+    }
 }

@@ -181,9 +181,9 @@ impl<O: Outside> Machine<O> {
     /// Takes over a set of policies. What is in force for rules that stay, stays.
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
         self.engine.set_policy(Arc::clone(&policy));
-        self.previews.retain(|rule| has_rule(&policy, rule));
         self.prober.set_policy(&policy);
         self.policy = policy;
+        self.prune_previews();
         self.refresh();
     }
 
@@ -217,6 +217,16 @@ impl<O: Outside> Machine<O> {
             .filter(|known| !self.ended.contains(&known.pod.uid));
         self.engine
             .set_pods(running.map(|known| Arc::clone(&known.pod)).collect());
+        self.prune_previews();
+    }
+
+    fn prune_previews(&mut self) {
+        let (pods, ended) = (&self.pods, &self.ended);
+        let running = |uid: &PodUid| {
+            let known = pods.get(uid).filter(|_| !ended.contains(uid));
+            known.map(|known| &*known.pod)
+        };
+        self.previews.retain(&self.policy, running);
     }
 
     /// A pod that had ended runs again where its cgroup has processes again.
@@ -367,6 +377,7 @@ impl<O: Outside> Machine<O> {
     }
 
     fn tell_effects(&mut self, now: BootTime) {
+        let ended = self.ended.len();
         for effect in self.effects.drain(..) {
             if let Some(feedback) = &effect.feedback {
                 self.engine.feedback(feedback);
@@ -376,6 +387,9 @@ impl<O: Outside> Machine<O> {
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
             self.events.push(Event::notice(now, effect.news(name)));
+        }
+        if self.ended.len() != ended {
+            self.prune_previews();
         }
     }
 
@@ -517,10 +531,6 @@ impl<O: Outside> Machine<O> {
 /// Where no rule is, nobody is killed for what an earlier process began.
 fn is_enforced(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce
-}
-
-fn has_rule(policy: &PolicySet, rule: &RuleId) -> bool {
-    policy.rules.iter().any(|known| known.id == *rule)
 }
 
 /// The name of a rule's metric.

@@ -1,8 +1,10 @@
 //! What the Preview rules would have in force now, put together from what they told.
 
 use super::event::Decision;
+use crate::engine::metric::ActionKind;
 use crate::engine::plan::{Change, RuleState};
-use crate::engine::policy::RuleId;
+use crate::engine::pod::{Pod, PodUid};
+use crate::engine::policy::{PolicySet, RuleId, Strategy};
 
 /// The last word on each thing that a Preview rule would do.
 #[derive(Debug, Default)]
@@ -40,9 +42,23 @@ impl Previews {
         }
     }
 
-    /// Forgets the rules that are gone.
-    pub fn retain(&mut self, is_there: impl Fn(&RuleId) -> bool) {
-        self.0.retain(|known| is_there(&known.transition.rule));
+    /// Forgets what is not previewed any more: its rule, or what it does, is gone or really in force, its pod has gone, or no
+    /// policy allows it on that pod any more. The engine drops these without a transition.
+    pub fn retain<'a>(&mut self, policy: &PolicySet, pod: impl Fn(&PodUid) -> Option<&'a Pod>) {
+        self.0.retain(|known| {
+            let Decision { transition, .. } = known;
+            let mut rules = policy.rules.iter();
+            let Some(rule) = rules.find(|rule| rule.id == transition.rule) else {
+                return false;
+            };
+            rule.strategy == Strategy::Preview
+                && match (kind(&transition.change), transition.change.pod()) {
+                    (Some(kind), Some(uid)) => {
+                        pod(uid).is_some_and(|pod| rule.may_act(&policy.pods, pod, kind))
+                    }
+                    _ => rule.action.scheduling.is_some(),
+                }
+        });
     }
 
     /// What would be in force now.
@@ -56,14 +72,151 @@ impl Previews {
     }
 }
 
+/// What is done to a pod; `None`: it is done to the node.
+const fn kind(change: &Change) -> Option<ActionKind> {
+    match change {
+        Change::Throttle { .. } => Some(ActionKind::CpuThrottle),
+        Change::Reclaim { .. } => Some(ActionKind::ForceGc),
+        Change::Evict { .. } => Some(ActionKind::Eviction),
+        _ => None,
+    }
+}
+
 /// What a decision is about: a later one about the same replaces it.
-fn subject(decision: &Decision) -> (&RuleId, &'static str, Option<&str>) {
-    let kind = match &decision.transition.change {
-        Change::Throttle { .. } => "throttle",
-        Change::Reclaim { .. } => "reclaim",
-        Change::Evict { .. } => "evict",
-        _ => "scheduling",
+fn subject(decision: &Decision) -> (&RuleId, Option<ActionKind>, Option<&PodUid>) {
+    let Decision { transition, .. } = decision;
+    let change = &transition.change;
+    (&transition.rule, kind(change), change.pod())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::plan::Transition;
+    use crate::engine::policy::{
+        Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, Scope, TaintEffect,
     };
-    let pod = decision.transition.change.pod();
-    (&decision.transition.rule, kind, pod.map(|uid| &*uid.0))
+    use crate::engine::testing::{pod, rule};
+    use crate::engine::time::BootTime;
+    use crate::engine::units::{MilliCpu, Quota};
+
+    fn throttle(uid: &str) -> Change {
+        Change::Throttle {
+            pod: PodUid::from(uid),
+            from: 100,
+            to: 90,
+            idle: false,
+            quota: Quota::Limit(MilliCpu(900)),
+            release: MilliCpu(100),
+        }
+    }
+
+    fn evict(uid: &str) -> Change {
+        Change::Evict {
+            pod: PodUid::from(uid),
+            grace: Duration::from_secs(30),
+            release: None,
+        }
+    }
+
+    /// A Preview rule that throttles and evicts all pods and keeps new ones away, and what it would have in force.
+    fn scene() -> (PolicySet, Previews) {
+        let mut rule = rule("cpu_total_usage", 1000.0);
+        rule.strategy = Strategy::Preview;
+        rule.action = Arc::new(Action {
+            scheduling: Some(TaintEffect::NoSchedule),
+            throttle: Some(CpuThrottle {
+                min_ratio: 10,
+                step: 10,
+                idle: false,
+            }),
+            eviction: Some(EvictionSpec {
+                grace: None,
+                max_pods_per_round: 1,
+                evict_unowned: false,
+            }),
+            ..Action::clone(&rule.action)
+        });
+        let pods = PodPolicy {
+            name: "all".to_owned(),
+            labels: None,
+            scopes: vec![Scope::Namespace(Membership::Exists)],
+            allowed: vec!["throttle".to_owned(), "eviction".to_owned()],
+        };
+        let effect = TaintEffect::NoSchedule;
+        let mut previews = Previews::default();
+        for change in [
+            Change::SchedulingDisabled { effect },
+            throttle("a"),
+            evict("a"),
+            throttle("b"),
+        ] {
+            previews.hear(&Decision {
+                transition: Transition {
+                    at: BootTime::default(),
+                    rule: rule.id.clone(),
+                    would: true,
+                    change,
+                },
+                metric: None,
+                pod_name: None,
+            });
+        }
+        let policy = PolicySet {
+            rules: vec![rule],
+            pods: vec![pods],
+        };
+        (policy, previews)
+    }
+
+    /// What is left after an edit of the policies, with these pods on the node.
+    fn left(edit: impl FnOnce(&mut PolicySet), pods: &[Pod]) -> Vec<&'static str> {
+        let (mut policy, mut previews) = scene();
+        edit(&mut policy);
+        previews.retain(&policy, |uid| pods.iter().find(|pod| pod.uid == *uid));
+        let shown = previews.current().iter();
+        let shown = shown.map(|decision| match &decision.transition.change {
+            Change::Throttle { pod, .. } if *pod.0 == *"a" => "throttle a",
+            Change::Throttle { .. } => "throttle b",
+            Change::Evict { .. } => "evict a",
+            _ => "scheduling",
+        });
+        shown.collect()
+    }
+
+    fn action(policy: &mut PolicySet) -> &mut Action {
+        Arc::make_mut(&mut policy.rules[0].action)
+    }
+
+    #[test]
+    fn what_no_rule_previews_any_more_is_forgotten() {
+        let both = [pod("a"), pod("b")];
+        let all = ["scheduling", "throttle a", "evict a", "throttle b"];
+        assert_eq!(left(|_| {}, &both), all);
+        let gone = left(|policy| policy.rules.clear(), &both);
+        assert_eq!(gone, [""; 0]);
+        let enforced = left(|policy| policy.rules[0].strategy = Strategy::Enforce, &both);
+        assert_eq!(enforced, [""; 0]);
+        let no_taint = left(|policy| action(policy).scheduling = None, &both);
+        assert_eq!(no_taint, all[1..]);
+        let no_throttle = left(|policy| action(policy).throttle = None, &both);
+        assert_eq!(no_throttle, ["scheduling", "evict a"]);
+    }
+
+    #[test]
+    fn so_are_pods_that_went_and_those_that_may_not_be_acted_on_any_more() {
+        let both = [pod("a"), pod("b")];
+        assert_eq!(left(|_| {}, &both[1..]), ["scheduling", "throttle b"]);
+        let evict_only = left(|policy| drop(policy.pods[0].allowed.remove(0)), &both);
+        assert_eq!(evict_only, ["scheduling", "evict a"]);
+        let protected = Pod {
+            protected: true,
+            ..pod("a")
+        };
+        let pods = [protected, pod("b")];
+        assert_eq!(left(|_| {}, &pods), ["scheduling", "throttle b"]);
+    }
 }

@@ -4,8 +4,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::crd::emergency_stop;
-use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, READY, STOPPED};
+use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, NONE_JUDGED, READY, STOPPED};
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
+use crate::engine::RuleReport;
+use crate::engine::plan::Unknown;
+use crate::node::machine::wording::unknown_reason;
 
 /// The longest message that an API server takes is 32 KiB; nobody reads that.
 const LONGEST: usize = 1024;
@@ -15,12 +18,60 @@ const LONGEST: usize = 1024;
 pub struct Health {
     /// Why the spec is not kept (any more).
     pub unready: Option<Unready>,
+    /// Which of the rules that are kept are judged.
+    pub rules: Judged,
     /// What somebody else keeps undoing.
     pub contested: Vec<String>,
     /// What can't be handled, each with one word for it.
     pub degraded: Vec<(&'static str, String)>,
     /// Everything is stopped.
     pub stopped: Option<Stopped>,
+}
+
+/// How many rules there are, and those that have no usable sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    rules: usize,
+    /// Each with the reason, in words.
+    unjudged: Vec<String>,
+    /// All of that passes by itself, as after a start.
+    passing: bool,
+}
+
+impl Judged {
+    /// By the last evaluation.
+    pub fn of(reports: &[RuleReport]) -> Self {
+        let passes = |why: &Unknown| matches!(why, Unknown::Rebased | Unknown::Sparse);
+        let unknown = || reports.iter().filter_map(|it| Some((it, it.unknown?)));
+        let words = |(report, why): (&RuleReport, Unknown)| {
+            format!("{} ({})", report.id, unknown_reason(why))
+        };
+        Self {
+            rules: reports.len(),
+            unjudged: unknown().map(words).collect(),
+            passing: unknown().all(|(_, why)| passes(&why)),
+        }
+    }
+
+    /// Status, reason and message of `Ready`.
+    fn condition(&self) -> (bool, &'static str, String) {
+        let (rules, unjudged) = (self.rules, self.unjudged.len());
+        let named = self.unjudged.join(", ");
+        let message = match (rules, unjudged) {
+            (0, _) => "no rule is for this node".to_owned(),
+            (_, 0) => "every rule is judged".to_owned(),
+            _ if rules == unjudged => format!("no rule is judged: {named}"),
+            _ => format!(
+                "{} of {rules} rules are judged; not judged: {named}",
+                rules - unjudged
+            ),
+        };
+        if rules > 0 && rules == unjudged && !self.passing {
+            (false, NONE_JUDGED, message)
+        } else {
+            (true, "RulesKept", message)
+        }
+    }
 }
 
 /// How far an emergency stop has come.
@@ -80,7 +131,10 @@ pub fn conditions(
         }
     };
     let ready = match &health.unready {
-        None => make(READY, true, "RulesKept", "every rule is judged".to_owned()),
+        None => {
+            let (status, reason, message) = health.rules.condition();
+            make(READY, status, reason, message)
+        }
         Some(Unready::Starting) => {
             let message = "not every rule has been judged yet".to_owned();
             make(READY, false, "Starting", message)

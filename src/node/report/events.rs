@@ -356,8 +356,11 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
 }
 
 fn closed(effect: TaintEffect, why: &str) -> String {
-    let effect = effect.name();
-    format!("{why}; taint {}:{effect}", crate::cluster::taint::KEY)
+    let taint = format!("taint {}:{}", crate::cluster::taint::KEY, effect.name());
+    if why.is_empty() {
+        return taint;
+    }
+    format!("{why}; {taint}")
 }
 
 fn note(about: About, warning: bool, reason: &'static str, message: String) -> Note {

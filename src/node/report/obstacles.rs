@@ -4,14 +4,25 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::cluster::eviction::Delay;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict_api::{Fate, Obstacle, Outcome, Refusal};
+use crate::node::actuate::evict_api::{Fate, Obstacle, Outcome, Request};
 
 /// It is over where it was not met for so long after an eviction could be tried again: the rule wants none any more.
 const OVER: Duration = Duration::from_mins(5);
+/// An outcome takes a moment to arrive, however short the rule's period is.
+const MIN_PERIOD: Duration = Duration::from_secs(10);
 /// Words that change are brought up to date no more often than this.
 const REWORD: Duration = Duration::from_mins(5);
+
+/// When a refusal that holds until `until` is over, unless it is met again before: the rule has been evaluated once more by
+/// then, and wants no eviction any more.
+pub fn over_at(outcome: &Outcome, until: BootTime) -> BootTime {
+    let Request { expires, .. } = outcome.request;
+    let period = expires.since(outcome.at).max(MIN_PERIOD);
+    expires.max(until).max(outcome.at) + period
+}
 
 /// All of them.
 #[derive(Debug, Default)]
@@ -22,7 +33,9 @@ struct Met {
     /// As it was met `at`.
     words: String,
     at: BootTime,
-    /// When it is over, if it is not met before.
+    /// Until when it is shown, if it is not met before.
+    shown: BootTime,
+    /// Until when it is known, so that it is told once.
     ends: BootTime,
     /// One that mostly passes is told where it is met again.
     told: bool,
@@ -35,37 +48,38 @@ impl Obstacles {
         match (&outcome.fate, outcome.obstacle()) {
             (Fate::Accepted, _) => self.retain(|known| known != rule),
             (Fate::Refused { until, why }, Some(obstacle)) => {
-                let again = outcome.request.expires.max(*until).max(outcome.at);
-                return self.meet((rule.clone(), obstacle), why, outcome.at, again + OVER);
+                let ends = outcome.request.expires.max(*until).max(outcome.at) + OVER;
+                // A budget says when it is free again; nothing else does.
+                let shown = match obstacle {
+                    Obstacle::Wait(Delay::Budget) => over_at(outcome, *until),
+                    _ => ends,
+                };
+                let met = Met {
+                    words: why.to_string(),
+                    at: outcome.at,
+                    shown,
+                    ends,
+                    told: !obstacle.is_passing(),
+                };
+                return self.meet((rule.clone(), obstacle), met);
             }
             _ => {}
         }
         false
     }
 
-    fn meet(
-        &mut self,
-        key: (RuleId, Obstacle),
-        words: &Refusal,
-        now: BootTime,
-        ends: BootTime,
-    ) -> bool {
+    fn meet(&mut self, key: (RuleId, Obstacle), new: Met) -> bool {
+        let now = new.at;
         self.0.retain(|_, met| now < met.ends);
-        let passing = key.1.is_passing();
         let Some(met) = self.0.get_mut(&key) else {
-            let met = Met {
-                words: words.to_string(),
-                at: now,
-                ends,
-                told: !passing,
-            };
-            self.0.insert(key, met);
-            return !passing;
+            let told = new.told;
+            self.0.insert(key, new);
+            return told;
         };
-        met.ends = ends;
-        if now.since(met.at) >= REWORD {
-            (met.words, met.at) = (words.to_string(), now);
+        if now.since(met.at) >= REWORD || now >= met.shown {
+            (met.words, met.at) = (new.words, now);
         }
+        (met.shown, met.ends) = (new.shown, new.ends);
         !std::mem::replace(&mut met.told, true)
     }
 
@@ -79,21 +93,21 @@ impl Obstacles {
         let told = self
             .0
             .iter()
-            .filter(move |(_, it)| it.told && now < it.ends);
+            .filter(move |(_, it)| it.told && now < it.shown);
         told.map(|((rule, _), met)| (rule, &*met.words))
     }
 
     /// When each is over by the passing of time.
     pub fn ends(&self) -> impl Iterator<Item = BootTime> {
-        self.0.values().map(|met| met.ends)
+        self.0.values().map(|met| met.shown)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::eviction::{Delay, Target};
-    use crate::node::actuate::evict_api::Request;
+    use crate::cluster::eviction::Target;
+    use crate::node::actuate::evict_api::Refusal;
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)
@@ -167,6 +181,26 @@ mod tests {
         assert_eq!(news(&mut obstacles, 100), (true, true));
         assert_eq!(news(&mut obstacles, 120), (false, false));
         assert_eq!(told(&obstacles, 130), ["down", "spent"]);
+    }
+
+    #[test]
+    fn a_budget_is_shown_until_it_is_free_and_the_rule_has_not_asked_again() {
+        let mut obstacles = Obstacles::default();
+        let spent = |why: &str| Refusal::Wait {
+            wait: Duration::from_mins(1),
+            by: Delay::Budget,
+            why: why.to_owned(),
+        };
+        assert!(obstacles.hear(&refused(100, 60, spent("1 of 1"))));
+        assert_eq!(told(&obstacles, 169), ["1 of 1"]);
+        assert_eq!(obstacles.ends().collect::<Vec<_>>(), [at(170)]);
+        assert_eq!(
+            told(&obstacles, 170),
+            [""; 0],
+            "free at 160, evaluated by 170"
+        );
+        assert!(!obstacles.hear(&refused(200, 60, spent("2 of 2"))), "told");
+        assert_eq!(told(&obstacles, 200), ["2 of 2"]);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::conditions::{Health, conditions, cut};
-use super::obstacles::Obstacles;
+use super::conditions::{Health, Judged, conditions, cut};
+use super::obstacles::{Obstacles, over_at};
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
@@ -86,10 +86,17 @@ struct Subject {
     what: &'static str,
 }
 
+/// Why, and until when that is shown; `None`: until the rule is over.
+#[derive(Debug)]
+struct Refused {
+    reason: String,
+    until: Option<BootTime>,
+}
+
 /// Remembers what only events tell, and builds the status.
 #[derive(Debug, Default)]
 pub struct StatusBuilder {
-    refused: BTreeMap<Subject, String>,
+    refused: BTreeMap<Subject, Refused>,
     obstacles: Obstacles,
     contested: BTreeSet<String>,
     unwritten: Option<(BootTime, String)>,
@@ -201,8 +208,9 @@ impl StatusBuilder {
         if passing {
             self.refused.remove(&subject);
         } else if reason != Spared::BackingOff {
-            self.refused
-                .insert(subject, spared_reason(reason).to_owned());
+            let reason = spared_reason(reason).to_owned();
+            let until = None;
+            self.refused.insert(subject, Refused { reason, until });
         }
     }
 
@@ -221,8 +229,10 @@ impl StatusBuilder {
             what: EVICT,
         };
         match &outcome.fate {
-            Fate::Refused { why, .. } if why.obstacle().is_none() => {
-                self.refused.insert(subject, why.to_string());
+            Fate::Refused { why, until } if why.obstacle().is_none() => {
+                let reason = why.to_string();
+                let until = Some(over_at(outcome, *until));
+                self.refused.insert(subject, Refused { reason, until });
             }
             Fate::Accepted | Fate::Terminating | Fate::Gone => drop(self.refused.remove(&subject)),
             // Neither says anything about the pod.
@@ -238,7 +248,9 @@ impl StatusBuilder {
             .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
             .flatten();
         let unwritten = self.unwritten.as_ref().map(|(at, _)| *at + UNWRITTEN_FOR);
+        let refused = self.refused.values().filter_map(|it| it.until);
         let times = evictions.chain(unwritten).chain(self.obstacles.ends());
+        let times = times.chain(refused);
         times.filter(|at| *at > now).min()
     }
 
@@ -282,6 +294,7 @@ impl StatusBuilder {
 
     fn health(&self, view: &View) -> Health {
         let mut health = view.health.clone();
+        health.rules = Judged::of(&view.reports);
         if view.standing.contested {
             health.contested.push("our taint on the Node".to_owned());
         }
@@ -326,11 +339,13 @@ impl StatusBuilder {
             rule: Some(rule.to_string()),
             reason: cut(reason.to_owned(), 1024),
         });
-        let pods = self.refused.iter().map(|(subject, reason)| RefusedStatus {
+        let is_shown = |it: &Refused| it.until.is_none_or(|until| view.now < until);
+        let pods = self.refused.iter().filter(|(_, it)| is_shown(it));
+        let pods = pods.map(|(subject, it)| RefusedStatus {
             what: subject.what.to_owned(),
             pod: Some(subject.pod.clone()),
             rule: Some(subject.rule.to_string()),
-            reason: cut(reason.clone(), 1024),
+            reason: cut(it.reason.clone(), 1024),
         });
         left_out.chain(obstacles).chain(pods).take(MOST).collect()
     }

@@ -174,7 +174,12 @@ impl Status {
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
         let policies = status.pod_policies.iter();
-        let ended = |it: &Condition| it.type_ == condition::READY && it.status == "False";
+        // Rules that can't be judged are kept all the same: an edit has to reach them.
+        let ended = |it: &Condition| {
+            it.type_ == condition::READY
+                && it.status == "False"
+                && it.reason != condition::NONE_JUDGED
+        };
         let observed = status.observed_hash.as_deref();
         Self {
             observed: observed

@@ -221,13 +221,19 @@ func (s *scene) waitNoTaint(limit time.Duration) {
 // folder is the pod's cgroup on its node: in the cpu hierarchy where there are several.
 func (s *scene) folder(pod string) string {
 	s.Helper()
+	return s.folderOf(s.name, pod, "cpu")
+}
+
+// folderOf is the cgroup of any pod of the scene's node: in this controller's hierarchy where there are several.
+func (s *scene) folderOf(namespace, pod, controller string) string {
+	s.Helper()
 	needShell(s)
-	below, err := run("", clusterTool, "cgroup", s.name+"/"+pod)
+	below, err := run("", clusterTool, "cgroup", namespace+"/"+pod)
 	if err != nil {
 		s.Fatal(err)
 	}
 	if s.node == "v1" {
-		return "/sys/fs/cgroup/cpu/" + below
+		return "/sys/fs/cgroup/" + controller + "/" + below
 	}
 	return "/sys/fs/cgroup/" + below
 }

@@ -207,18 +207,45 @@ func (o *oracle) untold(now *looked) (left []string) {
 }
 
 // leftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
-// the journal tells of: what nobody would ever restore. All of it is read in one go before another agent starts.
+// the journal tells of: what nobody would ever restore.
 func (o *oracle) leftByKilling(pid string) ([]string, error) {
-	script := fmt.Sprintf("set -e; kill -KILL %s; n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid, pid)
-	out, err := tryOnNode(o.scene.node, script+o.look())
+	left, _, err := o.leftBy(fmt.Sprintf("set -e; kill -KILL %s; ", pid) + untilGone(pid))
+	return left, err
+}
+
+// leftBy does so by a script that ends the agent, and returns what that printed, too. All of it is read in one go before another agent
+// starts.
+func (o *oracle) leftBy(script string) (left []string, out string, err error) {
+	out, err = tryOnNode(o.scene.node, script+o.look())
 	if err != nil {
-		return nil, err
+		return nil, out, err
 	}
 	now, err := o.looked(out)
 	if err != nil {
-		return nil, err
+		return nil, out, err
 	}
-	return o.untold(now), nil
+	return o.untold(now), out, nil
+}
+
+// untilGone is a part of a script that waits until a process is gone, and fails where it is not within some seconds.
+func untilGone(pid string) string {
+	return fmt.Sprintf("n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid)
+}
+
+// originals are what the journal says that the files of the oracle's pods held before.
+func (o *oracle) originals() map[string]string {
+	o.scene.Helper()
+	entries, err := journal(o.scene.node)
+	if err != nil {
+		o.scene.Fatal(err)
+	}
+	held := map[string]string{}
+	for _, entry := range entries {
+		if o.before[entry.UID] != nil {
+			held[entry.UID+" "+path.Join(entry.Lever, entry.File)] = entry.Original
+		}
+	}
+	return held
 }
 
 // had tells whether a file of the pod, or of one of its containers, held this before.

@@ -4,7 +4,9 @@ package suite
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -205,6 +207,62 @@ func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
 		s.set(hot)
 		s.waitRatio(30*time.Second, limited, 50)
 		o.waitAccounted(10 * time.Second)
+		s.set(cold)
+		o.waitUndone(40 * time.Second)
+	})
+}
+
+// exhaust is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
+// prints how many processes the kernel killed so. What eats the memory is a process of the node in the container's cgroup, since the
+// agent runs no other program; the kernel is asked to take the agent first.
+func (s *scene) exhaust(agent string) string {
+	s.Helper()
+	pod := s.folderOf(namespace, agentPod(s.node), "memory")
+	return fmt.Sprintf(`set -e; procs=$(grep -lx %[1]s %[2]s/*/cgroup.procs); cd "${procs%%/cgroup.procs}"; echo 1000 >/proc/%[1]s/oom_score_adj; `+
+		`sh -c 'echo $$ >cgroup.procs && x=0123456789abcdef && while :; do x=$x$x; done' & eater=$!; trap 'kill -KILL $eater 2>/dev/null || true' EXIT; `+
+		untilGone(agent)+`grep -sh '^oom_kill ' memory.events ../memory.events memory.oom_control || true; `, agent, pod)
+}
+
+func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		o, limited := pressed(t, s)
+		before, old := o.originals(), agentContainer(s)
+		if len(before) == 0 {
+			t.Fatal("the journal has no entry of a throttled pod")
+		}
+		seen, end := s.follow(limited)
+		left, out, err := o.leftBy(s.exhaust(processOf(t, node, "agent")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) > 0 {
+			t.Fatalf("nobody would ever restore %s", strings.Join(left, "; "))
+		}
+		byKernel := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out)
+		o.heldUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
+		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.holds(limited) })
+		o.waitAccounted(5 * time.Second)
+		if now := o.originals(); !maps.Equal(before, now) {
+			t.Errorf("the originals in the journal were %v and are %v", before, now)
+		}
+		all := seen()
+		end()
+		for _, change := range all {
+			if !change.is(limited.cap) {
+				t.Errorf("its cap of %dm was not in force all the while: %v", limited.cap, all)
+				break
+			}
+		}
+		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
+		// The container's cgroup may have gone before the kernel's count was read.
+		if last == nil || last.ExitCode != 137 || !byKernel && last.Reason != "OOMKilled" {
+			t.Errorf("it was not killed for its memory: %+v", last)
+		}
 		s.set(cold)
 		o.waitUndone(40 * time.Second)
 	})

@@ -267,12 +267,19 @@ func (s *scene) template(w work) corev1.PodTemplateSpec {
 func (s *scene) start(pods ...work) {
 	s.Helper()
 	for _, w := range pods {
-		template := s.template(w)
-		template.Name = w.name
-		_, err := kube.CoreV1().Pods(s.name).Create(background, &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{})
-		if err != nil {
-			s.Fatal(err)
-		}
+		s.startChanged(w, func(*corev1.PodSpec) {})
+	}
+}
+
+// startChanged creates a pod that is changed by a function first.
+func (s *scene) startChanged(w work, change func(*corev1.PodSpec)) {
+	s.Helper()
+	template := s.template(w)
+	template.Name = w.name
+	change(&template.Spec)
+	_, err := kube.CoreV1().Pods(s.name).Create(background, &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
 	}
 }
 
@@ -386,7 +393,13 @@ func startGauge() error {
 
 // askGauge asks the gauge through the API server.
 func askGauge(path, key, value string) ([]byte, error) {
-	request := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/e2e/pods/gauge:8080/proxy" + path).Timeout(0) // the gauge would take a timeout for a metric
+	return askGaugeOf("e2e", "gauge:8080", path, key, value)
+}
+
+// askGaugeOf asks another pod that is one, as NAME:PORT.
+func askGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
+	proxy := "/api/v1/namespaces/" + namespace + "/pods/" + pod + "/proxy"
+	request := kube.CoreV1().RESTClient().Get().AbsPath(proxy + path).Timeout(0) // the gauge would take a timeout for a metric
 	if key != "" {
 		request = request.Param(key, value)
 	}

@@ -77,6 +77,55 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 	})
 }
 
+// exporterPort is where an exporter listens on a node, as node_exporter would at 9100.
+const exporterPort = 19464
+
+// TestAnExporterOfTheNodeIsAskedWithoutAHost has an exporter on the node's network, and a probe that names no host: the agent, which is
+// on a network of its own, asks the node's address.
+func TestAnExporterOfTheNodeIsAskedWithoutAHost(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		exporter := work{name: "exporter", args: []string{"gauge", fmt.Sprintf(":%d", exporterPort)}}
+		s.startChanged(exporter, func(spec *corev1.PodSpec) { spec.HostNetwork = true })
+		s.waitRunning("exporter")
+		tell := func(value int) {
+			t.Helper()
+			eventually(t, 20*time.Second, "the exporter is told what to say", func() error {
+				_, err := askGaugeOf(s.name, fmt.Sprintf("exporter:%d", exporterPort), "/set", "room_celsius", fmt.Sprint(value))
+				return err
+			})
+		}
+		tell(cold)
+		s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {effect: PreferNoSchedule}}")
+		s.policy("NodeQOS", s.name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s}}, evaluationPeriodSeconds: 1,
+  nodeQualityProbe: {timeoutSeconds: 2, httpGet: {port: %d, path: /metrics}},
+  rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, metricRule: {name: room_celsius, value: %d}}]}`,
+			node, exporterPort, s.name, mark))
+		s.waitKept(s.name)
+		state := func(state string, value float64) error {
+			now, err := watermarkOf(node)
+			if err != nil {
+				return err
+			}
+			for _, rule := range now.Status.Rules {
+				if rule.ID == s.name+"/hot" && rule.State == state && rule.Value != nil && *rule.Value == value {
+					return nil
+				}
+			}
+			return fmt.Errorf("no rule is %s at %v: %+v", state, value, now.Status.Rules)
+		}
+		eventually(t, 40*time.Second, "the exporter is heard", func() error { return state("Normal", cold) })
+		if found, err := taint(node); err != nil || found != nil {
+			t.Fatalf("before it is hot the taint is %v (%v)", found, err)
+		}
+		tell(hot)
+		s.waitTaint(20*time.Second, corev1.TaintEffectPreferNoSchedule)
+		eventually(t, 20*time.Second, "the status says so", func() error { return state("Breached", hot) })
+		tell(cold)
+		s.waitNoTaint(30 * time.Second)
+	})
+}
+
 func nodeCondition(t *testing.T, node string) *corev1.NodeCondition {
 	t.Helper()
 	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})

@@ -4,6 +4,7 @@ package suite
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -309,6 +310,102 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "10m"})
 		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 	})
+}
+
+// TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
+// pod's: EINVAL, and the kubelet cannot start it.
+func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
+	t.Parallel()
+	if !slices.Contains(nodes, "v1") {
+		t.Skip("needs the node with cgroup v1")
+	}
+	s := shared(t, "v1")
+	s.startChanged(work{name: "mixed", args: []string{"burn"}, limits: "100m", requests: "10m"}, func(spec *corev1.PodSpec) {
+		crash := spec.Containers[0]
+		crash.Name, crash.Args = "crash", nil
+		crash.Command = []string{"/bin/busybox", "sh", "-c", "/bin/busybox sleep 5; exit 1"}
+		spec.Containers = append(spec.Containers, crash)
+	})
+	s.waitRunning("mixed")
+	const full = "10000" // of 100 ms, at a limit of 100m
+	var o *oracle
+	eventually(t, 60*time.Second, "both containers are there, with their limits", func() error {
+		o = s.oracle("mixed")
+		quotas := o.before[string(s.pod("mixed").UID)].before["containers/cpu.cfs_quota_us"]
+		if strings.Count(quotas, full) != 2 {
+			return fmt.Errorf("quotas are %s", quotas)
+		}
+		return nil
+	})
+	mixed := o.before[string(s.pod("mixed").UID)]
+	_, id, _ := strings.Cut(containerOf(t, s.pod("mixed"), "work").ContainerID, "://")
+	// throttled tells whether the busy container has less than it was given.
+	throttled := func() error {
+		quota, err := tryOnNode("v1", "cat "+mixed.folder+"/"+id+"/cpu.cfs_quota_us")
+		if err != nil {
+			return err
+		}
+		if micros, err := strconv.Atoi(quota); err != nil || micros <= 0 || micros > 7500 {
+			return fmt.Errorf("its quota is %q (%v)", quota, err)
+		}
+		return nil
+	}
+	s.action(s.name, gently)
+	s.allow(s.name, "mixed", s.name)
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+
+	s.set(hot)
+	eventually(t, 40*time.Second, "the pod is throttled", func() error {
+		if told := s.throttled("mixed"); told == nil || told.Ratio != 50 {
+			return fmt.Errorf("the status says %+v", told)
+		}
+		return throttled()
+	})
+	before := containerOf(t, s.pod("mixed"), "crash").RestartCount
+	eventually(t, 120*time.Second, "the container that crashes is started again and again", func() error {
+		if err := throttled(); err != nil {
+			t.Fatalf("the throttle is not held: %v", err)
+		}
+		now := containerOf(t, s.pod("mixed"), "crash")
+		checkCrashed(t, now)
+		if now.RestartCount < before+3 {
+			return fmt.Errorf("%d restarts, were %d", now.RestartCount, before)
+		}
+		return nil
+	})
+	for _, told := range events(t, "Pod", s.name, "mixed") {
+		if strings.HasPrefix(told, "Failed: ") {
+			t.Errorf("a container could not be started: %s", told)
+		}
+	}
+	s.set(cold)
+	o.waitUndone(60 * time.Second)
+}
+
+// containerOf is the status of one of a pod's containers.
+func containerOf(t *testing.T, pod *corev1.Pod, name string) corev1.ContainerStatus {
+	t.Helper()
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.Name == name {
+			return status
+		}
+	}
+	t.Fatalf("%s has no container %s: %+v", pod.Name, name, pod.Status.ContainerStatuses)
+	return corev1.ContainerStatus{}
+}
+
+// checkCrashed fails the test where a container has not ended by itself, but could not be started.
+func checkCrashed(t *testing.T, now corev1.ContainerStatus) {
+	t.Helper()
+	if waiting := now.State.Waiting; waiting != nil && slices.Contains([]string{"RunContainerError", "CreateContainerError"}, waiting.Reason) {
+		t.Fatalf("it cannot be started: %+v", waiting)
+	}
+	for _, ended := range []*corev1.ContainerStateTerminated{now.State.Terminated, now.LastTerminationState.Terminated} {
+		if ended != nil && ended.ExitCode != 1 {
+			t.Fatalf("it did not end by itself: %+v", ended)
+		}
+	}
 }
 
 func waitNodeReady(t *testing.T, node string) {

@@ -303,6 +303,54 @@ fn a_pod_that_cannot_be_evicted_is_shown_until_it_is_however_it_is_throttled_and
 }
 
 #[test]
+fn a_pod_that_was_refused_is_not_shown_when_the_rule_asks_for_it_no_more() {
+    let scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    let budget = Refusal::Budget("web needs 2 healthy pods".to_owned());
+    builder.hear_outcome(&refused("a", budget));
+    let mut view = scene.view();
+    assert_eq!(builder.build(&view).refused.len(), 1);
+    view.now = builder.changes_at(view.now, &[]).expect("it ends");
+    assert_eq!(view.now.since(BootTime::default()).as_secs(), 110);
+    assert_eq!(builder.build(&view).refused, []);
+}
+
+#[test]
+fn ready_says_which_rules_have_no_usable_sample_and_is_false_where_none_has_one() {
+    let scene = Scene::new();
+    let ready = |reports: Vec<RuleReport>| {
+        let mut view = scene.view();
+        view.reports = reports;
+        let ready = StatusBuilder::default().build(&view).conditions.remove(0);
+        format!("{} {}: {}", ready.status, ready.reason, ready.message)
+    };
+    let known = || report(RuleState::Normal, Some(1.0));
+    let unknown = |why| RuleReport {
+        unknown: Some(why),
+        ..report(RuleState::Normal, None)
+    };
+    assert_eq!(ready(vec![]), "True RulesKept: no rule is for this node");
+    assert_eq!(
+        ready(vec![known(), known()]),
+        "True RulesKept: every rule is judged"
+    );
+    assert_eq!(
+        ready(vec![known(), unknown(Unknown::Missing), known()]),
+        "True RulesKept: 2 of 3 rules are judged; not judged: q/r (no sample of it)"
+    );
+    assert_eq!(
+        ready(vec![unknown(Unknown::Stale), unknown(Unknown::Sparse)]),
+        "False NoneJudged: no rule is judged: q/r (its last sample is too old), \
+         q/r (less than half of its window has samples yet)"
+    );
+    assert_eq!(
+        ready(vec![unknown(Unknown::Rebased)]),
+        "True RulesKept: no rule is judged: q/r (there is nothing to compare with yet)",
+        "passes by itself"
+    );
+}
+
+#[test]
 fn what_is_not_understood_is_told_and_degrades() {
     let scene = Scene::new();
     let mut view = scene.view();
