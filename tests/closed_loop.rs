@@ -224,7 +224,7 @@ proptest! {
 /// Protected work waits for 30 s; what was throttled wants more than its quota gives for ever.
 fn spike(metric: &str, threshold: f64, action: Action, v2: bool) -> Plant {
     // Requests are equal, so that the important pod gets half and wants more.
-    let workers = vec![batch("greedy", 2.0), important(0.2)];
+    let workers = vec![batch("greedy", 1.7), important(0.2)];
     let plant = Plant::new(2, acting(metric, threshold, action), workers);
     let mut plant = if v2 { plant } else { plant.on_v1() };
     plant.pass(60);
@@ -244,7 +244,6 @@ fn cpu_pressure_lets_go_although_the_throttled_pod_wants_more() {
         "protected_cpu_delay_p95",
     ] {
         let mut plant = spike(metric, 10.0, throttling(10, 30), true);
-        plant.worker("greedy").demand = 1.7;
         plant.pass(COOL_DOWN + 3 * PERIOD + 4 * PERIOD);
         assert_eq!(plant.plan.throttles, [], "{metric}");
         plant.pass(600);

@@ -256,13 +256,7 @@ fn pressure() {
     let expected = Rule {
         restore: 5.0,
         period: secs(5),
-        ..rule(
-            "cpu-pressure/protected-wait",
-            delay,
-            10.0,
-            (3, 6),
-            squeezes,
-        )
+        ..rule("cpu-pressure/protected-wait", delay, 10.0, (3, 6), squeezes)
     };
     assert_eq!(policy.rules, [expected]);
 }

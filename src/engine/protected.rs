@@ -90,10 +90,8 @@ pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement
 
 /// The kind of waiting that throttles of the rule would raise together with its metric.
 pub(super) fn guarded_by(run: &Run) -> Option<PressureKind> {
-    let action = &run.rule.action;
-    let throttles = action.throttle.is_some() || action.force_gc;
     let kind = run.rule.metric.raised_by_throttles();
-    kind.filter(|_| throttles)
+    kind.filter(|_| run.rule.action.throttle.is_some())
 }
 
 /// Percent of the CPUs that were busy in the busiest sample, while the rule holds a pod's CPU down.

@@ -120,7 +120,7 @@ impl Judge<'_, '_> {
     /// A rule on what its own throttles raise is not judged by its value alone.
     fn pressure(&mut self) {
         let Rule { metric, action, .. } = self.rule;
-        let throttles = action.throttle.is_some() || action.force_gc;
+        let throttles = action.throttle.is_some();
         let Some(kind) = metric.raised_by_throttles().filter(|_| throttles) else {
             return;
         };

@@ -308,6 +308,8 @@ mod tests {
             breaches: 0,
             quiets: 0,
             unknown: None,
+            guard: None,
+            cool_down: std::time::Duration::ZERO,
         }
     }
 
