@@ -362,7 +362,7 @@ pub const fn spared_reason(reason: Spared) -> &'static str {
         Spared::NotRunning => "it is not running",
         Spared::NoSample => "there is no fresh sample of it",
         Spared::UsesLittle => "it uses less than 10m of CPU",
-        Spared::AtFloor => "its floor, its CPU request or minCPURatio, leaves nothing to take",
+        Spared::AtFloor => "its use is at its floor (its CPU request, or minCPURatio) or below",
         Spared::Unowned => "it has no controller, and the action has no evictUnowned",
         Spared::Kept => "it is static, a DaemonSet's, system-critical or annotated to stay",
         Spared::BackingOff => "the last attempt was refused, waiting before the next",

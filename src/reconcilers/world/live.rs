@@ -195,3 +195,27 @@ impl Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_can_judge_no_rule_has_taken_the_edit_and_one_that_keeps_others_has_not() {
+        let observed = |status: &str, reason: &str| {
+            let ready = json!({
+                "type": "Ready", "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-11-21T16:00:00Z",
+            });
+            let status = json!({"observedHash": "abc", "conditions": [ready]});
+            let status = serde_json::from_value(status).expect("a status");
+            Status::of(&status).observed
+        };
+        assert_eq!(observed("True", "RulesKept").as_deref(), Some("abc"));
+        let unjudged = observed("False", condition::NONE_JUDGED);
+        assert_eq!(unjudged.as_deref(), Some("abc"));
+        assert_eq!(observed("False", "LastRulesHeld"), None);
+    }
+}

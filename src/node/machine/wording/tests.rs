@@ -75,7 +75,7 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             pod(&json!({"change": "spared", "reason": "atFloor"})),
-            "n/cpu: shop/web is passed over: its floor, its CPU request or minCPURatio, leaves nothing to take",
+            "n/cpu: shop/web is passed over: its use is at its floor (its CPU request, or minCPURatio) or below",
         ),
         (
             rule(&json!({"change": "schedulingDisabled", "effect": "NoSchedule"})),
