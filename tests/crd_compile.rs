@@ -227,6 +227,31 @@ fn reclaim_for_a_metric_that_counts_page_cache_as_free_is_a_warning() {
 }
 
 #[test]
+fn a_throttle_by_the_pressure_of_the_node_is_explained_and_one_by_the_protected_is_not() {
+    for (metric, instead) in [
+        ("cpu_pressure_some_avg10", Some("protected_cpu_delay_max")),
+        ("io_pressure_full_avg60", Some("protected_io_stall_max")),
+        (
+            "container_sched_run_queue_time",
+            Some("protected_cpu_delay_max"),
+        ),
+        ("container_cpu_throttled_ratio", None),
+        ("protected_cpu_delay_max", None),
+        ("protected_memory_stall_max", None),
+    ] {
+        let mut objects = guide_throttle();
+        objects[1]["spec"]["rules"][0]["metricRule"] = json!({"name": metric, "value": 40});
+        let compiled = compiled(objects);
+        let found = compiled.findings.iter();
+        let found = found.find(|finding| finding.reason == Reason::JudgedByProtected);
+        assert_eq!(found.is_some(), instead.is_some(), "{metric}");
+        if let (Some(found), Some(instead)) = (found, instead) {
+            assert!(found.message.contains(instead), "{}", found.message);
+        }
+    }
+}
+
+#[test]
 fn naming_kube_system_is_a_warning() {
     let mut objects = guide_throttle();
     objects[2]["spec"]["scopeSelector"]["matchExpressions"][0] =
