@@ -3,7 +3,11 @@
 
 mod collect_support;
 
+use std::time::Duration;
+
 use collect_support::{Fake, everything, pod, uid};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::{CpuTimes, NodeSample, PodSample, Sample, WaitCounters};
 use plimsoll::engine::time::BootTime;
@@ -205,6 +209,44 @@ fn only_what_is_demanded_is_read() {
     assert!(node.load.is_none() && node.pressure.iter().all(Option::is_none));
     assert!(node.disks.is_empty() && node.interfaces.is_empty());
     assert_eq!((node.tasks, node.system), (None, None));
+}
+
+#[test]
+fn each_pods_time_is_that_of_its_reading() {
+    let fake = Fake::new();
+    node_files(&fake);
+    let hierarchy = v2(&fake);
+    v2_pod(&fake, "p");
+    v2_pod(&fake, "q");
+    // Opening a pipe takes until somebody writes to it.
+    let pause = Duration::from_millis(60);
+    let slow = ["proc/loadavg", "cg/p/memory.current"].map(|name| fake.root().join(name));
+    for path in &slow {
+        std::fs::remove_file(path).unwrap();
+        mkfifo(path, Mode::S_IRWXU).unwrap();
+    }
+    let mut sampler = sampler(&fake, hierarchy);
+    let pod = |name| (uid(name), CgroupPath::new(name).unwrap());
+    sampler.set_pods(["p", "q"].map(pod).into_iter());
+    let (mut sample, now) = (Sample::default(), BootTime::from_nanos(7));
+    let demand = Demand {
+        load: true,
+        ..Demand::default()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for path in &slow {
+                std::thread::park_timeout(pause);
+                drop(std::fs::OpenOptions::new().write(true).open(path).unwrap());
+            }
+        });
+        sampler.sample_node(now, &demand, &mut sample);
+        sampler.sample_pods(now, &demand, &mut sample);
+    });
+    let [p, q] = [0, 1].map(|place: usize| sample.pods[place].at);
+    assert_eq!(sample.at, now);
+    assert!(p.since(now) >= pause / 2, "{p:?}");
+    assert!(q.since(p) >= pause / 2, "{p:?} {q:?}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl<W: Write> Daemon<W> {
                 break Ending::Restore("the time given with --for is over");
             }
             self.take_news(now);
-            if now >= self.machine.next_tick() && self.tick(now).is_err() {
+            if now >= self.machine.next_tick() && self.tick().is_err() {
                 break Ending::Restore("nobody reads the output any more");
             }
             self.notifier.alive(now);
@@ -140,7 +140,7 @@ impl<W: Write> Daemon<W> {
         );
         // Whoever reads the output finds out at the first regular tick that it is closed.
         let _first = self.tell(&events, now);
-        let _first = self.tick(now);
+        let _first = self.tick();
         let started = News::Started {
             rules: self.machine.policy().rules.len(),
             pods: self.machine.pods().len(),
@@ -152,7 +152,9 @@ impl<W: Write> Daemon<W> {
         self.write_status(now);
     }
 
-    fn tick(&mut self, now: BootTime) -> io::Result<()> {
+    fn tick(&mut self) -> io::Result<()> {
+        // What a sample counts is divided by time: that of the reading, not of what was done before.
+        let now = clock::boot_time();
         let events = self.machine.tick(now);
         let quiet = events.is_empty();
         let told = self.output.write(events, now, clock::wall_time());

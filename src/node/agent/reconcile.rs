@@ -232,7 +232,7 @@ impl Agent {
             self.builder.changed();
         }
         if now >= machine.next_tick() || self.builder.calls_for_sample(now) {
-            self.tick(now);
+            self.tick();
         }
         if let Some(machine) = &self.machine {
             let due = machine.next_tick();
@@ -424,10 +424,12 @@ impl Agent {
         }
     }
 
-    fn tick(&mut self, now: BootTime) {
+    fn tick(&mut self) {
         let Some(machine) = &mut self.machine else {
             return;
         };
+        // What a sample counts is divided by time: that of the reading, not of what was done before.
+        let now = clock::boot_time();
         let reports = self.builder.is_due(now);
         if reports {
             machine.sample_for_report();

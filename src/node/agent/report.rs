@@ -180,6 +180,7 @@ impl Reporter {
         let policy = machine.policy();
         let facts = Facts { policy, reports };
         self.teller.hear(machine.events(), facts, &mut self.notes);
+        self.teller.forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
             if self.builder.hear_outcome(outcome) {
                 self.notes.push(events::held_up(outcome));

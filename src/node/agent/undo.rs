@@ -1,5 +1,6 @@
 //! Everything undone: cgroups first, then our marks on the Node.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
@@ -29,6 +30,8 @@ pub async fn undo(
     why: &str,
     now: BootTime,
 ) -> bool {
+    // What was asked for and not sent yet is not sent any more: no rule wants it.
+    machine.outside_mut().set_policy(Arc::default());
     machine.restore(now).iter().for_each(log);
     let names = machine.records();
     let names = names.filter_map(|it| Some((it.uid.clone(), machine.name(&it.uid)?)));

@@ -13,6 +13,7 @@ use crate::engine::sample::{LeverSample, PodSample, Sample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
+use crate::node::clock::boot_time;
 use crate::node::pod_facts::ContainerFacts;
 
 /// Reads the node and its pods into a [`Sample`].
@@ -26,6 +27,8 @@ pub struct Sampler {
     /// Entries that wait for the next evaluation, with their inner lists.
     spare: Vec<PodSample>,
     gone: Vec<PodUid>,
+    /// What the clock said when the node's files began to be read.
+    begun: Option<BootTime>,
     reading: Reading,
 }
 
@@ -154,6 +157,7 @@ impl Sampler {
             pods: Vec::new(),
             spare: Vec::new(),
             gone: Vec::new(),
+            begun: None,
             reading: Reading {
                 sees_processes: true,
                 hierarchy,
@@ -215,6 +219,7 @@ impl Sampler {
 
     /// Reads the node's files: CPU and memory, and what is demanded besides. Leaves the sample without pods.
     pub fn sample_node(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
+        self.begun = Some(boot_time());
         sample.at = now;
         sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
@@ -225,21 +230,24 @@ impl Sampler {
     }
 
     /// Reads the pods' files: CPU and memory use, and what is demanded besides. Call it after
-    /// [`Self::sample_node`], when an evaluation is due.
+    /// [`Self::sample_node`], with the same time, when an evaluation is due: each pod's own time is later by what has
+    /// passed since then.
     pub fn sample_pods(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         self.reading.now = now;
         self.gone.clear();
         if sample.pods.is_empty() {
             std::mem::swap(&mut sample.pods, &mut self.spare);
         }
+        let begun = self.begun.take().unwrap_or_else(boot_time);
         let mut refill = Refill::new(&mut sample.pods);
         for pod in &mut self.pods {
+            let at = now + boot_time().since(begun);
             let Ok(cpu) = pod.cpu(&mut self.reading) else {
                 self.gone.push(pod.uid().clone());
                 continue;
             };
             let entry = refill.next(|entry| entry.uid == *pod.uid(), || blank(pod.uid()));
-            entry.at = now;
+            entry.at = at;
             pod.sample(&mut self.reading, demand, cpu, entry);
         }
     }

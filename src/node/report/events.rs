@@ -144,6 +144,11 @@ impl Teller {
         }
     }
 
+    /// Forgets the pods that are gone.
+    pub fn forget(&mut self, is_there: impl Fn(&PodUid) -> bool) {
+        self.throttles.forget(is_there);
+    }
+
     /// Takes in what happened in a tick.
     pub fn hear(&mut self, events: &[Event], facts: Facts, out: &mut Vec<Note>) {
         for event in events {

@@ -147,6 +147,25 @@ fn a_rule_is_told_with_value_and_mark_in_units_that_people_read() {
 }
 
 #[test]
+fn a_pod_that_is_gone_is_forgotten_while_its_rule_stays_breached() {
+    let mut teller = Teller::default();
+    for number in 0..1000 {
+        for would in [false, true] {
+            told(
+                &mut teller,
+                would,
+                vec![throttle(&format!("p{number}"), 100, 70)],
+            );
+        }
+        teller.forget(|uid| *uid.0 == *format!("p{number}"));
+    }
+    assert_eq!(teller.throttles.count(), 2);
+    // Of one that is there the beginning is still known.
+    let again = told(&mut teller, false, vec![throttle("p999", 70, 40)]);
+    assert_eq!(again, [""; 0]);
+}
+
+#[test]
 fn of_a_throttle_the_beginning_the_floor_and_the_end_are_told_once() {
     let steps = vec![
         throttle("a", 100, 70),

@@ -78,6 +78,11 @@ impl Throttles {
         });
     }
 
+    /// Forgets the pods that are gone: nothing more is reported of them.
+    pub(super) fn forget(&mut self, is_there: impl Fn(&PodUid) -> bool) {
+        self.held.retain(|(_, uid), _| is_there(uid));
+    }
+
     /// The pod can't be brought lower.
     pub(super) fn floor(&mut self, decision: &Decision, out: &mut Vec<Note>) {
         let transition = &decision.transition;
@@ -127,6 +132,11 @@ impl Throttles {
             self.begun.entry(key).or_default().push(name);
             out.push(note(about, false, reason, message));
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.held.len()
     }
 
     /// Tells all that began or ended in this tick in one note a rule.
