@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use agent_support::{HIGH, LOW, NODE, Node, SOON, closing, evicting, pod, rule, throttling};
 use api_support::faults::{Fault, Proxy};
+use api_support::policy;
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
@@ -609,4 +610,59 @@ fn sigterm_gives_the_cgroups_back_when_the_api_server_lets_the_account_read_noth
     let (_, said) = agent.terminate();
     assert!(said.contains("failed to read DaemonSet agent"), "{said}");
     assert_eq!(node.quota(&batch), -1, "{said}");
+}
+
+#[test]
+fn a_node_whose_label_changes_while_its_rule_is_in_force_loses_the_rule_and_is_restored() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let action = json!({
+        "coolDownSeconds": 600, "disableScheduling": {},
+        "throttle": {"cpuThrottle": {"minCPURatio": 20, "stepCPURatio": 40}},
+    });
+    let pods =
+        json!({"labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["throttle"]});
+    let rules = json!({
+        "selector": {"matchLabels": {"pool": "a"}}, "evaluationPeriodSeconds": 1,
+        "rules": [{
+            "name": "cpu", "actionName": "slow", "strategy": "None",
+            "metricRule": {"name": "cpu_total_usage", "value": 1000},
+        }],
+    });
+    node.plane.apply(&[
+        policy("AvoidanceAction", "slow", &action),
+        policy("PodQOS", "batch", &pods),
+        policy("NodeQOS", "q", &rules),
+    ]);
+    let _controller = node
+        .plane
+        .controller("controller", &["--max-unschedulable=100"]);
+    let agent = node.agent(&[]);
+    let is_closed = |node: &Node| {
+        let taint = "interference.crane.io:NoSchedule".to_owned();
+        node.taints().contains(&taint)
+    };
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled and the node closed", || {
+        node.is_throttled(&batch) && is_closed(&node)
+    });
+    // The node is as busy as before, and the cool-down is far from over.
+    node.plane
+        .kubectl(&["label", "node", NODE, "pool=b", "--overwrite"]);
+    agent.until("the rule leaves the NodeWatermark", || {
+        node.plane.get("nwm", NODE)["spec"]["rules"] == json!([])
+    });
+    agent.until("everything is restored", || {
+        node.quota(&batch) == -1 && !is_closed(&node)
+    });
+    agent.until("the status says so", || {
+        let status = node.status();
+        status["counts"]["throttled"] == 0 && status["scheduling"]["state"] == "Enabled"
+    });
+    assert_eq!(node.condition()["status"], "False");
+    node.plane
+        .kubectl(&["label", "node", NODE, "pool=a", "--overwrite"]);
+    agent.until("selected again, the rule acts again", || {
+        node.is_throttled(&batch) && is_closed(&node)
+    });
 }

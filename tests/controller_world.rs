@@ -10,6 +10,7 @@ mod world_support;
 use std::time::Duration;
 
 use plimsoll::crd::Kind;
+use plimsoll::engine::policy::NodeFacts;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -367,4 +368,84 @@ fn more_rules_than_a_node_can_keep_are_left_out_and_told_and_block_no_other_edit
     assert_eq!(cluster.rules("node000"), 240);
     let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
     assert_eq!(ready.0, "True");
+}
+
+/// A `NodeQOS` over all nodes: its rules in force, their strategies and the message of its condition Ready.
+fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
+    cluster.world.status_failed(cluster.now);
+    cluster.pass(std::time::Duration::from_secs(20));
+    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let q = statuses
+        .iter()
+        .find(|it| it.key == (Kind::NodeQos, "q".into()));
+    let status = &q.unwrap().status;
+    let conditions = status["conditions"].as_array().unwrap();
+    let ready = conditions.iter().find(|it| it["type"] == "Ready").unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    (
+        status["rules"].as_i64().unwrap(),
+        text(&status["strategy"]),
+        text(&ready["message"]),
+    )
+}
+
+#[test]
+fn a_rule_whose_action_does_not_exist_is_not_counted_among_those_in_force() {
+    let mut cluster = ready(3);
+    let mut spec = node_qos(None, "close", 4000, "Preview");
+    let mut other = spec["rules"][0].clone();
+    other["name"] = json!("other");
+    other["actionName"] = json!("there-is-none");
+    other["strategy"] = json!("None");
+    spec["rules"].as_array_mut().unwrap().push(other);
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    let (rules, strategy, message) = rules_in_force(&mut cluster);
+    assert_eq!((rules, &*strategy), (1, "Preview"));
+    assert!(message.contains("there-is-none"), "{message}");
+    // Where no node is selected, those count that would be in force.
+    spec["selector"] = json!({"matchLabels": {"pool": "none"}});
+    cluster.apply(Kind::NodeQos, "q", &spec);
+    let (rules, strategy, _) = rules_in_force(&mut cluster);
+    assert_eq!((rules, &*strategy), (1, "Preview"));
+    cluster.delete(Kind::AvoidanceAction, "close");
+    let (rules, strategy, _) = rules_in_force(&mut cluster);
+    assert_eq!((rules, &*strategy), (0, ""));
+}
+
+#[test]
+fn a_rule_that_is_off_on_some_nodes_and_a_mark_that_some_cannot_pass_say_on_which() {
+    let mut cluster = ready(2);
+    let facts = |cpus| NodeFacts {
+        cpus,
+        ..NodeFacts::default()
+    };
+    // The nodes of the cluster have 8 CPUs.
+    for (name, cpus) in [("small0", 2), ("small1", 2), ("tiny", 1)] {
+        cluster
+            .world
+            .apply_node(name, node_seen(name, &facts(cpus)));
+    }
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    let (rules, _, message) = rules_in_force(&mut cluster);
+    assert_eq!(rules, 1);
+    assert!(
+        message.contains(
+            "4000 millicores can't be passed on a node of 2 CPUs: the most there is are 2000 millicores; write less, for \
+             example 1600; this holds for 3 of the 5 nodes that are selected, small0 for example; the other 2 can pass it"
+        ),
+        "{message}"
+    );
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 9000, "None"));
+    let (_, _, message) = rules_in_force(&mut cluster);
+    assert!(
+        message.contains("this holds for all 5 nodes that are selected, node000 for example"),
+        "{message}"
+    );
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 15, "None"));
+    let (rules, _, message) = rules_in_force(&mut cluster);
+    assert_eq!(rules, 1, "on the tiny one");
+    assert!(
+        message.contains("this holds for 4 of the 5 nodes that are selected, node000 for example"),
+        "{message}"
+    );
 }

@@ -287,7 +287,7 @@ pub struct NodeQosStatus {
     /// The `metadata.generation` that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Rules of it that are in force.
+    /// Rules of it that are in force on at least one of its nodes; where it selects none, those that would be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<i64>,
     /// What these do: `None` (act), `Preview` (only report), or `None,Preview` where there are both.

@@ -141,14 +141,6 @@ impl Objects {
             .collect()
     }
 
-    /// The strategy of each rule of a `NodeQOS`: `None` or `Preview`.
-    pub fn strategies_of(&self, node_qos: &str) -> impl Iterator<Item = &str> {
-        let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
-        rules
-            .iter()
-            .map(|(_, rule)| rule.strategy.as_deref().unwrap_or("None"))
-    }
-
     /// The set as a node sees it that every `NodeQOS` selects. There is no such node, perhaps: how much one can keep does
     /// not count.
     #[must_use]

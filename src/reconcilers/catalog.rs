@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::content::{Content, Contents};
 use crate::crd::Kind;
 use crate::crd::node_watermark::MOST_SOURCES;
-use crate::crd::{Finding, Objects, compile};
+use crate::crd::{Compiled, Finding, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::selector::Selector;
 use crate::engine::units::Bytes;
@@ -169,11 +169,6 @@ impl Catalog {
             .collect()
     }
 
-    /// The strategy of each rule of a `NodeQOS` that is in force.
-    pub fn strategies(&self, node_qos: &str) -> Vec<&str> {
-        self.objects.strategies_of(node_qos).collect()
-    }
-
     /// What a node of these facts keeps.
     pub fn class(&mut self, facts: &NodeFacts) -> Arc<Class> {
         let key = ClassKey {
@@ -253,10 +248,10 @@ impl Catalog {
         keys.into_iter().take(MOST_SOURCES).map(print).collect()
     }
 
-    /// What is found about the objects whatever the node.
-    pub fn findings(&self) -> Vec<Finding> {
+    /// What the objects amount to, and what is found about them, whatever the node.
+    pub fn compiled_for_any_node(&self) -> Compiled {
         let everywhere = self.objects.clone().for_every_node();
-        compile(&everywhere, &NodeFacts::default()).findings
+        compile(&everywhere, &NodeFacts::default())
     }
 
     /// `metadata.uid` of an object as it was last seen; empty where there is none.

@@ -75,6 +75,8 @@ pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
         || rule.avoidance_threshold < before.avoidance_threshold
         || rule.restore_threshold > before.restore_threshold
         || rule.period < before.period
+        // What was too old to be judged by is no longer.
+        || rule.sample_ttl > before.sample_ttl
         || is_stronger(&rule.action, &before.action)
 }
 
@@ -84,6 +86,8 @@ fn is_stronger(action: &Action, before: &Action) -> bool {
         || (action.force_gc && !before.force_gc)
         || throttles_more(action.throttle, before.throttle)
         || evicts_more(action.eviction, before.eviction)
+        // What throttling and reclaim release need not be evicted.
+        || (action.eviction.is_some() && releases_less(action, before))
         || action.name != before.name
 }
 
@@ -95,6 +99,10 @@ fn throttles_more(throttle: Option<CpuThrottle>, before: Option<CpuThrottle>) ->
             now.min_ratio < before.min_ratio || now.step > before.step || (now.idle && !before.idle)
         }
     }
+}
+
+fn releases_less(action: &Action, before: &Action) -> bool {
+    throttles_more(before.throttle, action.throttle) || (before.force_gc && !action.force_gc)
 }
 
 fn evicts_more(eviction: Option<EvictionSpec>, before: Option<EvictionSpec>) -> bool {
@@ -119,4 +127,79 @@ pub fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
     policy.labels != before.labels
         || policy.scopes != before.scopes
         || policy.allowed.iter().any(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::metric::Metric;
+
+    const THROTTLE: CpuThrottle = CpuThrottle {
+        min_ratio: 20,
+        step: 10,
+        idle: false,
+    };
+    const EVICTION: EvictionSpec = EvictionSpec {
+        grace: None,
+        max_pods_per_round: 1,
+        evict_unowned: false,
+    };
+
+    fn rule(throttle: Option<CpuThrottle>, eviction: Option<EvictionSpec>) -> Rule {
+        Rule {
+            id: "q/cpu".into(),
+            metric: Metric::CpuUsage,
+            series: None,
+            watermark: 4000.0,
+            restore: 4000.0,
+            avoidance_threshold: 2,
+            restore_threshold: 1,
+            period: Duration::from_secs(10),
+            sample_ttl: Duration::from_mins(1),
+            probe: None,
+            action: Arc::new(Action {
+                name: "act".to_owned(),
+                cool_down: Duration::from_mins(5),
+                scheduling: None,
+                throttle,
+                force_gc: false,
+                eviction,
+            }),
+            strategy: Strategy::Enforce,
+        }
+    }
+
+    fn tightens(from: &Rule, to: &Rule) -> bool {
+        is_tighter(to, Some(from))
+    }
+
+    #[test]
+    fn to_throttle_less_is_stricter_where_more_is_evicted_then() {
+        let gentle = CpuThrottle {
+            min_ratio: 50,
+            ..THROTTLE
+        };
+        let [both, less] = [THROTTLE, gentle].map(|it| rule(Some(it), Some(EVICTION)));
+        let evicts = rule(None, Some(EVICTION));
+        assert!(tightens(&both, &evicts) && tightens(&both, &less));
+        assert!(!tightens(&evicts, &evicts));
+        assert!(!tightens(&both, &rule(Some(THROTTLE), None)));
+        assert!(!tightens(&both, &rule(None, None)));
+        let throttles = rule(Some(THROTTLE), None);
+        assert!(!tightens(&throttles, &rule(Some(gentle), None)));
+    }
+
+    #[test]
+    fn to_judge_by_older_samples_is_stricter() {
+        let before = rule(Some(THROTTLE), None);
+        let with = |sample_ttl| Rule {
+            sample_ttl,
+            ..before.clone()
+        };
+        assert!(tightens(&before, &with(Duration::from_hours(1))));
+        assert!(!tightens(&before, &with(Duration::from_secs(1))));
+    }
 }

@@ -156,12 +156,22 @@ impl Judge<'_, '_> {
         }
         if mark >= capacity {
             let message = format!(
-                "{mark} {unit} can't be passed: the most there is are {capacity} {unit}; write less, for example {}",
-                capacity * 0.8
+                "{mark} {unit} can't be passed{}: the most there is are {capacity} {unit}; write less, for example {}",
+                self.on_the_node(),
+                suggestion(metric, capacity * 0.8)
             );
             self.error(Reason::WatermarkTooHigh, "metricRule.value", message);
         }
         Verdict::On
+    }
+
+    /// ` on a node of 4 CPUs`, where that is what decides.
+    fn on_the_node(&self) -> String {
+        match self.rule.metric {
+            Metric::CpuUsage => format!(" on a node of {} CPUs", self.scope.node.cpus),
+            Metric::MemoryUsage => format!(" on a node of {}", self.scope.node.memory),
+            _ => String::new(),
+        }
     }
 
     /// A low mark next to nothing is never reached, and what is in force would stay for ever.
@@ -170,11 +180,15 @@ impl Judge<'_, '_> {
         let least = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
         let given = low < self.rule.watermark;
         if given && is_usage(metric) && (low == 0.0 || low < least) {
+            let meant = self.rule.watermark * 0.8;
+            let cure = if meant > least {
+                format!("write for example {}, or leave", suggestion(metric, meant))
+            } else {
+                "leave".to_owned()
+            };
             let message = format!(
-                "the node never falls to {low} {}, so that the rule would never end, and it is off; write for example \
-                 {}, or leave restoreValue out",
+                "the node never falls to {low} {}, so that the rule would never end, and it is off; {cure} restoreValue out",
                 metric.unit(),
-                self.rule.watermark * 0.8
             );
             self.error(Reason::RestoreNeverReached, "restoreValue", message);
             return Verdict::Off;
@@ -261,19 +275,101 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
     }
 }
 
+/// In which a person writes an amount of memory.
+const BINARY: [(f64, &str); 2] = [(1_073_741_824.0, "Gi"), (1_048_576.0, "Mi")];
+
 /// What was probably meant.
 fn guess(metric: &Metric, mark: f64, capacity: f64) -> String {
-    let factors: &[f64] = match metric {
-        Metric::CpuUsage => &[1000.0],
-        Metric::MemoryUsage => &[1_073_741_824.0, 1_048_576.0],
-        _ => &[100.0],
+    let factors: &[(f64, &str)] = match metric {
+        Metric::CpuUsage => &[(1000.0, "")],
+        Metric::MemoryUsage => &BINARY,
+        _ => &[(100.0, "")],
     };
-    let meant = factors
-        .iter()
-        .map(|factor| mark * factor)
-        .find(|meant| (capacity / 100.0..capacity).contains(meant));
-    match meant {
-        Some(meant) => format!("did you mean {meant}?"),
-        None => format!("write for example {}", capacity * 0.8),
+    let is_meant = |(factor, _): &&(f64, &str)| {
+        let meant = mark * factor;
+        (capacity / 100.0..capacity).contains(&meant)
+    };
+    match factors.iter().find(is_meant) {
+        Some((factor, "")) => {
+            let meant = (mark * factor * 1e6).round() / 1e6;
+            format!("did you mean {}?", written(meant))
+        }
+        Some((_, suffix)) => format!("did you mean {mark}{suffix}?"),
+        None => format!("write for example {}", suggestion(metric, capacity * 0.8)),
+    }
+}
+
+/// A value as a person would write it in a manifest: two digits that count, at most this much.
+fn suggestion(metric: &Metric, most: f64) -> String {
+    let suffixes: &[(f64, &str)] = match metric {
+        Metric::MemoryUsage => &BINARY,
+        _ => &[],
+    };
+    let suffix = suffixes.iter().find(|(unit, _)| most >= *unit);
+    let (unit, suffix) = suffix.copied().unwrap_or((1.0, ""));
+    let number = two_digits(most / unit);
+    if suffix.is_empty() {
+        return written(number);
+    }
+    format!("{number}{suffix}")
+}
+
+/// An API server refuses a bare number that is not whole.
+fn written(number: f64) -> String {
+    if number.fract() == 0.0 {
+        number.to_string()
+    } else {
+        format!("\"{number}\"")
+    }
+}
+
+/// Rounded down to two digits that count; 0.8 times 0.7 is a hair less than 0.56.
+fn two_digits(number: f64) -> f64 {
+    const HAIR: f64 = 1e-9;
+    let [mut up, mut down] = [1.0, 1.0];
+    while number * up < 10.0 && up < 1e9 {
+        up *= 10.0;
+    }
+    while number / down >= 100.0 {
+        down *= 10.0;
+    }
+    (number * up / down + HAIR).floor() * down / up
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggestion_is_a_value_that_a_person_would_write() {
+        let cases = [
+            (Metric::MemoryUsage, 1_637_456_281.600_000_1, "1.5Gi"),
+            (Metric::MemoryUsage, 0.8 * 68_719_476_736.0, "51Gi"),
+            (Metric::MemoryUsage, 0.8 * 536_870_912.0, "400Mi"),
+            (Metric::CpuUsage, 0.8 * 4000.0, "3200"),
+            (Metric::CpuUsage, 0.8 * 96_000.0, "76000"),
+            (Metric::CpuUtilization, 80.0, "80"),
+            (Metric::CpuUtilization, 0.8 * 1.5, "\"1.2\""),
+            (Metric::CpuUtilization, 0.8 * 0.7, "\"0.56\""),
+            (Metric::CpuUtilization, 0.07 * 100.0, "7"),
+        ];
+        for (metric, most, written) in cases {
+            assert_eq!(suggestion(&metric, most), written, "{most}");
+        }
+    }
+
+    #[test]
+    fn what_was_probably_meant_is_what_was_written_in_another_unit() {
+        let node = 16.0 * 1_073_741_824.0;
+        let cases = [
+            (Metric::CpuUsage, 1.23, 8000.0, "did you mean 1230?"),
+            (Metric::MemoryUsage, 4.0, node, "did you mean 4Gi?"),
+            (Metric::MemoryUsage, 900.0, node, "did you mean 900Mi?"),
+            (Metric::CpuUtilization, 0.07, 100.0, "did you mean 7?"),
+            (Metric::MemoryUsage, 0.001, node, "write for example 12Gi"),
+        ];
+        for (metric, mark, capacity, words) in cases {
+            assert_eq!(guess(&metric, mark, capacity), words);
+        }
     }
 }

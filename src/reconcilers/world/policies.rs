@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 
 use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
+use super::super::restrain::source;
 use super::super::rollout::{Phase, Rollout};
 use super::{Live, Node, World};
 use crate::cluster::backoff::jittered;
-use crate::crd::{Finding, Kind};
+use crate::crd::{Finding, Kind, Reason};
+use crate::engine::policy::{Rule, RuleId, Strategy};
 use crate::engine::time::BootTime;
 
 /// Statuses are not written more often.
@@ -51,11 +53,21 @@ struct Tallies {
 }
 
 /// How nodes take one `NodeQOS`.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Tally {
+    /// The strategies of the rules that are in force on some node; where none is selected, that would be on any.
+    rules: BTreeMap<RuleId, Strategy>,
     matched: usize,
     breached: usize,
     preview: usize,
+}
+
+/// Nodes that keep the same.
+struct ClassOfNodes<'a> {
+    class: &'a Arc<Class>,
+    /// The first of them by name.
+    first: &'a str,
+    nodes: usize,
 }
 
 impl World {
@@ -69,8 +81,10 @@ impl World {
         }
         self.statuses_at = Some(now);
         self.statuses_dirty = false;
-        let findings = self.all_findings();
-        let tallies = self.tallies();
+        let anywhere = self.catalog.compiled_for_any_node();
+        let classes = self.classes();
+        let findings = all_findings(&anywhere.findings, &classes);
+        let tallies = self.tallies(&anywhere.policy.rules, &classes);
         let status = |(key, before): (&Key, &Value)| {
             let status = self.status_of(key, before, &findings, &tallies, timestamp);
             (status != *before).then(|| (key.clone(), status))
@@ -104,43 +118,40 @@ impl World {
         self.statuses_at = Some(now + jittered(STATUS_RETRY));
     }
 
-    /// What holds on any node, and what holds on those that there are.
-    fn all_findings(&self) -> BTreeMap<Key, BTreeSet<Finding>> {
-        let mut found: BTreeMap<Key, BTreeSet<Finding>> = BTreeMap::new();
-        let mut add = |finding: &Finding| {
-            let kind = Kind::ALL
-                .into_iter()
-                .find(|kind| kind.name() == finding.object.kind);
-            if let Some(kind) = kind {
-                let about = found.entry((kind, finding.object.name.clone()));
-                about.or_default().insert(finding.clone());
-            }
-        };
-        self.catalog.findings().iter().for_each(&mut add);
-        let mut seen = BTreeSet::new();
-        for node in self.nodes.values() {
-            if seen.insert(Arc::as_ptr(&node.class)) {
-                node.class.findings.iter().for_each(&mut add);
-            }
-        }
-        found
-    }
-
-    fn tallies(&self) -> Tallies {
-        let mut tallies = Tallies::default();
-        let mut classes: HashMap<usize, (&Arc<Class>, usize)> = HashMap::new();
+    /// The classes that there are nodes of, in the order of their first nodes.
+    fn classes(&self) -> Vec<ClassOfNodes<'_>> {
+        let mut places: HashMap<usize, usize> = HashMap::new();
+        let mut classes: Vec<ClassOfNodes<'_>> = Vec::new();
         for (name, node) in &self.nodes {
             let address = Arc::as_ptr(&node.class).addr();
-            classes.entry(address).or_insert((&node.class, 0)).1 += 1;
+            let place = *places.entry(address).or_insert(classes.len());
+            match classes.get_mut(place) {
+                Some(known) => known.nodes += 1,
+                None => classes.push(ClassOfNodes {
+                    class: &node.class,
+                    first: name,
+                    nodes: 1,
+                }),
+            }
+        }
+        classes
+    }
+
+    fn tallies(&self, anywhere: &[Rule], classes: &[ClassOfNodes<'_>]) -> Tallies {
+        let mut tallies = Tallies::default();
+        for (name, node) in &self.nodes {
             if let Some(live) = self.live.get(name) {
                 tallies.add(node, live);
             }
         }
-        for (class, nodes) in classes.into_values() {
+        for ClassOfNodes { class, nodes, .. } in classes {
             for source in &class.selected {
                 tallies.of(source).matched += nodes;
             }
+            tallies.in_force(&class.content.policy.rules, |_| true);
         }
+        let selected = tallies.node_qos.keys().cloned().collect::<BTreeSet<_>>();
+        tallies.in_force(anywhere, |source| !selected.contains(source));
         tallies
     }
 
@@ -164,14 +175,13 @@ impl World {
         let mut status = json!({"observedGeneration": generation, "conditions": conditions});
         match key.0 {
             Kind::NodeQos => {
-                let tally = tallies.node_qos.get(key.1.as_str()).copied();
+                let tally = tallies.node_qos.get(key.1.as_str()).cloned();
                 let tally = tally.unwrap_or_default();
                 status["matchedNodes"] = json!(tally.matched);
                 status["breachedNodes"] = json!(tally.breached);
                 status["previewNodes"] = json!(tally.preview);
-                let strategies = self.catalog.strategies(&key.1);
-                status["rules"] = json!(strategies.len());
-                status["strategy"] = json!(strategy(&strategies));
+                status["rules"] = json!(tally.rules.len());
+                status["strategy"] = json!(strategy(tally.rules.values()));
             }
             Kind::AvoidanceAction => {
                 let users: Vec<_> = self.catalog.users(&key.1).into_iter().take(64).collect();
@@ -190,6 +200,17 @@ impl World {
 impl Tallies {
     fn of(&mut self, source: &Arc<str>) -> &mut Tally {
         self.node_qos.entry(Arc::clone(source)).or_default()
+    }
+
+    /// These rules are in force somewhere.
+    fn in_force(&mut self, rules: &[Rule], counts: impl Fn(&str) -> bool) {
+        for rule in rules {
+            let (_, source) = source(rule);
+            if counts(&source) {
+                let tally = self.of(&Arc::from(source));
+                tally.rules.insert(rule.id.clone(), rule.strategy);
+            }
+        }
     }
 
     /// What the agent of one node says.
@@ -214,9 +235,73 @@ impl Tallies {
     }
 }
 
+/// What holds on any node, and what holds on some of those that there are: of that, on which.
+fn all_findings(
+    anywhere: &[Finding],
+    classes: &[ClassOfNodes<'_>],
+) -> BTreeMap<Key, BTreeSet<Finding>> {
+    let mut found: BTreeMap<Key, BTreeSet<Finding>> = BTreeMap::new();
+    let mut add = |finding: Finding| {
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == finding.object.kind);
+        if let Some(kind) = kind {
+            let about = found.entry((kind, finding.object.name.clone()));
+            about.or_default().insert(finding);
+        }
+    };
+    anywhere.iter().cloned().for_each(&mut add);
+    let anywhere: BTreeSet<&Finding> = anywhere.iter().collect();
+    // The sizes in a message differ from class to class: one is as good as the other.
+    let mut somewhere: BTreeMap<_, (&Finding, &str, usize)> = BTreeMap::new();
+    for ClassOfNodes {
+        class,
+        first,
+        nodes,
+    } in classes
+    {
+        let here = class.findings.iter();
+        for finding in here.filter(|finding| !anywhere.contains(finding)) {
+            let same = (&finding.object, &finding.path, finding.reason);
+            somewhere.entry(same).or_insert((finding, first, 0)).2 += nodes;
+        }
+    }
+    for (finding, first, nodes) in somewhere.into_values() {
+        let selected = classes
+            .iter()
+            .filter(|it| it.class.is_selected_by(&finding.object.name));
+        let all: usize = selected.map(|it| it.nodes).sum();
+        let message = format!(
+            "{}; {}",
+            finding.message,
+            on_which(finding.reason, first, nodes, all)
+        );
+        add(Finding {
+            message,
+            ..finding.clone()
+        });
+    }
+    found
+}
+
+/// On how many of the nodes that a `NodeQOS` selects something holds.
+fn on_which(reason: Reason, first: &str, nodes: usize, all: usize) -> String {
+    let others = all.saturating_sub(nodes);
+    match (all, others) {
+        (1, _) => format!("this holds for {first}, the only node that is selected"),
+        (_, 0) => format!("this holds for all {all} nodes that are selected, {first} for example"),
+        _ if reason == Reason::WatermarkTooHigh => format!(
+            "this holds for {nodes} of the {all} nodes that are selected, {first} for example; the other {others} can pass it"
+        ),
+        _ => format!(
+            "this holds for {nodes} of the {all} nodes that are selected, {first} for example"
+        ),
+    }
+}
+
 /// `None` where rules act, `Preview` where they only report; both where there are both.
-fn strategy(strategies: &[&str]) -> String {
-    let different: BTreeSet<&str> = strategies.iter().copied().collect();
+fn strategy<'a>(strategies: impl Iterator<Item = &'a Strategy>) -> String {
+    let different: BTreeSet<&str> = strategies.map(|strategy| strategy.name()).collect();
     different.into_iter().collect::<Vec<_>>().join(",")
 }
 
