@@ -165,6 +165,33 @@ fn a_pod_that_will_not_go_covers_the_gap_for_its_grace_and_a_minute() {
     assert!(at - begun >= 90, "{at}");
 }
 
+/// Reclaim lowers the pressure until the memory is full again; it ends with what fills it.
+#[test]
+fn page_cache_is_reclaimed_while_memory_is_short_and_no_longer() {
+    let streams = Worker {
+        reads: 1 << 30,
+        ..batch("streams", 0.5)
+    };
+    let gc = Action {
+        force_gc: true,
+        ..action("gc")
+    };
+    let rules = acting("memory_pressure_some_avg10", 10.0, gc);
+    let mut plant = Plant::new(4, rules, vec![streams, important(0.5)]);
+    plant.pass(30);
+    assert_eq!(plant.reclaimed, [], "memory is free");
+    plant.pass(120);
+    let reclaims = plant.reclaimed.len();
+    assert!((2..=12).contains(&reclaims), "{:?}", plant.reclaimed);
+    assert!(plant.reclaimed.iter().all(|(_, name, _)| name == "streams"));
+    plant.worker("streams").reads = 0;
+    plant.pass(40);
+    let ended = plant.reclaimed.len();
+    plant.pass(300);
+    assert_eq!(plant.reclaimed.len(), ended, "the average has fallen");
+    assert_eq!(state(&plant), RuleState::Normal);
+}
+
 fn scenario() -> impl Strategy<Value = (Vec<f64>, f64, u32, u64)> {
     let demands = proptest::collection::vec(0.05..3.0_f64, 1..8);
     (demands, 0.5..6.0_f64, 1..4_u32, 0..25_u64)

@@ -242,7 +242,7 @@ fn a_throttle_by_the_pressure_of_the_node_is_explained_and_one_by_the_protected_
         let mut objects = guide_throttle();
         objects[1]["spec"]["rules"][0]["metricRule"] = json!({"name": metric, "value": 40});
         let compiled = compiled(objects);
-        let found = compiled.findings.iter();
+        let mut found = compiled.findings.iter();
         let found = found.find(|finding| finding.reason == Reason::JudgedByProtected);
         assert_eq!(found.is_some(), instead.is_some(), "{metric}");
         if let (Some(found), Some(instead)) = (found, instead) {

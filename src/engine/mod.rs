@@ -48,7 +48,7 @@ use self::act::{Acting, Buffers, Scene, Under};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
-use self::metric::{ActionKind, Leverage, Metric, RankBy};
+use self::metric::{ActionKind, Leverage, Metric, PressureKind, RankBy};
 use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
@@ -57,7 +57,7 @@ use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
 use self::rule::Judgement;
 use self::run::Run;
-use self::sample::{LeverSample, Sample};
+use self::sample::{CpuTimes, LeverSample, Sample};
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::Raising;
 use self::time::BootTime;
@@ -94,6 +94,8 @@ pub struct Demand {
     pub pod_io: bool,
     /// `procs_running` and `procs_blocked` of `/proc/stat`.
     pub tasks: bool,
+    /// The CPUs of `/proc/stat` that this process may use.
+    pub unpinned: bool,
     /// The quota file of every pod's levers.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.
@@ -125,6 +127,8 @@ pub struct Engine {
     dirty: bool,
     /// The last evaluation.
     now: BootTime,
+    /// The CPUs that pods may use which are not pinned, at the last sample.
+    unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
     real: Buffers,
@@ -144,6 +148,7 @@ impl Default for Engine {
             settled: false,
             dirty: false,
             now: BootTime::default(),
+            unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
             windows: NodeWindows::default(),
             real: Buffers::default(),
@@ -418,6 +423,7 @@ impl Engine {
         plan.evictions.clear();
         plan.transitions.clear();
         let busy = self.windows.take(sample);
+        let busy = self.unpinned_busy(sample).or(busy);
         for group in &mut self.groups {
             group.between.take(&sample.node, busy);
         }
@@ -437,6 +443,15 @@ impl Engine {
             group.end(now, sample);
             self.pods.keep(group.period, sample);
         }
+    }
+
+    /// Percent of the CPUs that were busy since the last sample, of those that pods may use which are not pinned.
+    fn unpinned_busy(&mut self, sample: &Sample) -> Option<f64> {
+        let now = sample.node.unpinned.map(|cpus| (sample.at, cpus));
+        let (at, before) = std::mem::replace(&mut self.unpinned, now)?;
+        let (_, cpus) = now?;
+        let busy = cpus.busy_since(before, sample.at.since(at))?;
+        Some(cpus.percent(busy))
     }
 
     /// Judges the rules that are due.
@@ -582,7 +597,9 @@ impl Demand {
         let rank_by = run.rule.metric.rank_by();
         self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
         self.pod_io |= ranks && rank_by == RankBy::Io;
-        self.pod_pressure |= protected::guarded_by(run).is_some();
+        let guarded_by = protected::guarded_by(run);
+        self.pod_pressure |= guarded_by.is_some();
+        self.unpinned |= guarded_by == Some(PressureKind::Cpu);
         self.pod_quota |= acts(ActionKind::CpuThrottle);
         if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
             && !self.probes.contains(probe)

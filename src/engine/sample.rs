@@ -38,6 +38,10 @@ pub struct Sample {
 pub struct NodeSample {
     /// CPU time, from `/proc/stat`.
     pub cpu: Option<CpuTimes>,
+    /// The same of the CPUs that pods may use which are not pinned. This process is such a one: they are those that it may
+    /// use. Read only where [`super::Demand::unpinned`] asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpinned: Option<CpuTimes>,
     /// Memory, from `/proc/meminfo`.
     pub memory: Option<NodeMemory>,
     /// Load averages over 1, 5 and 15 minutes, from `/proc/loadavg`.

@@ -1,5 +1,5 @@
-//! The plant: a simulated node on which the engine's actions have effects. Quotas, the idle class and evictions change what
-//! pods use; that changes busy time, pressure and load averages, as a kernel would; the engine sees only these.
+//! The plant: a simulated node on which the engine's actions have effects. Quotas, the idle class, reclaim and evictions change
+//! what pods use; that changes busy time, pressure and load averages, as a kernel would; the engine sees only these.
 //!
 //! One tick is a second. `tests/kernel_plant.rs` holds its arithmetic against real kernels.
 #![allow(
@@ -41,6 +41,9 @@ pub struct Worker {
     pub limit: Option<f64>,
     /// Anonymous memory in bytes.
     pub memory: u64,
+    /// Page cache in bytes, and how much of it a second it reads in.
+    pub cache: u64,
+    pub reads: u64,
     /// Seconds that it goes on after an eviction was accepted.
     pub lingers: u64,
     /// CPUs that the engine's throttle leaves it.
@@ -66,6 +69,8 @@ impl Worker {
             weight: 1.0,
             limit: None,
             memory: 0,
+            cache: 0,
+            reads: 0,
             lingers: 2,
             quota: None,
             idle: false,
@@ -142,6 +147,27 @@ pub fn share(cpus: f64, wants: &[f64], weights: &[f64]) -> Vec<f64> {
     gets
 }
 
+/// Pressure of one resource on the node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stalled {
+    /// Nanoseconds.
+    total: f64,
+    before: f64,
+    /// Percent, over 10, 60 and 300 s.
+    averages: [f64; 3],
+}
+
+impl Stalled {
+    fn average(&mut self) {
+        let stalled = (self.total - self.before) / (PRESSURE_STEP as f64 * NANOS);
+        self.before = self.total;
+        for (average, seconds) in self.averages.iter_mut().zip([10.0, 60.0, 300.0]) {
+            let keeps = (-(PRESSURE_STEP as f64) / seconds).exp();
+            *average = *average * keeps + stalled * 100.0 * (1.0 - keeps);
+        }
+    }
+}
+
 /// A node, its pods, and the engine that acts on them.
 #[derive(Debug)]
 pub struct Plant {
@@ -156,12 +182,13 @@ pub struct Plant {
     pub v2: bool,
     /// Evictions so far: when, whom.
     pub evicted: Vec<(u64, String)>,
+    /// Reclaims so far: when, whom, bytes.
+    pub reclaimed: Vec<(u64, String, u64)>,
     busy: f64,
     idle: f64,
     load: [f64; 3],
-    stalled: f64,
-    stalled_before: f64,
-    pressure: [f64; 3],
+    /// Of CPU and of memory.
+    stalled: [Stalled; 2],
     shares: Vec<f64>,
     /// Tasks of all ticks so far: a sample shows a whole number of them, and the mean of samples is right.
     task_seconds: f64,
@@ -183,12 +210,11 @@ impl Plant {
             now: 1000,
             v2: true,
             evicted: Vec::new(),
+            reclaimed: Vec::new(),
             busy: 0.0,
             idle: 0.0,
             load: [0.0; 3],
-            stalled: 0.0,
-            stalled_before: 0.0,
-            pressure: [0.0; 3],
+            stalled: [Stalled::default(); 2],
             shares: Vec::new(),
             task_seconds: 0.0,
         };
@@ -272,7 +298,8 @@ impl Plant {
         self.idle += (cpus - self.uses()) * NANOS;
         // Some task of the node is stalled where one of any pod is.
         let free: f64 = self.workers.iter().map(|it| 1.0 - it.stalls).product();
-        self.stalled += (1.0 - free) * NANOS;
+        self.stalled[0].total += (1.0 - free) * NANOS;
+        self.read_files();
         self.task_seconds += self.tasks();
         self.average();
     }
@@ -295,23 +322,34 @@ impl Plant {
             }
         }
         if self.now.is_multiple_of(PRESSURE_STEP) {
-            let stalled = (self.stalled - self.stalled_before) / (PRESSURE_STEP as f64 * NANOS);
-            self.stalled_before = self.stalled;
-            for (average, seconds) in self.pressure.iter_mut().zip([10.0, 60.0, 300.0]) {
-                let keeps = (-(PRESSURE_STEP as f64) / seconds).exp();
-                *average = *average * keeps + stalled * 100.0 * (1.0 - keeps);
-            }
+            self.stalled.iter_mut().for_each(Stalled::average);
         }
+    }
+
+    /// Pages that are read in push out others once the memory is full, and who reads waits for that: half of the time while
+    /// nothing is free.
+    fn read_files(&mut self) {
+        let reads: u64 = self.workers.iter().map(|it| it.reads).sum();
+        let used: u64 = self.workers.iter().map(|it| it.memory + it.cache).sum();
+        let excess = (used + reads).saturating_sub(self.memory);
+        let cache: u64 = self.workers.iter().map(|it| it.cache + it.reads).sum();
+        for worker in &mut self.workers {
+            worker.cache += worker.reads;
+            let pushed = excess as f64 * worker.cache as f64 / cache.max(1) as f64;
+            worker.cache -= whole(pushed).min(worker.cache);
+        }
+        self.stalled[1].total += 0.5 * excess as f64 / reads.max(1) as f64 * NANOS;
     }
 
     fn sample(&self) -> Sample {
         let at = BootTime::from_nanos(self.now * 1_000_000_000);
         let held: u64 = self.workers.iter().map(|it| it.memory).sum();
-        let cpu = Pressure {
-            some: self.pressure,
+        let pressure = |stalled: Stalled| Pressure {
+            some: stalled.averages,
             full: None,
-            totals: [Some(whole(self.stalled)), None],
+            totals: [Some(whole(stalled.total)), None],
         };
+        let [cpu, memory] = self.stalled.map(pressure);
         Sample {
             at,
             node: NodeSample {
@@ -326,7 +364,7 @@ impl Plant {
                 }),
                 load: Some(self.load),
                 tasks: Some(whole(self.task_seconds) - whole(self.task_seconds - self.tasks())),
-                pressure: [Some(cpu), None, None],
+                pressure: [Some(cpu), Some(memory), None],
                 ..NodeSample::default()
             },
             pressure_by_cgroup: self.v2,
@@ -341,10 +379,10 @@ impl Plant {
         });
         PodSample {
             cpu_nanos: Some(whole(worker.used)),
-            memory: Some(Bytes(worker.memory)),
+            memory: Some(Bytes(worker.memory + worker.cache)),
             memory_parts: Some(MemoryParts {
                 held: Bytes(worker.memory),
-                cache: Bytes(0),
+                cache: Bytes(worker.cache),
             }),
             waits: WaitCounters {
                 stalled: [self.v2.then(|| whole(worker.stalled)), Some(0), Some(0)],
@@ -371,6 +409,13 @@ impl Plant {
             worker.idle = throttle.is_some_and(|it| it.idle);
             let quota = throttle.and_then(|it| it.levers[0].quota);
             worker.quota = quota.map(|quota| quota.0 as f64 / 1000.0);
+        }
+        for reclaim in &self.plan.reclaims {
+            let mut workers = self.workers.iter_mut();
+            let worker = workers.find(|it| it.pod.uid == reclaim.uid).unwrap();
+            worker.cache = worker.cache.saturating_sub(reclaim.amount.0);
+            let name = worker.pod.name.clone();
+            self.reclaimed.push((self.now, name, reclaim.amount.0));
         }
         let evictions: Vec<PodUid> = self
             .plan

@@ -19,16 +19,41 @@ pub fn cpu_times(text: &[u8], tick: u64) -> Option<CpuTimes> {
     if fields.next()? != b"cpu" {
         return None;
     }
+    let (busy, idle) = busy_and_idle(fields, tick)?;
+    let online = lines.take_while(|line| line.starts_with(b"cpu")).count();
+    Some(CpuTimes {
+        busy,
+        idle,
+        online: u32::try_from(online).ok().filter(|online| *online > 0)?,
+    })
+}
+
+/// `/proc/stat`: the same of those of the CPUs that `counts` takes.
+pub fn cpu_times_of(text: &[u8], tick: u64, counts: impl Fn(usize) -> bool) -> Option<CpuTimes> {
+    let mut times = CpuTimes::default();
+    for line in lines(text).skip(1) {
+        let mut fields = fields(line);
+        let Some(number) = fields.next().and_then(|name| name.strip_prefix(b"cpu")) else {
+            break;
+        };
+        let number = usize::try_from(unsigned(number)?).ok()?;
+        if counts(number) {
+            let (busy, idle) = busy_and_idle(fields, tick)?;
+            times.busy = times.busy.wrapping_add(busy);
+            times.idle = times.idle.wrapping_add(idle);
+            times.online += 1;
+        }
+    }
+    (times.online > 0).then_some(times)
+}
+
+fn busy_and_idle<'a>(mut fields: impl Iterator<Item = &'a [u8]>, tick: u64) -> Option<(u64, u64)> {
     let mut next = || unsigned(fields.next()?);
     let [user, nice, system] = [next()?, next()?, next()?];
     let [idle, io_wait] = [next()?, next()?];
     let [irq, soft_irq, steal] = [next()?, next()?, next()?];
-    let online = lines.take_while(|line| line.starts_with(b"cpu")).count();
-    Some(CpuTimes {
-        busy: nanos(&[user, nice, system, irq, soft_irq, steal], tick),
-        idle: nanos(&[idle, io_wait], tick),
-        online: u32::try_from(online).ok().filter(|online| *online > 0)?,
-    })
+    let busy = nanos(&[user, nice, system, irq, soft_irq, steal], tick);
+    Some((busy, nanos(&[idle, io_wait], tick)))
 }
 
 /// 512 CPUs pass 2^64 ns after 14 months: the counter wraps, which costs one difference and not all that follow.
@@ -164,9 +189,21 @@ mod tests {
     const DISK: &[u8] = b" 254 0 vda 10 1 20 2 30 3 40 4 0 50 6";
     const INTERFACE: &[u8] = b"  eth0: 1000 10 1 2 0 0 0 0 2000 20 3 4 0 0 0 0";
 
+    #[test]
+    fn the_cpus_that_count_are_summed() {
+        let stat =
+            b"cpu  9 0 0 9 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu2 10 0 0 20 0 0 0 0\nintr 1\n";
+        let of = |counts: fn(usize) -> bool| cpu_times_of(stat, 10, counts);
+        let times = |busy, idle, online| CpuTimes { busy, idle, online };
+        assert_eq!(of(|cpu| cpu == 2), Some(times(100, 200, 1)));
+        assert_eq!(of(|_| true), Some(times(370, 290, 2)));
+        assert_eq!(of(|cpu| cpu == 1), None, "it is offline");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_taken_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = cpu_times_of(&text, 10_000_000, |_| true);
             let _ = (cpu_times(&text, 10_000_000), memory(&text), load(&text), pressure(&text));
             let _ = (disk(&text), interface(&text), tasks(&text));
         }

@@ -291,6 +291,14 @@ impl<O: Outside> Machine<O> {
     pub fn tick(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         let due = self.engine.next_due().is_some_and(|due| due <= now);
+        // Before the sample, which then shows what came of it.
+        self.actuators.check(now, &self.plan, &mut self.effects);
+        self.outside.poll(now, &mut self.effects);
+        self.tell_effects(now);
+        self.follow_containers(now);
+        if due && !self.ended.is_empty() {
+            self.look_for_restarts();
+        }
         let reports = std::mem::take(&mut self.reports);
         let demand = if reports {
             &self.report_demand
@@ -303,13 +311,6 @@ impl<O: Outside> Machine<O> {
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
-        self.actuators.check(now, &self.plan, &mut self.effects);
-        self.outside.poll(now, &mut self.effects);
-        self.tell_effects(now);
-        self.follow_containers(now);
-        if due && !self.ended.is_empty() {
-            self.look_for_restarts();
-        }
         self.engine.step(now, &self.sample, &mut self.plan);
         if self.plan.evaluated {
             self.act(now);
