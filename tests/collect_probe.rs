@@ -4,7 +4,7 @@
 mod collect_support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -28,7 +28,10 @@ struct Server {
 
 impl Server {
     fn start(answer: impl Fn(TcpStream) + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::listening(TcpListener::bind("127.0.0.1:0").unwrap(), answer)
+    }
+
+    fn listening(listener: TcpListener, answer: impl Fn(TcpStream) + Send + 'static) -> Self {
         let address = listener.local_addr().unwrap().to_string();
         let connections = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connections);
@@ -120,7 +123,11 @@ impl Asked {
     }
 
     fn with(probe: Probe) -> Self {
-        let mut prober = Prober::new();
+        Self::on_node(probe, Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn on_node(probe: Probe, node: IpAddr) -> Self {
+        let mut prober = Prober::new(node);
         let policy = PolicySet {
             rules: vec![rule(probe.clone(), "depth")],
             pods: Vec::new(),
@@ -157,6 +164,40 @@ impl Asked {
         assert!(came, "neither an answer nor a failure");
         self.failure().map_or_else(|| Ok(self.values()), Err)
     }
+}
+
+#[test]
+fn a_probe_without_a_host_is_asked_at_the_nodes_own_address() {
+    for node in ["127.0.0.2", "::1"] {
+        let node: IpAddr = node.parse().unwrap();
+        let Ok(listener) = TcpListener::bind(SocketAddr::new(node, 0)) else {
+            eprintln!("skipped: this machine has no {node}");
+            continue;
+        };
+        let port = listener.local_addr().unwrap().port();
+        let server = Server::listening(listener, |mut stream| {
+            let head = request_head(&mut stream);
+            let host = head.iter().find_map(|line| line.strip_prefix("host: "));
+            let depth = format!("depth {}\n", host.map_or(0, str::len));
+            let _ = stream.write_all(&ok(depth.as_bytes()));
+        });
+        let url = format!("http://:{port}/metrics");
+        let mut asked = Asked::on_node(probe(&url, LONG), node);
+        let host = server.address.len() as f64;
+        assert_eq!(asked.outcome(), Ok(vec![host]));
+        // Rules find the answer by the URL as the policy has it.
+        assert_eq!(*asked.sample.probes[0].url, *url);
+    }
+    // Nothing listens there, and the message says where.
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let url = format!("http://:{}/metrics", free.port());
+    let mut asked = Asked::new(&url);
+    asked.outcome().unwrap_err();
+    let (named, _) = asked.prober.failures().next().unwrap();
+    assert_eq!(**named, format!("http://{free}/metrics"));
 }
 
 #[test]

@@ -333,6 +333,15 @@ fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
     );
 }
 
+#[test]
+fn a_probe_without_a_host_leaves_it_to_the_node() {
+    let mut objects = guide_throttle();
+    objects[1]["spec"]["nodeQualityProbe"] = json!({"httpGet": {"port": 9100, "path": "/m"}});
+    let compiled = compiled(objects);
+    let probe = compiled.policy.rules[0].probe.as_ref().unwrap();
+    assert_eq!(&*probe.url, "http://:9100/m");
+}
+
 /// So many `NodeQOS` of 60 rules each.
 fn many(objects: usize) -> Vec<Value> {
     let rule = |index: usize| {

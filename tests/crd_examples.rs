@@ -311,7 +311,7 @@ fn node_probe() {
         ],
     };
     let probe = Probe {
-        url: "http://127.0.0.1:9100/metrics".into(),
+        url: "http://:9100/metrics".into(),
         headers: Vec::new(),
         timeout: secs(2),
     };

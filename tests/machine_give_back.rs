@@ -6,6 +6,7 @@ mod engine_support;
 mod kernel_support;
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,6 +112,7 @@ fn machine(
         hierarchy,
         proc_root: "/proc".into(),
         net_dev: None,
+        node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir,
         sample_interval: Duration::from_secs(1),
         sample_everything: false,

@@ -6,6 +6,7 @@
 )]
 
 use std::fs::{self, OpenOptions};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,6 +113,7 @@ impl Ground {
             hierarchy,
             proc_root: self.path("proc"),
             net_dev: None,
+            node_address: Ipv4Addr::LOCALHOST.into(),
             state_dir: self.path("state"),
             sample_interval: Duration::from_secs(1),
             sample_everything: false,

@@ -3,6 +3,7 @@
 
 mod run_support;
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,7 @@ fn steady(ground: &Machine, watermark: &str) -> host::Machine {
         hierarchy: ground.hierarchy.clone(),
         proc_root: "/proc".into(),
         net_dev: None,
+        node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: ground.path("state"),
         sample_interval: Duration::from_millis(20),
         sample_everything: false,

@@ -1,6 +1,6 @@
 //! `plimsoll agent`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -75,6 +75,15 @@ pub struct Args {
     /// The node's /proc/1/net/dev [default: that of --proc-root]
     #[arg(long, value_name = "FILE")]
     net_dev: Option<PathBuf>,
+
+    /// The node's own address, where exporters are asked that a policy names no host of
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "NODE_ADDRESS",
+        default_value = "127.0.0.1"
+    )]
+    node_address: IpAddr,
 
     /// Read the node's files, and what is in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
@@ -170,6 +179,7 @@ impl Args {
             kubelet_root: self.kubelet_cgroup_root.clone(),
             proc_root: self.proc_root.clone(),
             net_dev: self.net_dev.clone(),
+            node_address: self.node_address,
             sample_interval: self.sample_interval,
             listen: self.listen,
             pod_metrics: !self.no_pod_metrics,

@@ -142,7 +142,8 @@ pub struct NodeLocalGet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpGet {
-    /// Host name or address. Absent: the node itself (`127.0.0.1`).
+    /// Host name or address. Absent: the node's own address (`status.hostIP`), so that the exporter has to listen there and not on
+    /// the node's loopback alone; in `plimsoll run` the loopback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(

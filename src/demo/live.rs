@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -451,6 +452,7 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
         hierarchy: options.hierarchy.clone(),
         proc_root: PathBuf::from("/proc"),
         net_dev: None,
+        node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: state_dir.path().to_owned(),
         sample_interval: FRAME,
         sample_everything: true,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Stdout};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,6 +177,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         hierarchy,
         proc_root: options.proc_root.clone(),
         net_dev: None,
+        node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: options.state_dir.clone(),
         sample_interval: options.sample_interval,
         sample_everything: options.record.is_some(),

@@ -196,7 +196,8 @@ fn probe(spec: &NodeQosSpec) -> Option<Probe> {
 
 fn url(get: &HttpGet) -> Option<String> {
     let port = get.port.parse().ok()?;
-    let host = get.host.as_deref().unwrap_or("127.0.0.1");
+    // Without a host it is the node itself, whose address only the node knows.
+    let host = get.host.as_deref().unwrap_or_default();
     let path = get.path.as_deref().unwrap_or("/metrics");
     let scheme = match get.scheme.as_deref() {
         Some("HTTPS") => "https",

@@ -24,7 +24,7 @@ mod undo;
 mod vitals;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +71,8 @@ pub struct Options {
     pub proc_root: PathBuf,
     /// The node's `/proc/1/net/dev`, where that `/proc` is not the node's.
     pub net_dev: Option<PathBuf>,
+    /// The node's own address, where probes that name no host are asked.
+    pub node_address: IpAddr,
     /// The node's files are read at least this often.
     pub sample_interval: Duration,
     /// Where probes and metrics are served.

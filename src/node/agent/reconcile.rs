@@ -343,6 +343,7 @@ impl Agent {
             hierarchy: self.hierarchy.clone(),
             proc_root: self.options.proc_root.clone(),
             net_dev: self.options.net_dev.clone(),
+            node_address: self.options.node_address,
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
             sample_everything: false,

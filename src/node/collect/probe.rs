@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -74,8 +75,10 @@ fn innermost<'e>(error: &'e (dyn std::error::Error + 'static)) -> &'e dyn std::e
 }
 
 /// Asks the probes of the policies.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Prober {
+    /// Where probes that name no host are asked.
+    node: IpAddr,
     worker: Option<Worker>,
     running: Vec<Running>,
 }
@@ -90,6 +93,8 @@ struct Running {
 #[derive(Debug)]
 struct Target {
     probe: Probe,
+    /// The probe's URL, with the node's address where it names no host.
+    url: Arc<str>,
     /// Names of the series that rules ask for.
     names: BTreeSet<Arc<str>>,
     wake: Notify,
@@ -100,9 +105,13 @@ struct Target {
 }
 
 impl Prober {
-    /// A prober with nothing to ask; its thread starts with the first probe.
-    pub fn new() -> Self {
-        Self::default()
+    /// A prober with nothing to ask; its thread starts with the first probe. One that names no host is asked at `node`.
+    pub const fn new(node: IpAddr) -> Self {
+        Self {
+            node,
+            worker: None,
+            running: Vec::new(),
+        }
     }
 
     /// Takes the probes of a set of policies and the names of the series that their rules ask for. A probe that stays
@@ -136,6 +145,7 @@ impl Prober {
         };
         let worker = self.worker.insert(worker);
         let target = Arc::new(Target {
+            url: with_host(&probe.url, self.node),
             probe,
             names,
             wake: Notify::new(),
@@ -178,11 +188,11 @@ impl Prober {
         }
     }
 
-    /// The probes whose last request failed, with the reason.
+    /// The URLs whose last request failed, with the reason.
     pub fn failures(&self) -> impl Iterator<Item = (&Arc<str>, Arc<ProbeError>)> {
         self.running.iter().filter_map(|running| {
             let failure = running.target.failure.try_lock().ok()?;
-            Some((&running.target.probe.url, Arc::clone(failure.as_ref()?)))
+            Some((&running.target.url, Arc::clone(failure.as_ref()?)))
         })
     }
 }
@@ -200,6 +210,17 @@ fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
         names.insert(Arc::clone(name));
     }
     found.into_values().collect()
+}
+
+/// The URL, with `node` as its host where it has none (`http://:9100/metrics`).
+fn with_host(url: &Arc<str>, node: IpAddr) -> Arc<str> {
+    let Some((scheme, rest)) = url.split_once("://:") else {
+        return Arc::clone(url);
+    };
+    match node {
+        IpAddr::V4(node) => format!("{scheme}://{node}:{rest}").into(),
+        IpAddr::V6(node) => format!("{scheme}://[{node}]:{rest}").into(),
+    }
 }
 
 type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
@@ -296,7 +317,7 @@ fn put(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
 }
 
 async fn series(target: &Target, client: &HttpClient) -> Result<Arc<[Series]>, ProbeError> {
-    let answer = client.request(request(&target.probe)?).await?;
+    let answer = client.request(request(target)?).await?;
     match answer.status() {
         status if status.is_success() => {}
         status if status.is_redirection() => return Err(ProbeError::Redirected(status)),
@@ -308,8 +329,8 @@ async fn series(target: &Target, client: &HttpClient) -> Result<Arc<[Series]>, P
     Ok(prometheus::parse(text, wanted, MOST_SERIES)?.into())
 }
 
-fn request(probe: &Probe) -> Result<Request<Empty<Bytes>>, ProbeError> {
-    let mut request = Request::get(&*probe.url).body(Empty::new())?;
+fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
+    let mut request = Request::get(&*target.url).body(Empty::new())?;
     let headers = request.headers_mut();
     let agent = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
     headers.insert(USER_AGENT, HeaderValue::from_static(agent));
@@ -317,7 +338,7 @@ fn request(probe: &Probe) -> Result<Request<Empty<Bytes>>, ProbeError> {
         ACCEPT,
         HeaderValue::from_static("text/plain;version=0.0.4,*/*;q=0.1"),
     );
-    for (name, value) in &probe.headers {
+    for (name, value) in &target.probe.headers {
         let name = HeaderName::try_from(name).map_err(hyper::http::Error::from)?;
         let value = HeaderValue::try_from(value).map_err(hyper::http::Error::from)?;
         headers.insert(name, value);

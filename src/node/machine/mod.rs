@@ -16,6 +16,7 @@ pub mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +53,8 @@ pub struct Settings {
     pub proc_root: PathBuf,
     /// The host's `net/dev`, where `proc_root` is not the host's; absent: `1/net/dev` below it.
     pub net_dev: Option<PathBuf>,
+    /// The node's own address, where probes that name no host are asked.
+    pub node_address: IpAddr,
     /// The journal and the other files that outlive the process. Made where it is missing, but not its parents.
     pub state_dir: PathBuf,
     /// The node's files are read at least this often.
@@ -147,7 +150,7 @@ impl<O: Outside> Machine<O> {
             report_demand: Demand::default(),
             reports: false,
             sampler: sampler(&settings, hierarchy),
-            prober: Probes::default(),
+            prober: Probes::new(settings.node_address),
             actuators,
             outside: outside(&writer),
             previews: Previews::default(),

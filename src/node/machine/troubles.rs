@@ -1,6 +1,7 @@
 //! What cannot be read or asked: told once, and once more when it is over.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::event::{Event, News};
@@ -12,13 +13,21 @@ use crate::node::cgroup::gauge::ReadError;
 use crate::node::collect::Prober;
 
 /// The probes, and which of them fail.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Probes {
     prober: Prober,
     failing: BTreeMap<Arc<str>, String>,
 }
 
 impl Probes {
+    /// None yet; those that name no host are asked at `node`.
+    pub const fn new(node: IpAddr) -> Self {
+        Self {
+            prober: Prober::new(node),
+            failing: BTreeMap::new(),
+        }
+    }
+
     /// Takes the probes of the policies.
     pub fn set_policy(&mut self, policy: &PolicySet) {
         if let Err(error) = self.prober.set_policy(policy) {

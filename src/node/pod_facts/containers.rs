@@ -38,17 +38,14 @@ fn is_missing(pod: &PodObject, spec: &PodSpec) -> bool {
     let regular = status.and_then(|status| status.container_statuses.as_deref());
     let init = status.and_then(|status| status.init_container_statuses.as_deref());
     let sidecars = spec.init_containers.iter().flatten();
-    let sidecars = sidecars.filter(|container| is_sidecar(container));
+    let mut sidecars = sidecars.filter(|container| is_sidecar(container));
+    let mut containers = spec.containers.iter().flatten();
     let waits = |container: &Container, statuses: Option<&[ContainerStatus]>| {
-        let statuses = statuses.unwrap_or_default();
-        let status = statuses.iter().find(|it| it.name == container.name);
-        is_to_start(container, spec, status)
+        // A kubelet tells of all containers at once: without any status nothing is known.
+        let of_it = |status: &&ContainerStatus| status.name == container.name;
+        statuses.is_some_and(|all| is_to_start(container, spec, all.iter().find(of_it)))
     };
-    spec.containers
-        .iter()
-        .flatten()
-        .any(|it| waits(it, regular))
-        || sidecars.clone().any(|it| waits(it, init))
+    containers.any(|it| waits(it, regular)) || sidecars.any(|it| waits(it, init))
 }
 
 /// Whether the container does not run and will be started: one that has ended may be over for good.
@@ -124,10 +121,12 @@ mod tests {
             ]});
             assert_eq!(facts(&spec, &status).missing, missing, "{policy} {state}");
         }
-        let one = json!({"containers": [{"name": "a"}]});
+        let two = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+        let one_known = json!({"containerStatuses": [{"name": "a", "state": running}]});
+        assert!(facts(&two, &one_known).missing);
         assert!(
-            facts(&one, &json!({"phase": "Running"})).missing,
-            "its status is not there yet"
+            !facts(&two, &json!({"phase": "Running"})).missing,
+            "nothing is known"
         );
     }
 

@@ -96,7 +96,7 @@ impl Throttler {
                 tracing::warn!(%why, "the journal is from before this boot, which took its cgroups with it: set aside as {aside}");
             }
             Err(error) => {
-                tracing::warn!(%error, "failed to set the damaged journal of an earlier boot aside")
+                tracing::warn!(%error, "failed to set the damaged journal of an earlier boot aside");
             }
         }
         let records = journal.load()?;
