@@ -440,6 +440,25 @@ proptest! {
 }
 
 #[test]
+fn consecutive_breaches_are_counted_from_zero_after_a_gap() {
+    use engine_support::Node;
+    let rules = vec![Rule {
+        avoidance_threshold: 3,
+        ..rule("node/rule", "cpu_total_usage", 4000.0, action("watch"))
+    }];
+    let mut node = Node::new(rules, Vec::new());
+    [1000, 5000, 5000].map(|cpu| drop(node.at(cpu).clone()));
+    assert_eq!(node.engine.reports().next().unwrap().breaches, 2);
+    node.pass(Duration::from_secs(4 * PERIOD));
+    node.step();
+    assert_eq!(node.engine.reports().next().unwrap().breaches, 0);
+    [5000, 5000].map(|cpu| drop(node.at(cpu).clone()));
+    assert_eq!(node.state("node/rule"), RuleState::Normal);
+    node.at(5000);
+    assert_eq!(node.state("node/rule"), RuleState::Breached);
+}
+
+#[test]
 fn a_counter_that_freezes_is_unknown_and_holds_what_is_in_force() {
     use engine_support::{Load, Node};
     use plimsoll::engine::plan::Unknown;

@@ -525,3 +525,35 @@ fn unknown_is_told_once_and_its_end_too_but_not_the_first_look() {
     let known = Change::Known { value: 0.0 };
     assert_eq!(told, [(3, missing), (5, rebased), (6, known)]);
 }
+
+/// A container whose counter cannot be read may be the one that waits: beside it no other makes the rule quiet.
+#[test]
+fn a_series_that_cannot_be_read_is_never_quiet() {
+    let two = |delay: Option<u64>| {
+        move |sample: &mut Sample| {
+            let one = |container: &str, run_delay_nanos| ContainerSample {
+                container: container.into(),
+                run_delay_nanos,
+                periods: None,
+                throttled_periods: None,
+            };
+            sample.pods[0].containers = vec![one("main", Some(0)), one("side", delay)];
+        }
+    };
+    let queue = || Rule {
+        avoidance_threshold: 1,
+        ..watch("container_sched_run_queue_time")
+    };
+    let read = looks(queue(), &[&two(Some(0)), &two(Some(0))]);
+    assert_eq!((read.value, read.unknown), (Some(0.0), None));
+    let mut node = Node::new(vec![queue()], vec![Load::new("a", 100)]);
+    let edits: [(Option<u64>, u32); 3] = [(Some(0), 0), (Some(1_000_000_000), 0), (None, 0)];
+    for (delay, quiets) in edits {
+        node.pass(PERIOD);
+        two(delay)(&mut node.sample);
+        node.step();
+        assert_eq!(node.engine.reports().next().unwrap().quiets, quiets);
+    }
+    let state = node.engine.reports().next().unwrap().state;
+    assert_eq!(state, plimsoll::engine::plan::RuleState::Breached, "held");
+}

@@ -44,7 +44,7 @@ pub enum Guard {
 }
 
 /// Judges a rule on pressure whose action throttles by the waiting of the protected too: without any it is quiet, since
-/// there is nobody to throttle for.
+/// there is none to throttle for.
 pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement, Option<Guard>) {
     let Judgement::Known {
         value,
@@ -194,7 +194,7 @@ fn each(
     let is_running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
     let running = || view.pods.iter().filter(is_running);
     let all_touched = running().all(|tracked| may_touch(run, tracked));
-    // A pod alone waits for nobody.
+    // A pod alone waits for no other.
     let alone = all_touched && running().count() == 1;
     for tracked in running() {
         let is_protected = if all_touched {
