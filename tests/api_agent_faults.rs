@@ -14,10 +14,13 @@ mod run_support;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use agent_support::{Agent, HIGH, NODE, Node, ready, rule, throttling};
+use agent_support::{Agent, HIGH, NODE, Node, evicting, pod, ready, rule, throttling};
 use api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// A call may hang for 15 s, and pauses grow with each failure.
@@ -310,6 +313,50 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     assert!(!scene.is_tainted());
     assert!(ordeal.left().is_empty(), "{:?}", ordeal.left());
     assert_eq!(ready(&scene.node.status()), "False AgentEnded");
+}
+
+/// Two pods in one round.
+fn two_evictions() -> Value {
+    let mut spec = evicting();
+    spec["rules"][0]["watermark"] = 1.0.into();
+    spec["rules"][0]["periodSeconds"] = 15.into();
+    spec["actions"][0]["eviction"]["maxPodsPerRound"] = 2.into();
+    spec
+}
+
+#[test]
+fn no_eviction_is_sent_once_everything_is_being_undone() {
+    let Some(mut node) = Node::new() else { return };
+    node.plane.apply(&[api_support::lease_namespace()]);
+    for name in ["one", "two"] {
+        let mut pod = pod(name, "batch");
+        pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
+        node.burn_in(&pod);
+    }
+    let proxy = Proxy::beside(&node.plane.kubeconfig);
+    let begun = Arc::new(AtomicBool::new(false));
+    let sent = Arc::clone(&begun);
+    // The first takes long, so that the second waits, and the taint that comes before one stays.
+    proxy.judge(move |method, path| {
+        if path.contains("/eviction") {
+            if !sent.swap(true, Ordering::SeqCst) {
+                std::thread::park_timeout(Duration::from_secs(4));
+            }
+            return None;
+        }
+        let opens = method == "PATCH" && path.contains("/nodes/") && sent.load(Ordering::SeqCst);
+        opens.then(|| Fault::Answer(500, None, "no".to_owned()))
+    });
+    let kubeconfig = node.plane.file("proxied", &proxy.kubeconfig().to_string());
+    node.keep(&two_evictions());
+    node.machine.load.set(HIGH);
+    let mut agent = node.agent(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
+    agent.until_within(SOON, "the first is sent", || begun.load(Ordering::SeqCst));
+    agent.signal(Signal::SIGINT);
+    agent.process.0.wait().unwrap();
+    let seen = proxy.take_seen();
+    let evictions = seen.iter().filter(|(_, path)| path.contains("/eviction"));
+    assert_eq!(evictions.count(), 1, "{}", agent.said());
 }
 
 /// Makes the definition one of before a field of the rules and one of the status were there.
