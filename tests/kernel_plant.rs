@@ -7,7 +7,7 @@ mod plant;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine_support::{pod, rule, throttling};
 use kernel_support::{World, assert_fine, wait_for, world};
@@ -201,7 +201,7 @@ impl Loop {
             pods: vec![plant::batch()],
         }));
         let mut greedy = pod("greedy");
-        greedy.namespace = "batch".to_owned();
+        "batch".clone_into(&mut greedy.namespace);
         engine.set_pods(vec![Arc::new(greedy), Arc::new(pod("important"))]);
         let throttler = bed.world.throttler();
         Self {
@@ -227,14 +227,14 @@ impl Loop {
 
     /// Steps until the condition holds; for how long that was, or `None` where it was not in time.
     fn until(&mut self, most: Duration, holds: impl Fn(&Self) -> bool) -> Option<Duration> {
-        let start = Instant::now();
+        let start = boot_time();
         while !holds(self) {
-            if start.elapsed() > most {
+            if boot_time().since(start) > most {
                 return None;
             }
             self.step();
         }
-        Some(start.elapsed())
+        Some(boot_time().since(start))
     }
 
     fn is_held(&self) -> bool {
@@ -258,13 +258,13 @@ fn a_spike_of(metric: &str) {
     let important = node.bed.path("important");
     let threads = cpus();
     node.bed.burn("important", threads);
-    let spike = Instant::now();
+    let spike = boot_time();
     let begun = node.until(Duration::from_secs(30), Loop::is_held);
     assert!(
         begun.is_some(),
         "{metric}: no throttle while protected work waits"
     );
-    while spike.elapsed() < Duration::from_secs(30) {
+    while boot_time().since(spike) < Duration::from_secs(30) {
         node.step();
     }
     assert!(node.is_held(), "{metric}: released during the spike");

@@ -16,7 +16,7 @@ use super::walk::{Skip, Walk, cpu_used, memory_held};
 
 const KIND: ActionKind = ActionKind::Eviction;
 /// A pod that is still there so long after its grace period will not go: it no longer counts as released.
-pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
 const MIN_GRACE: Duration = Duration::from_secs(1);
 
 /// A pod whose eviction was asked for.
@@ -119,11 +119,7 @@ pub(super) struct Evicting<'a> {
 impl Evicting<'_> {
     /// Takes victims in order until what they release, with what is released already, covers the gaps.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
-        let most = runs
-            .iter()
-            .filter(|run| self.takes(run))
-            .map(|run| self.cap(run))
-            .max();
+        let most = runs.iter().filter(|run| self.takes(run)).map(cap).max();
         let Some(most) = most else { return };
         let mut left = (most as usize).saturating_sub(self.begun);
         for run in runs.iter_mut() {
@@ -150,15 +146,6 @@ impl Evicting<'_> {
             && under.is_none_or(|rounds| rounds.shows_need(self.group, run))
     }
 
-    /// At most so many pods in one round for this rule.
-    fn cap(&self, run: &Run) -> u32 {
-        if is_measured(run) {
-            let spec = run.rule.action.eviction;
-            return spec.map_or(0, |spec| spec.max_pods_per_round);
-        }
-        1
-    }
-
     fn open(&self, run: &Run, covered: u64) -> bool {
         let needs = if is_measured(run) {
             run.gap > covered
@@ -166,7 +153,7 @@ impl Evicting<'_> {
             // One victim a round, whichever rule took it.
             self.begun == 0 && self.evictions.is_empty()
         };
-        needs && run.evicted < self.cap(run) && self.takes(run)
+        needs && run.evicted < cap(run) && self.takes(run)
     }
 
     /// What this evaluation's throttle steps and the pods on their way out release.
@@ -270,6 +257,15 @@ impl Evicting<'_> {
         };
         self.out.push(run.transition(self.walk.now, change));
     }
+}
+
+/// At most so many pods in one round for this rule.
+fn cap(run: &Run) -> u32 {
+    if is_measured(run) {
+        let spec = run.rule.action.eviction;
+        return spec.map_or(0, |spec| spec.max_pods_per_round);
+    }
+    1
 }
 
 /// Whether evictions release what the rule's metric counts, so that its gap can be covered.

@@ -13,6 +13,15 @@ use super::rule::{Judgement, Machine, Terms};
 use super::time::BootTime;
 use super::values::Input;
 
+/// The last release of a rule's throttles.
+#[derive(Debug, Default)]
+pub(super) struct Release {
+    /// How far each pod was throttled when it began, sorted.
+    depths: Vec<(PodUid, Depth)>,
+    /// This evaluation puts that in force again.
+    pub(super) returns: bool,
+}
+
 /// One rule.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -42,10 +51,7 @@ pub(super) struct Run {
     pub(super) evicted: u32,
     /// The pod whose page cache it took last, where that is one pod a round.
     pub(super) reclaimed: Option<PodUid>,
-    /// How far it had each pod throttled when it began to release them, sorted.
-    released: Vec<(PodUid, Depth)>,
-    /// This evaluation puts that in force again.
-    pub(super) returns: bool,
+    pub(super) release: Release,
     /// The pods passed over, as told; sorted.
     spared: Vec<(PodUid, ActionKind, Spared)>,
     /// What a Preview rule would have in force.
@@ -71,8 +77,7 @@ impl Run {
             gap: 0,
             evicted: 0,
             reclaimed: None,
-            released: Vec::new(),
-            returns: false,
+            release: Release::default(),
             spared: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
@@ -159,7 +164,7 @@ impl Run {
             out.push(self.transition(now, change));
         });
         self.machine = machine;
-        self.returns = returns;
+        self.release.returns = returns;
         self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.spared.clear();
@@ -232,13 +237,13 @@ impl Run {
         };
         let begins = self.machine.since == Some(now);
         if begins {
-            self.released.clear();
+            self.release.depths.clear();
         }
         for grip in &ledger.0 {
             if let Some(claim) = grip.claim(&self.rule.id) {
                 self.machine.released = Some(now);
                 if begins {
-                    self.released.push((grip.uid.clone(), claim.depth));
+                    self.release.depths.push((grip.uid.clone(), claim.depth));
                 }
             }
         }
@@ -246,9 +251,10 @@ impl Run {
 
     /// How far the pod has to be throttled again in this evaluation.
     pub(super) fn return_to(&self, pod: &PodUid) -> Option<Depth> {
-        let place = self.released.binary_search_by(|(uid, _)| uid.cmp(pod));
-        let place = place.ok().filter(|_| self.returns)?;
-        Some(self.released[place].1)
+        let Release { depths, returns } = &self.release;
+        let place = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
+        let place = place.ok().filter(|_| *returns)?;
+        Some(depths[place].1)
     }
 
     /// The effect with which it keeps new work away now.
@@ -289,7 +295,7 @@ impl Run {
     /// Forgets what was told of pods that are gone.
     pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
         self.spared.retain(|(pod, _, _)| !gone(pod));
-        self.released.retain(|(pod, _)| !gone(pod));
+        self.release.depths.retain(|(pod, _)| !gone(pod));
     }
 
     fn place(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {

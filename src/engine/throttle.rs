@@ -73,7 +73,7 @@ impl Lowering<'_> {
         self.cover(runs);
         let walk = self.walk;
         let single = |run: &&mut Run| {
-            walk.takes(run) && !run.returns && run.leverage(KIND) == Leverage::OneVictim
+            walk.takes(run) && !run.release.returns && run.leverage(KIND) == Leverage::OneVictim
         };
         for run in runs.iter_mut().filter(single) {
             let order = &self.orders[run.rule.metric.rank_by() as usize];
@@ -84,7 +84,10 @@ impl Lowering<'_> {
     /// Takes the pods of rules that are breached right after a release back to where they were.
     fn put_back(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
-        for run in runs.iter_mut().filter(|run| run.returns && walk.takes(run)) {
+        for run in runs
+            .iter_mut()
+            .filter(|run| run.release.returns && walk.takes(run))
+        {
             let mut returned = false;
             for place in walk.order {
                 if run.return_to(&walk.pods[*place].pod.uid).is_some() {
@@ -92,7 +95,7 @@ impl Lowering<'_> {
                 }
             }
             // Where none of them is left, it steps as ever.
-            run.returns = returned;
+            run.release.returns = returned;
         }
     }
 

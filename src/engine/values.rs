@@ -321,7 +321,9 @@ impl Judge<'_> {
                     let before = look.and_then(|l| at_or_near(&l.containers, index, same));
                     let times = (look.map(|l| l.at), sample.at);
                     let value = self.container(times, before, container);
-                    value.into_iter().for_each(|value| fold.add(value));
+                    if let Some(value) = value {
+                        fold.add(value);
+                    }
                 }
             }
         }
