@@ -308,6 +308,15 @@ fn what_waits_in_the_systems_slice_is_read_where_there_is_one() {
     sampler.set_pods(std::iter::empty::<Target>());
     assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
     assert_eq!(look(&mut sampler, &Demand::default()), (true, None));
+    let pod = |path: &str| Target::from((uid("unit"), CgroupPath::new(path).unwrap()));
+    sampler.set_pods(std::iter::once(pod("system.slice/unit.service")));
+    assert_eq!(
+        look(&mut sampler, &everything()),
+        (true, None),
+        "its stalls are those of the pods below it"
+    );
+    sampler.set_pods(std::iter::once(pod("system.slices/unit.service")));
+    assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
     std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();
     assert_eq!(
         look(&mut sampler, &everything()),

@@ -12,9 +12,9 @@ use super::sampler::Reading;
 use super::waits::SystemSlice;
 use crate::engine::Demand;
 use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
-use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::gauge::Gauge;
 use crate::node::cgroup::parse::lines;
+use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 /// The kept files of the node.
 #[derive(Debug)]
@@ -56,9 +56,11 @@ impl NodeReader {
         self.net_dev = Gauge::new(net_dev.to_owned());
     }
 
-    /// Looks for a cgroup again that was not there.
-    pub fn look_again(&mut self) {
-        self.system.iter_mut().for_each(SystemSlice::look_again);
+    /// Looks for a cgroup again that was not there; these are those of the pods.
+    pub fn look_again<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
+        if let Some(system) = &mut self.system {
+            system.look_again(pods);
+        }
     }
 
     /// Reads what is asked for; CPU and memory always.

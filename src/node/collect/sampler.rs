@@ -181,7 +181,6 @@ impl Sampler {
 
     /// The pods to read from now on, in the order in which samples list them. Those that stay keep their open files.
     pub fn set_pods<T: Into<Target>>(&mut self, pods: impl Iterator<Item = T>) {
-        self.node.look_again();
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)
             .into_iter()
             .map(|reader| (reader.uid().clone(), reader))
@@ -197,6 +196,8 @@ impl Sampler {
             reader.set_facts(pod.containers);
             self.pods.push(reader);
         }
+        self.node
+            .look_again(self.pods.iter().map(PodReader::cgroup));
     }
 
     /// While a pod is throttled, the same kind of cgroup stays its lever: its containers (`by_container`) or its own,

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::proc::pressure;
 use super::sampler::Reading;
 use crate::engine::sample::WaitCounters;
+use crate::node::cgroup::CgroupPath;
 use crate::node::cgroup::gauge::{Gauge, ReadError};
 use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
 
@@ -66,29 +67,36 @@ pub struct SystemSlice {
     pressure: PressureFiles,
     /// There was none at the last reading.
     absent: bool,
+    /// Pods are below it: its stalls are theirs.
+    has_pods: bool,
 }
+
+/// Its path in the tree.
+const SYSTEM_SLICE: &str = "system.slice";
 
 impl SystemSlice {
     /// Below the root of that tree; nothing is opened yet.
     pub fn below(root: &Path) -> Self {
-        let folder = root.join("system.slice");
+        let folder = root.join(SYSTEM_SLICE);
         Self {
             stat: Gauge::new(folder.join("cpu.stat")),
             pressure: PressureFiles::new(&folder),
             absent: false,
+            has_pods: false,
         }
     }
 
-    /// Looks for it again where it was not there.
-    pub fn look_again(&mut self) {
+    /// Looks for it again where it was not there. It is left out while one of the `pods` is below it.
+    pub fn look_again<'a>(&mut self, mut pods: impl Iterator<Item = &'a CgroupPath>) {
         self.absent = false;
+        self.has_pods = pods.any(|pod| pod.as_str().split('/').next() == Some(SYSTEM_SLICE));
         self.stat.look_again();
         self.pressure.each(Gauge::look_again);
     }
 
     /// How long its threads waited; `None` where it is not there, or cannot be read.
     pub fn read(&mut self, reading: &mut Reading) -> Option<WaitCounters> {
-        if self.absent {
+        if self.absent || self.has_pods {
             return None;
         }
         let stat = reading.try_text(&mut self.stat, |text| Some(periods(text)));
