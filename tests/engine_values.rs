@@ -14,7 +14,7 @@ use plimsoll::engine::plan::{Change, RuleState, Unknown};
 use plimsoll::engine::policy::{Probe, Rule};
 use plimsoll::engine::sample::{
     ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeMemory, Pressure, ProbeSample,
-    Sample, Series,
+    Sample, Series, WaitCounters,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
 use plimsoll::engine::time::BootTime;
@@ -556,4 +556,79 @@ fn a_series_that_cannot_be_read_is_never_quiet() {
     }
     let state = node.engine.reports().next().unwrap().state;
     assert_eq!(state, plimsoll::engine::plan::RuleState::Breached, "held");
+}
+
+fn waits(stalled: u64, periods: u64, throttled: u64) -> WaitCounters {
+    WaitCounters {
+        stalled: [Some(stalled * 1_000_000_000); 3],
+        periods: Some(periods),
+        throttled_periods: Some(throttled),
+    }
+}
+
+#[test]
+fn a_stall_is_a_share_of_the_interval_less_what_a_quota_of_its_own_held_back() {
+    use plimsoll::engine::metric::PressureKind::{Cpu, Memory};
+    use plimsoll::engine::protected::{Waiting, stall};
+    let ten = 10_000_000_000;
+    let of = |to: WaitCounters, kind| stall(&waits(1, 0, 0), &to, ten, kind);
+    let known = |percent, limited| Ok(Waiting { percent, limited });
+    assert_eq!(of(waits(5, 0, 0), Cpu), known(40.0, false));
+    assert_eq!(of(waits(5, 100, 0), Cpu), known(40.0, false));
+    assert_eq!(of(waits(5, 100, 30), Cpu), known(10.0, true));
+    assert_eq!(
+        of(waits(5, 100, 90), Cpu),
+        known(0.0, true),
+        "never less than none"
+    );
+    assert_eq!(of(waits(5, 100, 90), Memory), known(40.0, false));
+    assert_eq!(
+        of(waits(0, 0, 0), Cpu),
+        Err(Unknown::Impossible),
+        "it went back"
+    );
+    assert_eq!(of(waits(20, 0, 0), Cpu), Err(Unknown::Impossible));
+    assert_eq!(of(WaitCounters::default(), Cpu), Err(Unknown::Missing));
+    let none = WaitCounters::default();
+    assert_eq!(
+        stall(&none, &waits(1, 0, 0), ten, Cpu),
+        Err(Unknown::Rebased)
+    );
+}
+
+/// Twenty protected pods that wait for 1 to 20 percent of the time, and one that the action may touch for half of it.
+#[test]
+fn the_protected_are_those_that_the_action_may_not_touch() {
+    let named = |index: usize| format!("p{index:02}");
+    let run = |metric: &str, edit: &dyn Fn(&mut Sample)| {
+        let mut loads: Vec<_> = (1..=20).map(|i| Load::new(&named(i), 100)).collect();
+        loads.iter_mut().for_each(|load| load.pod.protected = true);
+        loads.push(Load::new("victim", 100));
+        let rule = rule("n/rule", metric, 90.0, engine_support::throttling(10, 10));
+        let mut node = Node::new(vec![rule], loads);
+        for round in 0..2_u64 {
+            node.pass(PERIOD);
+            node.sample.pressure_by_cgroup = true;
+            for (index, pod) in (1_u64..).zip(&mut node.sample.pods) {
+                let percent = if index == 21 { 50 } else { index };
+                pod.waits.stalled = [Some(round * percent * 100_000_000); 3];
+            }
+            edit(&mut node.sample);
+            node.step();
+        }
+        let report = node.engine.reports().next().unwrap();
+        report.value.ok_or_else(|| report.unknown.unwrap())
+    };
+    let plain = |_: &mut Sample| {};
+    assert_eq!(run("protected_cpu_delay_max", &plain), Ok(20.0));
+    assert_eq!(run("protected_cpu_delay_p95", &plain), Ok(19.0));
+    assert_eq!(run("protected_memory_stall_max", &plain), Ok(20.0));
+    assert_eq!(run("protected_io_stall_max", &plain), Ok(20.0));
+    let v1 = |sample: &mut Sample| sample.pressure_by_cgroup = false;
+    assert_eq!(run("protected_cpu_delay_max", &v1), Err(Unknown::Missing));
+    let unread = |sample: &mut Sample| sample.pods[3].waits = WaitCounters::default();
+    assert_eq!(
+        run("protected_cpu_delay_p95", &unread),
+        Err(Unknown::Missing)
+    );
 }

@@ -96,7 +96,7 @@ pub struct Pod {
     /// CPU requested by each container whose cgroup folder (or name) is known, for throttling by container.
     #[serde(default)]
     pub container_requests: BTreeMap<String, MilliCpu>,
-    /// `spec.terminationGracePeriodSeconds`, 30 s where absent.
+    /// `spec.terminationGracePeriodSeconds`, 30 s where absent; while it is terminating `metadata.deletionGracePeriodSeconds`.
     pub grace: Duration,
     /// Never acted on at all: annotated `plimsoll.dev/protected: "true"`, one of our own, or a unit that the
     /// machine needs.

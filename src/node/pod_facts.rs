@@ -72,7 +72,7 @@ pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
         elastic: is_elastic(spec),
         cpu_request: resources::cpu_request(spec)?,
         container_requests: resources::container_requests(spec)?,
-        grace: grace(spec),
+        grace: grace(meta, spec),
         protected: annotation(meta, PROTECTED_ANNOTATION) == Some("true"),
         reserved: (namespace == "kube-system").then_some(Reserved::Namespace),
         kept: kept(meta, priority),
@@ -125,9 +125,10 @@ fn started(pod: &PodObject) -> i64 {
         .map_or(0, |time| time.0.as_second())
 }
 
-/// A negative period is sent as 1 s by Kubernetes.
-fn grace(spec: &PodSpec) -> Duration {
-    let seconds = spec.termination_grace_period_seconds;
+/// Of a pod that is terminating the period that it was given. A negative one is sent as 1 s by Kubernetes.
+fn grace(meta: &ObjectMeta, spec: &PodSpec) -> Duration {
+    let given = meta.deletion_grace_period_seconds;
+    let seconds = given.or(spec.termination_grace_period_seconds);
     let seconds = u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(1);
     Duration::from_secs(seconds)
 }

@@ -266,6 +266,10 @@ impl<O: Outside> Machine<O> {
                 disks: true,
                 interfaces: true,
                 pod_memory: true,
+                pod_pressure: true,
+                pod_io: true,
+                tasks: true,
+                unpinned: true,
                 pod_quota: true,
                 throttled: true,
                 ..std::mem::take(&mut self.demand)

@@ -281,7 +281,7 @@ fn a_manifest_gets_the_defaults_of_an_api_server() {
 fn a_running_pod_is_read_in_full() {
     let pod = facts(
         "metadata: {name: p, namespace: kube-system, uid: 1-2, annotations: {plimsoll.dev/protected: 'true'}, \
-         deletionTimestamp: 2026-01-01T00:00:00Z}\n\
+         deletionTimestamp: 2026-01-01T00:00:00Z, deletionGracePeriodSeconds: 4}\n\
          spec: {priority: -5, terminationGracePeriodSeconds: 7, \
                 containers: [{name: c, resources: {limits: {gocrane.io/cpu: '2'}}}]}\n\
          status: {phase: Running, startTime: 1970-01-01T00:01:00Z}\n",
@@ -289,7 +289,8 @@ fn a_running_pod_is_read_in_full() {
     assert_eq!(pod.uid.0.as_ref(), "1-2");
     assert_eq!(
         (pod.started, pod.priority, pod.grace.as_secs()),
-        (60, -5, 7)
+        (60, -5, 4),
+        "the grace that its deletion gives it"
     );
     assert!(pod.running && pod.terminating && pod.protected && pod.elastic);
     assert_eq!(pod.reserved, Some(Reserved::Namespace));
