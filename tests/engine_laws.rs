@@ -144,7 +144,9 @@ fn time_to_restore(rules: &[Rule]) -> Duration {
     let of = |rule: &Rule| {
         let step = rule.action.throttle.map_or(100, |spec| spec.step);
         let steps = 100_u32.div_ceil(u32::from(step)) + 1 + rule.restore_threshold;
-        rule.period * (steps + 3) + rule.action.cool_down
+        // A throttle that came right back is held up to 8 times as long.
+        let doubled = if rule.action.throttle.is_some() { 8 } else { 1 };
+        rule.period * (steps + 3) + rule.action.cool_down * doubled
     };
     rules.iter().map(of).max().unwrap_or_default()
 }
