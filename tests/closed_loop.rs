@@ -278,6 +278,24 @@ fn cpu_pressure_lets_go_although_the_throttled_pod_wants_more() {
     }
 }
 
+/// Quotas of one rule raise the pressure that another evicts by.
+#[test]
+fn no_pod_is_evicted_for_what_another_rule_throttles() {
+    for v2 in [true, false] {
+        let workers = vec![batch("greedy", 4.0), batch("other", 0.5), important(0.3)];
+        let rules = vec![
+            rule("node/a", "cpu_total_utilization", 60.0, throttling(10, 20)),
+            rule("node/b", "cpu_pressure_some_avg60", 30.0, evicting(1)),
+        ];
+        let plant = Plant::new(8, rules, workers);
+        let mut plant = if v2 { plant } else { plant.on_v1() };
+        plant.worker("important").demand = 3.0;
+        plant.pass(400);
+        assert!(!plant.plan.throttles.is_empty(), "a throttle is in force");
+        assert_eq!(plant.evicted, [], "v2: {v2}");
+    }
+}
+
 #[test]
 fn without_pressure_by_cgroup_idle_cpus_end_a_throttle() {
     let mut plant = spike("cpu_pressure_some_avg10", 10.0, throttling(10, 30), false);

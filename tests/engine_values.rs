@@ -577,6 +577,11 @@ fn a_stall_is_a_share_of_the_interval_less_what_a_quota_of_its_own_held_back() {
     assert_eq!(of(waits(5, 100, 0), Cpu), known(40.0, false));
     assert_eq!(of(waits(5, 100, 30), Cpu), known(10.0, true));
     assert_eq!(
+        of(waits(5, 20, 10), Cpu),
+        known(30.0, true),
+        "of the interval, not of the periods in which it ran"
+    );
+    assert_eq!(
         of(waits(5, 100, 90), Cpu),
         known(0.0, true),
         "never less than none"

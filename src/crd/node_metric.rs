@@ -90,7 +90,7 @@ pub struct NodeMetricStatus {
     /// Pressure stall information of the node: how much of the time work had to wait for a resource.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pressure: Pressures,
-    /// How long the pods waited that no rule's action may touch, in percent of the time since the last report. Absent on
+    /// How long the pods that no rule's action may touch waited, in percent of the time since the last report. Absent on
     /// cgroup v1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub protected: ProtectedStalls,

@@ -32,13 +32,13 @@ pub(super) struct Leaving {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rounds {
     leaving: Vec<Leaving>,
-    /// By group: what was read before that time still holds the victims of the last round.
-    settled: [Option<BootTime>; 3],
+    /// What was read before that time still holds pods that have gone since.
+    settled: Option<BootTime>,
 }
 
 impl Rounds {
     /// Goes on from what [`Self::leaving`] and [`Self::settled`] gave.
-    pub(super) fn resume(leaving: &[Leaving], settled: [Option<BootTime>; 3]) -> Self {
+    pub(super) fn resume(leaving: &[Leaving], settled: Option<BootTime>) -> Self {
         Self {
             leaving: leaving.to_vec(),
             settled,
@@ -49,7 +49,7 @@ impl Rounds {
         &self.leaving
     }
 
-    pub(super) const fn settled(&self) -> [Option<BootTime>; 3] {
+    pub(super) const fn settled(&self) -> Option<BootTime> {
         self.settled
     }
 
@@ -60,15 +60,16 @@ impl Rounds {
             let stays =
                 now < leaving.until && pods.get(&leaving.uid).is_some_and(|t| t.pod.running);
             if !stays {
-                settled[leaving.group as usize] = Some(at);
+                *settled = Some(at);
             }
             stays
         });
     }
 
-    /// Whether what the rule is judged by says, of a time after the group's last round, that more has to go.
-    fn shows_need(&self, group: RankBy, run: &Run) -> bool {
-        match (self.settled[group as usize], run.input) {
+    /// Whether what the rule is judged by says, of a time after the last round, that more has to go. A pod may have raised the
+    /// metrics of every group.
+    fn shows_need(&self, run: &Run) -> bool {
+        match (self.settled, run.input) {
             (None, None) => true,
             (None, Some(input)) => input.above,
             (Some(_), None) => false,
@@ -96,7 +97,7 @@ impl Rounds {
 
     pub(super) fn clear(&mut self) {
         self.leaving.clear();
-        self.settled = [None; 3];
+        self.settled = None;
     }
 }
 
@@ -142,8 +143,8 @@ impl Evicting<'_> {
         self.walk.takes(run)
             && run.leverage(KIND) != Leverage::None
             && run.rule.metric.rank_by() == self.group
-            && self.rounds.shows_need(self.group, run)
-            && under.is_none_or(|rounds| rounds.shows_need(self.group, run))
+            && self.rounds.shows_need(run)
+            && under.is_none_or(|rounds| rounds.shows_need(run))
     }
 
     fn open(&self, run: &Run, covered: u64) -> bool {

@@ -3,6 +3,8 @@
 //! Tasks held back by a quota count as stalled, in their pod and in every parent, so a throttle of ours raises the pressure
 //! of the node. A rule that throttles by such a metric is therefore judged by the waiting of others as well.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::metric::{PressureKind, Protected};
@@ -17,6 +19,8 @@ use super::values::{View, difference, interval, percent};
 const WAITING: f64 = 5.0;
 /// So many or less, and it is quiet.
 const NOT_WAITING: f64 = 2.0;
+/// Of CPU quotas, as the kernel and the kubelet have it where they are not told otherwise.
+const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
 /// Where the kernel keeps no pressure by cgroup: with less of the CPUs busy in percent, nothing waits for anybody but its
 /// own quota.
 const CPUS_BUSY: f64 = 90.0;
@@ -55,7 +59,7 @@ pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement
     else {
         return (judged, None);
     };
-    let Some(kind) = guarded_by(run) else {
+    let Some(kind) = guarded_by(run).filter(|_| may_raise(run, view)) else {
         return (judged, None);
     };
     let judge = |breach, quiet| Judgement::Known {
@@ -88,17 +92,24 @@ pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement
     }
 }
 
-/// The kind of waiting that throttles of the rule would raise together with its metric.
+/// The kind of waiting that throttles would raise together with the rule's metric, where it throttles or evicts.
 pub(super) fn guarded_by(run: &Run) -> Option<PressureKind> {
     let kind = run.rule.metric.raised_by_throttles();
-    kind.filter(|_| run.rule.action.throttle.is_some())
+    let action = &run.rule.action;
+    kind.filter(|_| action.throttle.is_some() || action.eviction.is_some())
+}
+
+/// Whether a throttle is in question: the rule's own, or for one that evicts those that others have in force.
+fn may_raise(run: &Run, view: &View<'_>) -> bool {
+    run.rule.action.throttle.is_some() || !view.ledger.0.is_empty()
 }
 
 /// Percent of the CPUs that were busy in the busiest sample, while the rule holds a pod's CPU down.
 fn busiest(run: &Run, view: &View<'_>, kind: PressureKind) -> Option<f64> {
     let mut grips = view.ledger.0.iter();
-    let holds = kind == PressureKind::Cpu && grips.any(|grip| grip.claim(&run.rule.id).is_some());
-    view.busiest.filter(|_| holds)
+    let throttles = run.rule.action.throttle.is_some();
+    let holds = grips.any(|grip| !throttles || grip.claim(&run.rule.id).is_some());
+    view.busiest.filter(|_| holds && kind == PressureKind::Cpu)
 }
 
 /// The highest share of the last interval in which a protected cgroup waited.
@@ -123,7 +134,10 @@ pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Wai
     }
     let kind = metric.pressure();
     let stalls = Stalls::of(run, view, kind);
+    let is_max = metric != Protected::CpuDelayP95;
     match (stalls.doubt, metric) {
+        // One that waits is enough.
+        (Some(_), _) if is_max && stalls.highest.percent > run.rule.watermark => Ok(stalls.highest),
         (Some(reason), _) => Err(reason),
         (None, Protected::CpuDelayP95) => Ok(p95(run, view, kind, stalls.count)),
         (None, _) => Ok(stalls.highest),
@@ -233,8 +247,8 @@ fn of_system(now: &WaitCounters, view: &View<'_>, kind: PressureKind) -> Result<
     stall(&before, now, nanos, kind)
 }
 
-/// The share of an interval of so many nanoseconds in which a cgroup was stalled. Where its own quota throttled it, that
-/// share of its enforcement periods is taken off: it did not wait for others then.
+/// The share of an interval of so many nanoseconds in which a cgroup was stalled. Enforcement periods in which its own quota
+/// throttled it are taken off, each with its usual 100 ms: it did not wait for others then.
 ///
 /// # Errors
 /// Where a counter could not be read, was not there before, or counts what cannot be.
@@ -248,7 +262,7 @@ pub fn stall(
     let stalled = difference(before.stalled[of], now.stalled[of])?;
     let percent = percent(stalled / nanos as f64 * 100.0)?;
     let own = match kind {
-        PressureKind::Cpu => own_quota(before, now),
+        PressureKind::Cpu => own_quota(before, now) / nanos as f64 * 100.0,
         PressureKind::Memory | PressureKind::Io => 0.0,
     };
     Ok(Waiting {
@@ -257,11 +271,8 @@ pub fn stall(
     })
 }
 
-/// Percent of the enforcement periods in which the cgroup's own quota throttled it; 0 without one.
+/// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without one.
 fn own_quota(before: &WaitCounters, now: &WaitCounters) -> f64 {
     let throttled = difference(before.throttled_periods, now.throttled_periods);
-    match (throttled, difference(before.periods, now.periods)) {
-        (Ok(throttled), Ok(periods)) if periods > 0.0 => throttled / periods * 100.0,
-        _ => 0.0,
-    }
+    throttled.unwrap_or(0.0) * ENFORCEMENT_PERIOD.as_nanos() as f64
 }

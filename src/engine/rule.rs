@@ -62,6 +62,8 @@ pub(super) struct Terms {
     pub(super) avoidance_threshold: u32,
     pub(super) restore_threshold: u32,
     pub(super) cool_down: Duration,
+    /// A breach so long after a release comes right after it: a cool-down, and two evaluations at least.
+    pub(super) soon: Duration,
     /// Unknown for so long: what is in force is undone.
     pub(super) unknown_limit: Duration,
 }
@@ -75,6 +77,7 @@ impl Terms {
             avoidance_threshold: rule.avoidance_threshold,
             restore_threshold: rule.restore_threshold,
             cool_down: rule.action.cool_down,
+            soon: rule.action.cool_down.max(rule.period * 2),
             unknown_limit,
         }
     }
@@ -177,13 +180,17 @@ impl Machine {
         self.last_breach = Some(now);
         self.quiets = 0;
         self.breaches = self.breaches.saturating_add(1);
+        if self.state == RuleState::Normal && self.breaches == 1 {
+            // Counted from the first of the breaches that start it.
+            self.released = self.released.filter(|at| now.since(*at) <= terms.soon);
+        }
         let starts = match self.state {
             RuleState::Normal => self.breaches >= terms.avoidance_threshold,
             RuleState::Cooling => true,
             RuleState::Breached => false,
         };
         if starts {
-            let returns = self.returns(now, terms);
+            let returns = self.returns();
             let mut edge = self.go(now, RuleState::Breached);
             edge.returns = returns;
             tell(edge);
@@ -192,12 +199,11 @@ impl Machine {
 
     /// Whether a breach comes right after a release. If it does the rule holds twice as long this time, or else a load that
     /// stays would have it throttle and release for ever.
-    fn returns(&mut self, now: BootTime, terms: &Terms) -> bool {
+    fn returns(&mut self) -> bool {
         if self.state != RuleState::Normal {
             return false;
         }
-        let released = self.released.take();
-        let returns = released.is_some_and(|at| now.since(at) <= terms.cool_down);
+        let returns = self.released.take().is_some();
         self.doublings = if returns {
             MAX_DOUBLINGS.min(self.doublings + 1)
         } else {

@@ -126,7 +126,7 @@ pub struct WaitCounters {
     pub stalled: [Option<u64>; 3],
     /// Enforcement periods of the cgroup's own quota that passed (`nr_periods`).
     pub periods: Option<u64>,
-    /// Those in which it was throttled (`nr_throttled`).
+    /// Those in which it was throttled (`nr_throttled`), or its containers together where that is more.
     pub throttled_periods: Option<u64>,
 }
 

@@ -27,8 +27,8 @@ pub struct EngineState {
     rules: Vec<RuleMemory>,
     claims: Vec<ClaimMemory>,
     rounds: Vec<Leaving>,
-    /// When the last round of evictions settled, by the resource that ranks their victims.
-    settled: [Option<BootTime>; 3],
+    /// When the last round of evictions settled.
+    settled: Option<BootTime>,
     /// Pods whose eviction was refused, and when it may be tried again.
     refused: Vec<(PodUid, BootTime)>,
 }

@@ -155,6 +155,8 @@ struct Fold {
     doubt: Option<Unknown>,
     /// A series seen for the first time.
     rebased: bool,
+    /// A series of a pod that is throttled.
+    held: bool,
 }
 
 impl Fold {
@@ -178,6 +180,13 @@ impl Fold {
                     doubt: self.doubt.filter(|_| !breach),
                 }
             }
+            // All that it selects is throttled: what makes these wait is no reason to go on.
+            None if self.held && self.doubt.is_none() && !self.rebased => Judgement::Known {
+                value: 0.0,
+                breach: false,
+                quiet: true,
+                doubt: None,
+            },
             None => Judgement::Unknown(self.doubt.or(first_look).unwrap_or(Unknown::Missing)),
         }
     }
@@ -302,13 +311,11 @@ impl Judge<'_> {
 
     fn containers(&self, fold: &mut Fold) {
         for tracked in self.view.pods {
-            // What a throttle of ours makes a pod wait is no reason for more.
-            if self.view.ledger.get(&tracked.pod.uid).is_some() {
-                continue;
-            }
             let Some(sample) = tracked.sample(self.view.sample) else {
                 continue;
             };
+            // What a throttle of ours makes a pod wait is no reason for more.
+            let held = self.view.ledger.get(&tracked.pod.uid).is_some();
             let look = tracked.look(self.view.period);
             for (index, container) in sample.containers.iter().enumerate() {
                 let labels = [
@@ -316,7 +323,9 @@ impl Judge<'_> {
                     ("pod", tracked.pod.name.as_str()),
                     ("container", &*container.container),
                 ];
-                if self.selects(&labels[..]) {
+                let selected = self.selects(&labels[..]);
+                fold.held |= selected && held;
+                if selected && !held {
                     let same = |b: &ContainerSample| b.container == container.container;
                     let before = look.and_then(|l| at_or_near(&l.containers, index, same));
                     let times = (look.map(|l| l.at), sample.at);

@@ -94,6 +94,13 @@ impl ContainerReader {
         Some(self.seen(reading, result)?.nanos)
     }
 
+    /// Enforcement periods in which its own quota throttled it.
+    pub fn throttled_periods(&mut self, reading: &mut Reading) -> Option<u64> {
+        let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
+        let [_, throttled] = self.seen(reading, result)?;
+        throttled
+    }
+
     /// Reads what is asked for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
         [out.periods, out.throttled_periods] = if demand.throttled {

@@ -159,11 +159,25 @@ impl PodReader {
             None => None,
         };
         let by_container = demand.pod_quota && !reading.hierarchy.is_v2();
-        if by_container || demand.run_delay || demand.throttled {
+        let waits_by_cgroup = demand.pod_pressure && reading.hierarchy.is_v2();
+        if by_container || demand.run_delay || demand.throttled || waits_by_cgroup {
             self.find_containers(reading);
+        }
+        if waits_by_cgroup {
+            self.count_quotas_of_containers(reading, &mut out.waits);
         }
         self.levers(reading, demand, out);
         self.container_samples(reading, demand, &mut out.containers);
+    }
+
+    /// `cpu.stat` counts what a cgroup's own quota throttles; a pod's stall holds what the quotas of its containers do, too.
+    fn count_quotas_of_containers(&mut self, reading: &mut Reading, waits: &mut WaitCounters) {
+        let mut throttled = 0_u64;
+        for container in self.containers.below() {
+            let periods = container.throttled_periods(reading).unwrap_or_default();
+            throttled = throttled.saturating_add(periods);
+        }
+        waits.throttled_periods = waits.throttled_periods.map(|own| own.max(throttled));
     }
 
     fn is_another(&self) -> bool {

@@ -65,7 +65,8 @@ fn nanos(ticks: &[u64], tick: u64) -> u64 {
 /// `/proc/stat`: tasks that run or can run, and those that wait for I/O.
 pub fn tasks(text: &[u8]) -> Option<u64> {
     let [running, blocked] = keyed(text, [b"procs_running", b"procs_blocked"]);
-    running?.checked_add(blocked?)
+    // One that runs is who reads this.
+    running?.saturating_sub(1).checked_add(blocked?)
 }
 
 /// `/proc/meminfo`

@@ -38,6 +38,7 @@ use crate::engine::window::NodeWindows;
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
+use crate::node::clock::boot_time;
 use crate::node::collect::{Sampler, Target};
 use crate::node::journal::Record;
 use crate::ordered;
@@ -297,6 +298,7 @@ impl<O: Outside> Machine<O> {
     /// allocates nothing.
     pub fn tick(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
+        let entered = boot_time();
         let due = self.engine.next_due().is_some_and(|due| due <= now);
         // Before the sample, which then shows what came of it.
         self.actuators.check(now, &self.plan, &mut self.effects);
@@ -312,9 +314,10 @@ impl<O: Outside> Machine<O> {
         } else {
             &self.demand
         };
-        self.sampler.sample_node(now, demand, &mut self.sample);
+        let read = now + boot_time().since(entered);
+        self.sampler.sample_node(read, demand, &mut self.sample);
         if due || reports || self.settings.sample_everything {
-            self.sampler.sample_pods(now, demand, &mut self.sample);
+            self.sampler.sample_pods(read, demand, &mut self.sample);
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;

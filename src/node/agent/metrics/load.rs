@@ -128,7 +128,7 @@ impl Load {
         registry.register_with_unit("node_memory_capacity", help, Unit::Bytes, capacity);
         let help = "Time in which some, or all (full), tasks waited for the resource, over 10, 60 and 300 s";
         registry.register_with_unit("node_pressure", help, percent(), self.pressure.clone());
-        let help = "Time in which pods waited for the resource that no rule's action may touch, since the last report (cgroup v2)";
+        let help = "Time in which pods that no rule's action may touch waited for the resource, since the last report (cgroup v2)";
         let protected = self.protected.clone();
         registry.register_with_unit("node_protected_stalled", help, percent(), protected);
         let help = "The node's use over longer times, percent of its capacity: avg, p50, p90, p95, p99, max of 3 s means";
