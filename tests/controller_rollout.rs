@@ -598,17 +598,59 @@ fn a_single_new_node_that_is_away_does_not_stop_an_edit() {
     assert_eq!(cluster.with("watermark", 3000.0).len(), 21);
 }
 
+/// Nodes with a pod policy in force.
+fn with_pods(cluster: &Cluster) -> Vec<String> {
+    let all = cluster.watermarks.iter();
+    let all = all.filter(|(_, it)| it["spec"]["podPolicies"] != json!([]));
+    all.map(|(name, _)| name.clone()).collect()
+}
+
+/// A selector is widened by 50 nodes, beside 130 nodes of another NodeQOS that have had the same PodQOS for long and
+/// begin to throttle now.
+fn widened_beside_nodes_of_another_policy(is_failover: bool) {
+    let mut cluster = two_pools();
+    let others: Vec<String> = (0..130).map(|index| format!("other{index:03}")).collect();
+    for name in &others {
+        cluster.node(name, "other");
+    }
+    cluster.apply(Kind::NodeQos, "r", &in_pools(&["other"], 4000));
+    let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "everything", &pods);
+    cluster.rest();
+    cluster.rest();
+    assert_eq!(with_pods(&cluster).len(), 580);
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.settle(0);
+    if is_failover {
+        cluster.fail_over();
+    }
+    cluster.settle(0);
+    cluster.settle(0);
+    for name in &others {
+        cluster.report(name, json!({"counts": {"throttled": 3}}));
+    }
+    cluster.rest();
+    assert_eq!(new_ones(with_pods(&cluster)).len(), 50);
+    let rolled_out = cluster.condition(Kind::PodQos, "everything", "RolledOut");
+    assert_eq!(rolled_out, None);
+}
+
+#[test]
+fn nodes_that_an_edit_does_not_touch_neither_try_nor_stop_it() {
+    widened_beside_nodes_of_another_policy(false);
+}
+
+#[test]
+fn nodes_that_an_edit_does_not_touch_neither_try_nor_stop_it_after_a_failover() {
+    widened_beside_nodes_of_another_policy(true);
+}
+
 #[test]
 fn pod_policies_that_a_widened_selector_brings_along_are_tried_on_the_new_nodes() {
     let mut cluster = two_pools();
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
     cluster.rest();
-    let with_pods = |cluster: &Cluster| -> Vec<String> {
-        let all = cluster.watermarks.iter();
-        let all = all.filter(|(_, it)| it["spec"]["podPolicies"] != json!([]));
-        all.map(|(name, _)| name.clone()).collect()
-    };
     assert_eq!(with_pods(&cluster).len(), 450);
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -634,6 +676,27 @@ fn another_leader_goes_on_with_the_new_nodes_alone() {
     cluster.report(&canary[0], breached(4100.0));
     cluster.rest();
     assert_eq!(cluster.with_rules(), 451);
+}
+
+#[test]
+fn another_leader_goes_on_where_all_new_nodes_that_have_the_edit_act() {
+    let mut cluster = two_pools();
+    cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
+    cluster.settle(0);
+    cluster.settle(0);
+    cluster.pass(Duration::from_mins(1));
+    cluster.settle(0);
+    cluster.pass(Duration::from_millis(100));
+    cluster.settle(0);
+    let reached = new_ones(cluster.with("id", "q/cpu"));
+    assert!((2..50).contains(&reached.len()), "{reached:?}");
+    for name in &reached {
+        cluster.report(name, breached(4100.0));
+    }
+    cluster.fail_over();
+    cluster.rest();
+    assert_eq!(reason(&mut cluster), "");
+    assert_eq!(cluster.with_rules(), 500);
 }
 
 #[test]

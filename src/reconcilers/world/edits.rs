@@ -52,6 +52,17 @@ impl Edit {
     }
 }
 
+/// Why the roll-out of an edit begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The object was edited now: no node has this edit from before.
+    Edited,
+    /// It began before, and nodes may have it already.
+    Resumed,
+    /// As [`Origin::Resumed`], but the last leader stopped it.
+    Stopped,
+}
+
 /// Whether what an object says may matter to a node.
 fn concerns(key: &Key, node: &Node) -> bool {
     match key.0 {
@@ -64,7 +75,7 @@ impl World {
     /// Each object that is now tighter than what these nodes keep goes to its canaries first.
     pub(super) fn begin_rollouts(&mut self, nodes: &[String]) {
         for (key, edit) in self.edits(nodes) {
-            self.begin_rollout(key, &edit, false);
+            self.begin_rollout(key, &edit, Origin::Edited);
         }
     }
 
@@ -84,8 +95,12 @@ impl World {
         }
         self.rollouts = rollouts;
         for (key, edit) in edits {
-            let stopped = self.is_stopped(&key);
-            self.begin_rollout(key, &edit, stopped);
+            let origin = if self.is_stopped(&key) {
+                Origin::Stopped
+            } else {
+                Origin::Resumed
+            };
+            self.begin_rollout(key, &edit, origin);
         }
     }
 
@@ -110,18 +125,18 @@ impl World {
     }
 
     /// One that is on its way already goes on: only an edit of the object itself begins anew.
-    fn begin_rollout(&mut self, key: Key, edit: &Edit, stopped: bool) {
+    fn begin_rollout(&mut self, key: Key, edit: &Edit, origin: Origin) {
         if self.rollouts.contains_key(&key) || self.catalog.is_immediate(&key) {
             return;
         }
-        let nodes = self.changed_by(&key, edit);
+        let nodes = self.changed_by(&key, edit, origin);
         let slowest = self.slowest(&key, &nodes);
         let has_it = |node: &str| self.has_it(node, edit);
         let mut rollout = Rollout::new(nodes, slowest, edit.before.clone());
         if rollout.phase() == Phase::Done {
             return;
         }
-        if stopped {
+        if origin == Origin::Stopped {
             rollout.stop(has_it);
         } else {
             rollout.begin(has_it, |node| self.sight(node, &key));
@@ -144,7 +159,7 @@ impl World {
             let nodes = self.nodes_of(&key);
             let edits = self.edits(&nodes);
             if let Some(edit) = edits.get(&key) {
-                self.begin_rollout(key, edit, false);
+                self.begin_rollout(key, edit, Origin::Resumed);
             }
             self.dirty.extend(self.nodes.keys().cloned());
             self.cap_dirty = true;
@@ -198,18 +213,39 @@ impl World {
             .collect()
     }
 
-    /// The nodes whose content an edit changes, those included that have it from a leader before; true where nothing of
-    /// the object was in force. Nodes that had as much of it before the edit can't show what it does.
-    fn changed_by(&self, key: &Key, edit: &Edit) -> BTreeMap<String, bool> {
+    /// The nodes whose content an edit changes; of one that began before, those included that have it since. True where
+    /// nothing of the object was in force. Nodes that had as much of it before the edit can't show what it does.
+    fn changed_by(&self, key: &Key, edit: &Edit, origin: Origin) -> BTreeMap<String, bool> {
         let nodes = self.nodes_of(key).into_iter();
-        let changed = nodes.filter(|name| !self.has_it(name, edit) || self.is_up_to_date(name));
+        let changed = nodes.filter(|name| {
+            !self.has_it(name, edit) || (origin != Origin::Edited && self.got_it(name, edit))
+        });
         let with_kind = changed.map(|name| {
             let pair = self.pair(&name);
-            let new = pair.and_then(|pair| edit.pairs.get(&pair));
-            let new = new.copied().unwrap_or(false);
+            let new = pair.and_then(|pair| edit.pairs.get(&pair).copied());
             (name, new)
         });
-        with_kind.collect()
+        let with_kind: Vec<_> = with_kind.collect();
+        let count = |kind| {
+            with_kind
+                .iter()
+                .filter(|(_, new)| *new == Some(kind))
+                .count()
+        };
+        // What held before on a node that has the edit is not known: a kind of such nodes alone could stay without a canary.
+        let usual = count(true) > count(false);
+        let with_kind = with_kind.into_iter();
+        with_kind
+            .map(|(name, new)| (name, new.unwrap_or(usual)))
+            .collect()
+    }
+
+    /// Whether a node that has an edit got it by this edit: it is up to date, and other nodes that are to get the same
+    /// content wait for it.
+    fn got_it(&self, name: &str, edit: &Edit) -> bool {
+        let wanted = self.pair(name).map(|(_, wanted)| wanted);
+        let is_changed = edit.pairs.keys().any(|(_, to)| Some(*to) == wanted);
+        is_changed && self.is_up_to_date(name)
     }
 
     /// Whether what a node keeps was written since the last edit of any of its policies.
