@@ -60,8 +60,8 @@ pub struct ApiServer {
     evictions: Evictions,
     /// Asked for, and nothing is known yet.
     asked: Vec<PodUid>,
-    /// Of each rule that keeps new pods away, the words of the evaluation that began it.
-    closing: BTreeMap<RuleId, String>,
+    /// Of each rule that keeps new pods away, its threshold and the words of the evaluation that began it.
+    closing: BTreeMap<RuleId, (f64, String)>,
     /// The newest first.
     evicted: VecDeque<Evicted>,
     /// What was told since [`Self::take_outcomes`].
@@ -117,7 +117,7 @@ impl ApiServer {
             };
             let asking = reports.filter(|report| rules.contains(&report.id));
             excess(&policies.borrow(), asking, closing);
-            let words: Vec<&str> = closing.values().map(String::as_str).collect();
+            let words: Vec<&str> = closing.values().map(|(_, words)| words.as_str()).collect();
             wanted.message = words.join("; ");
             true
         });
@@ -197,11 +197,11 @@ impl ApiServer {
 }
 
 /// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule: those that are in `closing` already keep their words, since
-/// their value may have fallen since.
+/// their value may have fallen since, unless it is above a threshold that was edited.
 fn excess(
     policy: &PolicySet,
     reports: impl Iterator<Item = RuleReport>,
-    closing: &mut BTreeMap<RuleId, String>,
+    closing: &mut BTreeMap<RuleId, (f64, String)>,
 ) {
     let before = std::mem::take(closing);
     let of = |report: RuleReport| {
@@ -209,15 +209,19 @@ fn excess(
         let value = |value| format_value(metric.as_deref(), value);
         let name = metric.as_deref().unwrap_or("its metric");
         let mark = value(report.watermark);
+        let is_edited = |known: f64| known.total_cmp(&report.watermark).is_ne();
         let words = match (report.value, before.get(&report.id)) {
-            (_, Some(words)) => words.clone(),
+            (Some(now), Some((known, _))) if is_edited(*known) && now > report.watermark => {
+                format!("{}: {name} {} is above {mark}", report.id, value(now))
+            }
+            (_, Some((_, words))) => words.clone(),
             (Some(now), None) if now > report.watermark => {
                 format!("{}: {name} {} is above {mark}", report.id, value(now))
             }
             // An earlier process saw it.
             _ => format!("{}: {name} was above {mark} before", report.id),
         };
-        (report.id, words)
+        (report.id, (report.watermark, words))
     };
     closing.extend(reports.map(of));
 }
@@ -318,7 +322,8 @@ mod tests {
         let mut closing = BTreeMap::new();
         let mut words = |reports: Vec<RuleReport>| {
             excess(&PolicySet::default(), reports.into_iter(), &mut closing);
-            closing.values().cloned().collect::<Vec<_>>()
+            let words = closing.values().map(|(_, words)| words.clone());
+            words.collect::<Vec<_>>()
         };
         let first = "q/a: its metric 7200 is above 4000";
         assert_eq!(words(vec![report("q/a", 7200.0)]), [first]);
@@ -326,6 +331,13 @@ mod tests {
         assert_eq!(words(both), [first, "q/b: its metric 5000 is above 4000"]);
         let second = vec![report("q/b", 100.0)];
         assert_eq!(words(second), ["q/b: its metric 5000 is above 4000"]);
+        let edited = |watermark| RuleReport {
+            watermark,
+            ..report("q/b", 5500.0)
+        };
+        let renewed = ["q/b: its metric 5500 is above 5200"];
+        assert_eq!(words(vec![edited(5200.0)]), renewed);
+        assert_eq!(words(vec![edited(6000.0)]), renewed, "it was so");
         let adopted = "q/c: its metric was above 4000 before";
         assert_eq!(words(vec![report("q/c", 100.0)]), [adopted]);
     }
