@@ -605,7 +605,7 @@ fn with_pods(cluster: &Cluster) -> Vec<String> {
     all.map(|(name, _)| name.clone()).collect()
 }
 
-/// A selector is widened by 50 nodes, beside 130 nodes of another NodeQOS that have had the same PodQOS for long and
+/// A selector is widened by 50 nodes, beside 130 nodes of another `NodeQOS` that have had the same `PodQOS` for long and
 /// begin to throttle now.
 fn widened_beside_nodes_of_another_policy(is_failover: bool) {
     let mut cluster = two_pools();

@@ -17,49 +17,51 @@ struct Check {
     column: &'static str,
     /// The column that says whether it is wrong.
     why: &'static str,
-    /// What it says where nothing is, or somebody else tells it, or it passes by itself.
-    well: &'static [&'static str],
+    /// Whether what it says is wrong. What another check reports, or what passes by itself, is not.
+    is_wrong: fn(&str) -> bool,
     what: &'static str,
     cure: &'static str,
 }
 
-const CHECKS: [Check; 4] = [
+const CHECKS: [Check; 5] = [
     Check {
         column: "Ready",
         why: "Ready",
-        well: &[
-            "",
-            "RulesKept",
-            "Starting",
-            "Stopped",
-            "AgentEnded",
-            condition::NONE_JUDGED,
-        ],
+        is_wrong: |why| {
+            let well = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
+            !well.contains(&why) && why != condition::NONE_JUDGED
+        },
         what: "not the rules as they are now are kept",
         cure: "says why; where it is not understood, have agents and controller of one version",
     },
     Check {
+        column: "Ready",
+        why: "Ready",
+        is_wrong: |why| why == condition::NONE_JUDGED,
+        what: "the rules are kept, but none can be judged",
+        cure: "says why of each rule; look at its metric or its probe",
+    },
+    Check {
         column: "Degraded",
         why: "Degraded",
-        well: &["", "AllInOrder"],
+        is_wrong: |why| !["", "AllInOrder"].contains(&why),
         what: "not everything can be done",
         cure: "says what, and why",
     },
     Check {
         column: "Contested",
         why: "Contested",
-        well: &["", "NotContested"],
+        is_wrong: |why| !["", "NotContested"].contains(&why),
         what: "somebody else undoes what the agent does",
         cure: "says what; let nobody else write that, such as an agent of crane",
     },
     Check {
         column: LAST,
         why: "Because",
-        well: &[
-            "",
-            unknown_reason(Unknown::Rebased),
-            unknown_reason(Unknown::Sparse),
-        ],
+        is_wrong: |why| {
+            let passing = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
+            !why.is_empty() && !passing.contains(&why)
+        },
         what: "this rule can't be judged",
         cure: "says why, and whether there are more; look at its metric's name, or at its probe",
     },
@@ -87,7 +89,7 @@ impl Check {
     fn findings(&self, seen: &Seen) -> Vec<Finding> {
         let mut told: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for [node, said, why] in cells(&seen.watermarks, ["Name", self.column, self.why]) {
-            if !self.well.contains(&why) {
+            if (self.is_wrong)(why) {
                 told.entry(said).or_default().push(node);
             }
         }

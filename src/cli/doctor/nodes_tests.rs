@@ -1,5 +1,6 @@
 use super::*;
 use crate::crd::node_watermark::NodeWatermark;
+use crate::crd::node_watermark::condition::NONE_JUDGED;
 use crate::engine::plan::Unknown;
 use crate::node::machine::wording::unknown_reason;
 use crate::node::report::conditions::{Health, Unready, conditions};
@@ -36,6 +37,21 @@ fn what_agents_say_of_their_nodes_is_told() {
         with("Contested", "UndoneByOthers"),
         &["UndoneByOthers: somebody else undoes what the agent does on 2 nodes"],
     );
+}
+
+#[test]
+fn nodes_none_of_whose_rules_can_be_judged_have_a_finding_with_its_own_cure() {
+    let mut seen = well();
+    with("Ready", NONE_JUDGED)(&mut seen);
+    let [found] = &findings(&seen)[..] else {
+        panic!("{:?}", findings(&seen));
+    };
+    assert_eq!(
+        found.what,
+        "NoneJudged: the rules are kept, but none can be judged on 2 nodes: a, b"
+    );
+    assert!(found.cure.contains("look at its metric or its probe"));
+    assert!(!found.cure.contains("one version"), "{}", found.cure);
 }
 
 #[test]
