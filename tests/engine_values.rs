@@ -607,7 +607,9 @@ fn the_protected_are_those_that_the_action_may_not_touch() {
     let named = |index: usize| format!("p{index:02}");
     let run = |metric: &str, edit: &dyn Fn(&mut Sample)| {
         let mut loads: Vec<_> = (1..=20).map(|i| Load::new(&named(i), 100)).collect();
-        loads.iter_mut().for_each(|load| load.pod.protected = true);
+        for load in &mut loads {
+            load.pod.protected = true;
+        }
         loads.push(Load::new("victim", 100));
         let rule = rule("n/rule", metric, 90.0, engine_support::throttling(10, 10));
         let mut node = Node::new(vec![rule], loads);
