@@ -131,8 +131,33 @@ fn memory_waits_for_nothing_but_a_sample_after_the_round() {
     );
 }
 
+/// Files that are read push each other out of a memory that is full: the pod that holds most of it goes.
 #[test]
 fn memory_pressure_evicts_by_memory() {
+    let reads = Worker {
+        reads: 1 << 30,
+        ..important(0.5)
+    };
+    let workers = vec![
+        Worker {
+            memory: 1 << 30,
+            ..batch("cpu", 2.0)
+        },
+        Worker {
+            memory: 8 << 30,
+            ..batch("memory", 0.1)
+        },
+        reads,
+    ];
+    let rules = acting("memory_pressure_some_avg10", 10.0, evicting(1));
+    let mut plant = Plant::new(8, rules, workers);
+    plant.memory = 12 << 30;
+    plant.pass(60);
+    assert_eq!(plant.evicted[0].1, "memory");
+}
+
+#[test]
+fn an_average_of_memory_evicts_by_memory() {
     let workers = vec![
         Worker {
             memory: 1 << 30,

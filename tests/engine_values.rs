@@ -639,3 +639,23 @@ fn the_protected_are_those_that_the_action_may_not_touch() {
         Err(Unknown::Missing)
     );
 }
+
+/// What a throttle makes a container wait is no reason to go on with it.
+#[test]
+fn a_rule_all_of_whose_series_are_throttled_is_quiet() {
+    let action = engine_support::throttling(10, 50);
+    let ratio = rule("n/ratio", "container_cpu_throttled_ratio", 50.0, action);
+    let mut node = Node::new(vec![ratio], vec![Load::new("a", 400)]);
+    let mut states = Vec::new();
+    for periods in [0, 100, 200, 300] {
+        node.pass(PERIOD);
+        container(0, periods, periods)(&mut node.sample);
+        node.step();
+        let report = node.engine.reports().next().unwrap();
+        states.push((report.state, report.unknown));
+    }
+    let breached = (RuleState::Breached, None);
+    assert_eq!(states[1], breached, "all its periods were cut short");
+    assert_eq!(states[2], (RuleState::Cooling, None));
+    assert_eq!(states[3], (RuleState::Cooling, None));
+}

@@ -21,7 +21,7 @@ const WAITING: f64 = 5.0;
 const NOT_WAITING: f64 = 2.0;
 /// Of CPU quotas, as the kernel and the kubelet have it where they are not told otherwise.
 const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
-/// Where the kernel keeps no pressure by cgroup: with less of the CPUs busy in percent, nothing waits for anybody but its
+/// Where the kernel keeps no pressure by cgroup: with less of the CPUs busy in percent, a pod waits for nothing but its
 /// own quota.
 const CPUS_BUSY: f64 = 90.0;
 
@@ -31,7 +31,7 @@ const CPUS_BUSY: f64 = 90.0;
 pub struct Waiting {
     /// The share of the time, in percent.
     pub percent: f64,
-    /// An upper bound: a quota of the pod's own made it wait as well.
+    /// An estimate: a quota of the pod's own made it wait as well, which is taken off by whole enforcement periods.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub limited: bool,
 }

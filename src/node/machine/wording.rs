@@ -329,7 +329,7 @@ pub fn guard(guard: Guard) -> String {
     match guard {
         Guard::Waiting(Waiting { percent, limited }) => {
             let bound = if limited {
-                " at most: a quota of its own limits it as well"
+                ", besides what a quota of its own held it back"
             } else {
                 ""
             };
