@@ -214,6 +214,7 @@ fn pods_are_spared_with_the_reason_told_once() {
         Load::new("kept", 700),
         Load::new("waiting", 700),
         Load::new("unseen", 700),
+        Load::new("partial", 700),
     ];
     pods[2].pod.cpu_request = MilliCpu(500);
     pods[3].pod.protected = true;
@@ -225,6 +226,12 @@ fn pods_are_spared_with_the_reason_told_once() {
         node.sample
             .pods
             .retain(|pod| pod.uid.to_string() != "unseen");
+        let partial = node
+            .sample
+            .pods
+            .iter_mut()
+            .find(|it| it.uid.to_string() == "partial");
+        partial.expect("a pod").levers.clear();
         node.step();
     };
     look(&mut node);
@@ -235,6 +242,7 @@ fn pods_are_spared_with_the_reason_told_once() {
         ("waiting", Spared::NotRunning),
         ("request", Spared::AtFloor),
         ("little", Spared::UsesLittle),
+        ("partial", Spared::ContainerMissing),
         ("unseen", Spared::NoSample),
     ];
     assert_eq!(node.spared(), spared(&expected));

@@ -20,6 +20,11 @@ pub fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(1.0 + fastrand::f64() / 4.0)
 }
 
+/// The pause before the next try: not shorter than what the server asked for, which it asks of every client at once.
+pub fn at_least(asked: Option<Duration>, pause: Duration) -> Duration {
+    pause.max(asked.map_or(Duration::ZERO, jittered))
+}
+
 /// Waits so long; `None`: for ever.
 pub async fn rest(pause: Option<Duration>) {
     match pause {
@@ -41,5 +46,15 @@ mod tests {
         assert!(pauses.len() > 50, "{pauses:?}");
         let bounds = pause..=Duration::from_secs(10);
         assert!(pauses.iter().all(|it| bounds.contains(it)), "{pauses:?}");
+    }
+
+    #[test]
+    fn clients_that_are_asked_to_wait_as_long_do_not_come_back_at_once() {
+        let (asked, pause) = (Duration::from_secs(8), Duration::from_secs(1));
+        let pauses: BTreeSet<Duration> = (0..100).map(|_| at_least(Some(asked), pause)).collect();
+        assert!(pauses.len() > 50, "{pauses:?}");
+        assert!(pauses.first() >= Some(&asked), "{pauses:?}");
+        assert_eq!(at_least(None, pause), pause);
+        assert_eq!(at_least(Some(Duration::from_millis(10)), pause), pause);
     }
 }

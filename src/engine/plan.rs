@@ -248,6 +248,8 @@ pub enum Spared {
     NotRunning,
     /// No fresh usage sample.
     NoSample,
+    /// One of its containers has no cgroup: on cgroup v1 the quotas of its others cannot be told from the pod's then.
+    ContainerMissing,
     /// It uses less than 10 m of CPU.
     UsesLittle,
     /// Its floor is not below its usage.
@@ -270,6 +272,7 @@ impl Spared {
             Self::Protected => "protected",
             Self::NotRunning => "notRunning",
             Self::NoSample => "noSample",
+            Self::ContainerMissing => "containerMissing",
             Self::UsesLittle => "usesLittle",
             Self::AtFloor => "atFloor",
             Self::Unowned => "unowned",

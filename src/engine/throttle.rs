@@ -154,7 +154,7 @@ impl Lowering<'_> {
         }
         let from = self.depth(run, tracked);
         if !self.grasp(tracked, uses) {
-            return Err(Some(Spared::NoSample));
+            return Err(Some(self.unmeasured(tracked)));
         }
         let down = self.release(tracked, uses, spec.min_ratio) > MilliCpu::ZERO;
         let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
@@ -165,6 +165,16 @@ impl Lowering<'_> {
             return Err(Some(Spared::AtFloor));
         }
         Ok((from, uses))
+    }
+
+    /// Why a pod whose usage is known has no quota to lower.
+    fn unmeasured(&self, tracked: &Tracked) -> Spared {
+        let sample = tracked.sample(self.walk.sample);
+        if sample.is_some_and(|sample| sample.levers.is_empty()) {
+            Spared::ContainerMissing
+        } else {
+            Spared::NoSample
+        }
     }
 
     fn depth(&self, run: &Run, tracked: &Tracked) -> Depth {

@@ -21,6 +21,7 @@ use super::content::Wanted;
 use super::rollout::Rollout;
 use super::silence::Silence;
 use super::wire::{NodeSeen, Watermark};
+use crate::cluster::backoff::jittered;
 use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
@@ -423,7 +424,7 @@ impl World {
         let attempt = self.attempts.entry(node.to_owned()).or_default();
         attempt.failed(now);
         if let Some(wait) = failed.wait {
-            attempt.wait(now + wait);
+            attempt.wait(now + jittered(wait));
         }
     }
 

@@ -8,7 +8,7 @@ use backon::ExponentialBackoff;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::cluster::backoff::{backoff, rest};
+use crate::cluster::backoff::{at_least, backoff, rest};
 use crate::cluster::taint::{self, Bearing, Mark, Marked, TaintError};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
@@ -248,11 +248,11 @@ impl Keeper {
         &mut self,
         now: BootTime,
         (least, most): (Duration, Duration),
-        told: Option<Duration>,
+        asked: Option<Duration>,
     ) {
         let pauses = self.pauses.get_or_insert_with(|| backoff(least, most));
         let pause = pauses.next().unwrap_or(most);
-        self.pause_until = now + told.unwrap_or_default().max(pause);
+        self.pause_until = now + at_least(asked, pause);
     }
 
     /// A write came to its end.

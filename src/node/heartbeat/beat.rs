@@ -183,6 +183,8 @@ impl Beat {
         let pause = PAUSE * (1 << self.failures.min(10));
         let pause = pause.min(INTERVAL).mul_f64(0.5 + self.random.f64() / 2.0);
         let wait = wait.unwrap_or_default().min(LONGEST_PAUSE);
+        // Whom the server sends away together does not come back together.
+        let wait = wait.mul_f64(1.0 + self.random.f64() / 4.0);
         self.due = now + pause.max(wait);
         self.failures = self.failures.saturating_add(1);
         self.at_once = 0;

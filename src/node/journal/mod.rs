@@ -134,9 +134,12 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// It was read, and is not what was written.
-    const fn is_damage(&self) -> bool {
-        matches!(self, Self::Corrupt { .. })
+    /// What is wrong with what was read, where it is ours and damaged.
+    fn damage(&self) -> Option<String> {
+        match self {
+            Self::Corrupt { reason, .. } => Some(reason.clone()),
+            _ => None,
+        }
     }
 }
 
@@ -164,22 +167,23 @@ impl Journal {
     /// Where it cannot be read whole and is not known to be from before: nothing of it is given out then.
     pub fn load(&self) -> Result<Vec<Record>, JournalError> {
         match self.read() {
-            Err(error) if error.is_damage() && self.is_of_earlier_boot() => Ok(Vec::new()),
+            Err(error) if error.damage().is_some() && self.is_of_earlier_boot() => Ok(Vec::new()),
             read => read,
         }
     }
 
-    /// Renames a damaged journal of an earlier boot, and returns why it cannot be read, and its new name. For who has the
-    /// state directory alone.
+    /// Renames a damaged journal of an earlier boot, and returns what is wrong with it, and its new name. For who
+    /// has the state directory alone.
     ///
     /// # Errors
     /// Where it cannot be renamed.
-    pub fn set_aside(&self) -> io::Result<Option<(JournalError, PathBuf)>> {
-        match self.read() {
-            Err(error) if error.is_damage() && self.is_of_earlier_boot() => {
+    pub fn set_aside(&self) -> io::Result<Option<(String, PathBuf)>> {
+        let damage = self.read().err().and_then(|error| error.damage());
+        match damage {
+            Some(damage) if self.is_of_earlier_boot() => {
                 let aside = self.path.with_extension("damaged");
                 fs::rename(&self.path, &aside)?;
-                Ok(Some((error, aside)))
+                Ok(Some((damage, aside)))
             }
             _ => Ok(None),
         }

@@ -361,6 +361,7 @@ pub const fn spared_reason(reason: Spared) -> &'static str {
         Spared::Protected => "it is protected",
         Spared::NotRunning => "it is not running",
         Spared::NoSample => "there is no fresh sample of it",
+        Spared::ContainerMissing => "one of its containers is not running",
         Spared::UsesLittle => "it uses less than 10m of CPU",
         Spared::AtFloor => "its use is at its floor (its CPU request, or minCPURatio) or below",
         Spared::Unowned => "it has no controller, and the action has no evictUnowned",

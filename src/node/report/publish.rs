@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::conditions::cut;
 use super::events::{About, Note};
-use crate::cluster::backoff::backoff;
+use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::engine::time::BootTime;
@@ -125,7 +125,7 @@ async fn publish(events: &Events, node: &str, told: Told, bucket: &mut Bucket) -
         if !may_pass(&error) || refusals >= MOST_REFUSALS || is_old {
             return false;
         }
-        tokio::time::sleep(pause.max(error.retry_after().unwrap_or_default())).await;
+        tokio::time::sleep(at_least(error.retry_after(), pause)).await;
         // Every node that lost the server comes back with all it has: none of them at once.
         bucket.slow_down(clock::boot_time());
     }

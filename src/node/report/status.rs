@@ -195,10 +195,10 @@ impl StatusBuilder {
     }
 
     fn spare(&mut self, rule: &RuleId, pod: String, reason: Spared) {
-        // These come and go with the pod's usage, and nobody can do anything about them.
+        // These come and go with the pod, and nobody can do anything about them.
         let passing = matches!(
             reason,
-            Spared::UsesLittle | Spared::NotRunning | Spared::NoSample | Spared::AtFloor
+            Spared::UsesLittle | Spared::NotRunning | Spared::NoSample
         );
         let subject = Subject {
             rule: rule.clone(),

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::pace::{Pace, Step};
 use super::status::seconds;
-use crate::cluster::backoff::{backoff, rest};
+use crate::cluster::backoff::{at_least, backoff, rest};
 use crate::cluster::client::{CallError, call, stored};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::engine::time::BootTime;
@@ -143,7 +143,7 @@ impl Writer {
         let (least, most) = FAILED;
         let pauses = self.pauses.get_or_insert_with(|| backoff(least, most));
         let pause = pauses.next().unwrap_or(most);
-        let pause = pause.max(error.retry_after().unwrap_or_default());
+        let pause = at_least(error.retry_after(), pause);
         self.until = now + pause;
         pause
     }

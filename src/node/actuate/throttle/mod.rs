@@ -93,7 +93,7 @@ impl Throttler {
             Ok(None) => {}
             Ok(Some((why, aside))) => {
                 let aside = aside.display();
-                tracing::warn!(%why, "the journal is from before this boot, which took its cgroups with it: set aside as {aside}");
+                tracing::warn!(%why, "set the journal aside as {aside}: it cannot be read, and is from before this boot, which took its cgroups with it");
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to set the damaged journal of an earlier boot aside");

@@ -203,6 +203,11 @@ fn what_is_not_done_is_told_until_the_rule_is_over_and_passing_reasons_are_not()
     let mut builder = StatusBuilder::default();
     builder.hear(&[spared("usesLittle", false), spared("protected", true)]);
     assert_eq!(builder.build(&scene.view()).refused, []);
+    for (reason, shown) in [("atFloor", "floor"), ("containerMissing", "containers")] {
+        builder.hear(&[spared(reason, false)]);
+        let refused = builder.build(&scene.view()).refused;
+        assert!(refused[0].reason.contains(shown), "{refused:?}");
+    }
     builder.hear(&[spared("contested", false)]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
