@@ -239,10 +239,10 @@ fn pods_are_spared_with_the_reason_told_once() {
     assert_eq!(node.ratios(), ratios(&[("busy", 90)]));
     let expected = [
         ("kept", Spared::Protected),
+        ("partial", Spared::ContainerMissing),
         ("waiting", Spared::NotRunning),
         ("request", Spared::AtFloor),
         ("little", Spared::UsesLittle),
-        ("partial", Spared::ContainerMissing),
         ("unseen", Spared::NoSample),
     ];
     assert_eq!(node.spared(), spared(&expected));
