@@ -266,7 +266,7 @@ async fn says_that_nobody_can_be_asked(agent: &Client, pod: &Target) {
     let begun = now();
     let why = loop {
         match evict(agent, pod).await {
-            Answer::Wait(_, Delay::Webhook, why) => break why,
+            Answer::Wait(_, Delay::Leader, why) => break why,
             Answer::Wait(..) | Answer::Away(_) | Answer::Unknown(_) if begun.elapsed() < SOON => {}
             answer => panic!("it is not told that nobody can be asked: {answer:?}"),
         }

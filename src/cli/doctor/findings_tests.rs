@@ -72,7 +72,7 @@ fn set(name: &str, [made, ready, wanted]: [u32; 3]) -> Value {
     json!({
         "metadata": meta(name),
         "status": {"currentNumberScheduled": made, "numberReady": ready, "desiredNumberScheduled": wanted},
-        "spec": {"template": {"spec": {"serviceAccountName": "agent"}}},
+        "spec": {"template": {"spec": {"serviceAccountName": "agent", "containers": [{"args": ["agent", "--report-service=report"]}]}}},
     })
 }
 
@@ -109,7 +109,7 @@ const HELD: [&str; 7] = [
     "agent-event",
     "controller-node",
     "controller-api",
-    "controller-webhook",
+    "controller-eviction",
 ];
 
 /// A policy's answer, or another's.
@@ -138,13 +138,6 @@ fn binding(name: &str, action: &str) -> Value {
     json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
 }
 
-fn guard(failure: &str, bundle: &str) -> Value {
-    let rules = json!([{"resources": ["pods/eviction"]}]);
-    let hook =
-        json!({"failurePolicy": failure, "clientConfig": {"caBundle": bundle}, "rules": rules});
-    json!({"metadata": {"name": "guard"}, "webhooks": [hook]})
-}
-
 /// An installation with nothing wrong.
 fn well() -> Seen {
     Seen {
@@ -160,8 +153,8 @@ fn well() -> Seen {
         deployments: of(vec![json!({
             "metadata": meta("controller"), "status": {"readyReplicas": 2},
             "spec": {"replicas": 2, "template": {"spec": {
-                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--eviction-webhook=guard",
-                    "--metrics-api-service=metrics", "--lease-name=controller"]}],
+                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--report-listen=0.0.0.0:8444",
+                    "--metrics-api-listen=0.0.0.0:8443", "--lease-name=controller"]}],
             }}},
         })]),
         elections: vec![Ok(election("me", "2026-01-01T00:00:58Z"))],
@@ -184,7 +177,6 @@ fn well() -> Seen {
             lease("a", "2026-01-01T00:00:55.000000Z"),
             lease("b", "2026-01-01T00:00:30.000000Z"),
         ]),
-        webhooks: of(vec![guard("Fail", "pem")]),
         admission: [
             of(HELD.map(held).to_vec()),
             of(HELD.map(|name| binding(name, "Deny")).to_vec()),
@@ -470,33 +462,36 @@ fn a_permission_that_lacks_is_told() {
 }
 
 #[test]
-fn a_guard_that_guards_nothing_is_told() {
-    let about = "ValidatingWebhookConfiguration guard";
-    says(
-        |it| it.webhooks = of(vec![guard("Fail", "")]),
-        &[about, "caBundle"],
-    );
-    says(
-        |it| it.webhooks = of(vec![guard("Ignore", "pem")]),
-        &[about, "failurePolicy"],
-    );
-    says(|it| it.webhooks = of(Vec::new()), &[about, "is missing"]);
-    let mut blind = guard("Fail", "pem");
-    blind["webhooks"][0]["rules"][0]["resources"] = json!(["pods"]);
-    says(
-        |it| it.webhooks = of(vec![blind]),
-        &[about, "pods/eviction"],
-    );
-    says(
-        |it| it.webhooks = refused(403),
-        &["webhooks could not be read"],
+fn where_agents_cannot_ask_for_evictions_that_is_found() {
+    let first = |list: &mut Answer| -> Value {
+        let items = &mut list.as_mut().expect("a list")["items"][0];
+        items["spec"]["template"]["spec"]["containers"][0]["args"].take()
+    };
+    let mut seen = well();
+    let without = |args: Value, argument: &str| {
+        let args = args.as_array().expect("a list").clone();
+        let kept = args
+            .into_iter()
+            .filter(|it| !it.as_str().unwrap_or_default().starts_with(argument));
+        Value::Array(kept.collect())
+    };
+    let args = without(first(&mut seen.deployments), "--report-listen=");
+    let deployments = seen.deployments.as_mut().expect("a list");
+    deployments["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"] = args;
+    let found: Vec<String> = findings(&seen).iter().map(ToString::to_string).collect();
+    assert!(
+        found.len() == 1 && found[0].contains("--report-listen"),
+        "{found:?}"
     );
     let mut seen = well();
-    seen.webhooks = of(Vec::new());
-    let controller = seen.deployments.as_mut().expect("a list");
-    let args = &mut controller["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"];
-    args.as_array_mut().expect("a list").remove(1);
-    assert_eq!(findings(&seen), [], "nobody wants it");
+    let args = without(first(&mut seen.daemon_sets), "--report-service=");
+    let agents = seen.daemon_sets.as_mut().expect("a list");
+    agents["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"] = args;
+    let found: Vec<String> = findings(&seen).iter().map(ToString::to_string).collect();
+    assert!(
+        found.len() == 1 && found[0].contains("--report-service"),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -516,7 +511,7 @@ fn admission_policies_that_are_not_in_force_are_told() {
         )
     });
     says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
-    for weak in ["controller-node", "controller-api", "controller-webhook"] {
+    for weak in ["controller-node", "controller-api", "controller-eviction"] {
         let loose = HELD.map(|name| {
             let mut policy = held(name);
             if name == weak {
@@ -543,7 +538,7 @@ fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
     says(
         through,
         &[
-            "there, and refuse nothing: controller-webhook;",
+            "there, and refuse nothing: controller-eviction;",
             "--disable-admission-plugins",
         ],
     );

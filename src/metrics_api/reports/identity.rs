@@ -19,7 +19,7 @@ use crate::crd::report::AUDIENCE;
 use crate::engine::time::BootTime;
 
 /// What a review says of the node that a token is bound to.
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+pub const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Tokens of so many agents are kept; each has two for a moment when the kubelet renews it.
 const MOST_TOKENS: usize = 1 << 15;
 /// A review is good for so long, at most.

@@ -337,6 +337,21 @@ impl Ledger {
         }
     }
 
+    /// Takes in what the API server answered to the Eviction of a reserved pod; whether it was still reserved.
+    pub fn settle(&mut self, uid: &str, settled: Settled, now: BootTime) -> bool {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return false;
+        };
+        if entry.stage != Stage::Reserved {
+            return false;
+        }
+        match settled {
+            Settled::Confirmed => (entry.stage, entry.since) = (Stage::Ending, now),
+            Settled::Returned => drop(self.entries.remove(uid)),
+        }
+        true
+    }
+
     /// Forgets what counts for no budget any more.
     pub fn forget(&mut self, now: BootTime) {
         let longest = self.budgets.longest();

@@ -1,0 +1,220 @@
+//! Requests of all nodes: one at a time of each, and each done once however often it comes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot};
+
+use super::handler::Handler;
+use super::refusal::Refusal;
+use crate::crd::eviction::{Answer, EvictionRequest, Key};
+
+/// So many are carried out at a time; others wait.
+const MAX_AT_ONCE: usize = 64;
+
+/// A request, and where its answer goes; `None`: this replica does not lead.
+#[derive(Debug)]
+pub struct Pending {
+    /// The node whose agent asks.
+    pub node: Arc<str>,
+    /// What it asks for.
+    pub request: EvictionRequest,
+    /// The answer.
+    pub reply: oneshot::Sender<Option<Answer>>,
+}
+
+type Reply = oneshot::Sender<Option<Answer>>;
+
+/// The last request of a node.
+#[derive(Debug)]
+struct Last {
+    key: Key,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It is being carried out; these wait for the answer.
+    Running(Vec<Reply>),
+    Done(Answer),
+}
+
+/// What is to be done with a request.
+#[derive(Debug)]
+enum Step {
+    /// It is new: carry it out.
+    Run,
+    /// Answer it so.
+    Answer(Reply, Answer),
+    /// It is answered with the one that is under way.
+    Join,
+}
+
+/// The last request of each node.
+#[derive(Debug, Default)]
+struct Lasts(HashMap<Arc<str>, Last>);
+
+impl Lasts {
+    fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply) -> Step {
+        if let Some(last) = self.0.get_mut(node) {
+            match &mut last.state {
+                State::Running(replies) if last.key == *key => {
+                    replies.push(reply);
+                    return Step::Join;
+                }
+                State::Done(answer) if last.key == *key => {
+                    return Step::Answer(reply, answer.clone());
+                }
+                // Its agent was restarted meanwhile, most likely.
+                State::Running(_) => {
+                    let why = "another eviction of the same node is under way";
+                    return Step::Answer(reply, Refusal::later("running", why).answer);
+                }
+                State::Done(_) if last.key.boot_id == key.boot_id && last.key > *key => {
+                    return Step::Answer(reply, Refusal::outdated().answer);
+                }
+                State::Done(_) => {}
+            }
+        }
+        let last = Last {
+            key: key.clone(),
+            state: State::Running(vec![reply]),
+        };
+        self.0.insert(Arc::clone(node), last);
+        Step::Run
+    }
+
+    /// Who is to be answered so.
+    fn done(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
+        let Some(last) = self.0.get_mut(node) else {
+            return Vec::new();
+        };
+        match std::mem::replace(&mut last.state, State::Done(answer.clone())) {
+            State::Running(replies) => replies,
+            State::Done(_) => Vec::new(),
+        }
+    }
+}
+
+/// Carries requests out.
+pub struct Queue {
+    handler: Arc<Handler>,
+    pending: mpsc::Receiver<Pending>,
+    lasts: Lasts,
+    running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
+}
+
+impl Queue {
+    /// Those that come by `pending`.
+    pub fn new(handler: Handler, pending: mpsc::Receiver<Pending>) -> Self {
+        Self {
+            handler: Arc::new(handler),
+            pending,
+            lasts: Lasts::default(),
+            running: FuturesUnordered::new(),
+        }
+    }
+
+    /// Until nobody can ask any more. What was begun is finished, also where whoever asked is gone.
+    pub async fn run(mut self) {
+        loop {
+            tokio::select! {
+                pending = self.pending.recv(), if self.running.len() < MAX_AT_ONCE => match pending {
+                    Some(pending) => self.take(pending),
+                    None => return,
+                },
+                Some((node, answer)) = self.running.next() => {
+                    for reply in self.lasts.done(&node, &answer) {
+                        // Whoever asked may have given up.
+                        reply.send(Some(answer.clone())).ok();
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, pending: Pending) {
+        let Pending {
+            node,
+            request,
+            reply,
+        } = pending;
+        if !self.handler.leads() {
+            self.forget();
+            reply.send(None).ok();
+            return;
+        }
+        match self.lasts.take(&node, &request.key, reply) {
+            Step::Run => {
+                let handler = Arc::clone(&self.handler);
+                let run = async move {
+                    let answer = handler.evict(&node, &request).await;
+                    (node, answer)
+                };
+                self.running.push(run.boxed());
+            }
+            Step::Answer(reply, answer) => drop(reply.send(Some(answer))),
+            Step::Join => {}
+        }
+    }
+
+    /// The next leader knows nothing of requests that were answered here.
+    fn forget(&mut self) {
+        let runs = |last: &Last| matches!(last.state, State::Running(_));
+        self.lasts.0.retain(|_, last| runs(last));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(boot: &str, sequence: u64) -> Key {
+        Key {
+            boot_id: boot.to_owned(),
+            sequence,
+        }
+    }
+
+    fn take(lasts: &mut Lasts, key: &Key) -> (Step, oneshot::Receiver<Option<Answer>>) {
+        let (reply, answer) = oneshot::channel();
+        (lasts.take(&Arc::from("n"), key, reply), answer)
+    }
+
+    #[test]
+    fn a_request_that_comes_again_is_answered_the_same_and_done_once() {
+        let mut lasts = Lasts::default();
+        let (first, _answer) = take(&mut lasts, &key("b", 1));
+        assert!(matches!(first, Step::Run), "{first:?}");
+        let (again, _answer) = take(&mut lasts, &key("b", 1));
+        assert!(matches!(again, Step::Join), "{again:?}");
+        let (other, _answer) = take(&mut lasts, &key("b", 2));
+        assert!(
+            matches!(other, Step::Answer(_, Answer::Wait { .. })),
+            "{other:?}"
+        );
+        assert_eq!(lasts.done("n", &Answer::Accepted).len(), 2);
+        let (late, _answer) = take(&mut lasts, &key("b", 1));
+        assert!(
+            matches!(late, Step::Answer(_, Answer::Accepted)),
+            "{late:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_older_than_the_last_of_the_boot_is_refused_and_a_new_boot_begins_again() {
+        let mut lasts = Lasts::default();
+        drop(take(&mut lasts, &key("b", 7)));
+        drop(lasts.done("n", &Answer::Gone));
+        let (old, _answer) = take(&mut lasts, &key("b", 6));
+        assert!(
+            matches!(old, Step::Answer(_, Answer::Refused { .. })),
+            "{old:?}"
+        );
+        let (booted, _answer) = take(&mut lasts, &key("a", 1));
+        assert!(matches!(booted, Step::Run), "{booted:?}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Requests of agents to evict pods that come through the API server, where agents can't reach the listener of reports. A standby
+//! passes them on to the leader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode};
+use rustls::pki_types::CertificateDer;
+use tokio::time::timeout;
+
+use crate::crd::eviction::{EvictionRequest, MAX_BYTES, SUBRESOURCE, api_path};
+use crate::crd::node_metric::{API_VERSION, PLURAL};
+use crate::evictions::Reply;
+
+use super::forward;
+use super::reports::{NODE_NAME, Reports};
+use super::server::{Answer, Api, JSON, whole};
+use super::status::Refusal;
+
+/// A request has to be here by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The node whose agent asks for an eviction at this path.
+pub fn node_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/apis/")?.strip_prefix(API_VERSION)?;
+    let rest = rest.strip_prefix('/')?.strip_prefix(PLURAL)?;
+    let (node, subresource) = rest.strip_prefix('/')?.split_once('/')?;
+    (subresource == SUBRESOURCE && !node.is_empty()).then_some(node)
+}
+
+impl Api {
+    /// Answers a request of the agent of `node`.
+    pub(super) async fn evict(
+        &self,
+        reports: &Reports,
+        node: Arc<str>,
+        request: Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+        is_passed_on: bool,
+    ) -> Result<Answer, Refusal> {
+        if *request.method() != Method::POST {
+            return Err(Refusal::method());
+        }
+        // The replica that passed it on has asked who it is.
+        if !is_passed_on {
+            self.is_agent_of(&node, &request, certificates).await?;
+        }
+        let body = Limited::new(request.into_body(), MAX_BYTES).collect();
+        let body = timeout(BODY_TIMEOUT, body).await.ok().and_then(Result::ok);
+        let broken = || Refusal::bad_request("the request is too long, or broke off");
+        let body = body.ok_or_else(broken)?.to_bytes();
+        let request = EvictionRequest::parse(&body);
+        let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
+        match reports.evictions().evict(Arc::clone(&node), request).await {
+            Reply::Answer(answer) => {
+                let answer = serde_json::to_vec(&answer).unwrap_or_default();
+                Ok(whole(StatusCode::OK, JSON, answer.into()))
+            }
+            // What was passed on is not passed on again.
+            Reply::NotLeading(_) if is_passed_on => Err(Refusal::not_leading()),
+            Reply::NotLeading(_) => {
+                let answer = self.pass_to_leader(&node, body).await;
+                answer.ok_or_else(Refusal::not_leading)
+            }
+        }
+    }
+
+    /// The user has to be the agents' account, with a token that is bound to a pod on that very node.
+    async fn is_agent_of(
+        &self,
+        node: &str,
+        request: &Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<(), Refusal> {
+        let user = self
+            .authenticator
+            .identify(request.headers(), certificates)
+            .await?;
+        let of = user.extra.get(NODE_NAME).and_then(|names| names.first());
+        if user.name == self.agents && of.is_some_and(|name| *name == *node) {
+            return Ok(());
+        }
+        let message = format!("only the agent of node {node:?} may have pods of it evicted");
+        Err(Refusal::new(403, "Forbidden", message))
+    }
+
+    /// The leader's answer; `None`: there is none.
+    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Option<Answer> {
+        let leader = self.standing.borrow().leader()?;
+        let tls = self.tls.borrow().clone()?;
+        let (path, name) = (api_path(node), &self.server_name);
+        let passed = forward::pass(leader, tls.client, name, &path, JSON, Some(body)).await;
+        passed
+            .ok()
+            .filter(|answer| answer.status() == StatusCode::OK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_names_the_node() {
+        assert_eq!(node_of(&api_path("node-a")), Some("node-a"));
+        let nodes = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
+        for path in [
+            "",
+            "/node-a",
+            "/node-a/",
+            "//evictions",
+            "/node-a/status",
+            "/a/b/evictions",
+        ] {
+            assert_eq!(node_of(&format!("{nodes}{path}")), None, "{path}");
+        }
+    }
+}
