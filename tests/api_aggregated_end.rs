@@ -225,7 +225,6 @@ impl Observer for Nobody {
     fn certified(&self, _: Result<(), &str>) {}
     fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
     fn believes(&self, _: Result<(), &str>) {}
-    fn guards(&self, _: Option<bool>) {}
     fn lacks(&self) -> Result<(), String> {
         Ok(())
     }

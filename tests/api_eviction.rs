@@ -20,7 +20,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
-use plimsoll::crd::eviction::{Answer, Delay, Objection, Target};
+use plimsoll::crd::eviction::{Answer, Target};
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{
