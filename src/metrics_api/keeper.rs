@@ -237,7 +237,7 @@ impl Keeper {
             let error = self.look(leads, clock::wall()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
             if why != wrong && !why.is_empty() {
-                tracing::error!(why, "the metrics API is not as it should be");
+                tracing::error!(why, "the certificates are not as they should be");
             }
             self.observer.certified(match self.served.pair {
                 Some(_) => Ok(()),
@@ -275,11 +275,11 @@ impl Keeper {
 
     /// Serves with it, and has it known.
     async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
-        let service = self.service().await;
-        let told = match &service {
-            Ok(Some(service)) => told(service),
-            Ok(None) => self.told_to_agents().await?,
-            Err(_) => Vec::new(),
+        let (service, bundle) = tokio::join!(self.service(), self.bundle());
+        let told = match (&service, &bundle) {
+            (Ok(Some(service)), _) => told(service),
+            (Ok(None), Ok(bundle)) => told_to_agents(bundle.as_ref()),
+            _ => Vec::new(),
         };
         self.roots.see(&held.roots, &told, now);
         let roots = self.roots.known(now);
@@ -288,10 +288,13 @@ impl Keeper {
         if !leads && (told.is_empty() || !held.roots.iter().any(is_unknown)) {
             return Ok(());
         }
-        let bundle = roots::pem(&roots);
-        let agents = self.tell_agents(&bundle).await;
+        let pem = roots::pem(&roots);
+        let agents = match bundle {
+            Ok(bundle) => self.tell_agents(bundle.as_ref(), &pem).await,
+            Err(error) => Err(error),
+        };
         let servers = match service {
-            Ok(Some(service)) => self.tell(&service, &bundle).await,
+            Ok(Some(service)) => self.tell(&service, &pem).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
@@ -330,14 +333,7 @@ impl Keeper {
         service.map(Some).map_err(KeepError::Service)
     }
 
-    /// The authorities by which agents know us.
-    async fn told_to_agents(&self) -> Result<Vec<CertificateDer<'static>>, KeepError> {
-        let bundle = self.bundle().await?;
-        let data = bundle.and_then(|bundle| bundle.data).unwrap_or_default();
-        let pem = data.get(BUNDLE).map_or("", String::as_str);
-        Ok(roots::read(pem.as_bytes()))
-    }
-
+    /// What agents know of us; `None`: nothing yet, or there are none.
     async fn bundle(&self) -> Result<Option<ConfigMap>, KeepError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(None);
@@ -347,33 +343,26 @@ impl Keeper {
         bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount.
-    async fn tell_agents(&self, bundle: &str) -> Result<(), KeepError> {
+    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
+    /// replica has added since is not lost.
+    async fn tell_agents(&self, known: Option<&ConfigMap>, pem: &str) -> Result<(), KeepError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(());
         };
-        let failed = |error| KeepError::Bundle(name.clone(), error);
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
-        let known = self.bundle().await?;
-        let data = known.as_ref().and_then(|known| known.data.as_ref());
-        if data
-            .and_then(|data| data.get(BUNDLE))
-            .is_some_and(|told| told == bundle)
-        {
+        if known.and_then(in_bundle) == Some(pem) {
             return Ok(());
         }
-        let version = known.and_then(|known| known.metadata.resource_version);
+        let version = known.and_then(|known| known.metadata.resource_version.as_ref());
         let ours = Patch::Apply(json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, "resourceVersion": version},
-            "data": {BUNDLE: bundle},
+            "data": {BUNDLE: pem},
         }));
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let params = PatchParams::apply(REPLICA).force();
-        call(api.patch(name, &params, &ours))
-            .await
-            .map(drop)
-            .map_err(failed)
+        let patched = call(api.patch(name, &params, &ours)).await.map(drop);
+        patched.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
     /// Tells the `APIService` whom to believe, unless somebody chose to believe anybody.
@@ -403,4 +392,14 @@ fn told(service: &APIService) -> Vec<CertificateDer<'static>> {
     let spec = service.spec.as_ref();
     let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
     bundle.map_or_else(Vec::new, |bundle| roots::read(&bundle.0))
+}
+
+fn in_bundle(bundle: &ConfigMap) -> Option<&str> {
+    bundle.data.as_ref()?.get(BUNDLE).map(String::as_str)
+}
+
+/// The authorities by which agents know us.
+fn told_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
+    let pem = bundle.and_then(in_bundle).unwrap_or_default();
+    roots::read(pem.as_bytes())
 }
