@@ -232,11 +232,10 @@ fn nothing_is_found_where_nothing_is_wrong() {
         "Kubernetes 1.34, 2 nodes, 2 agents running, 1 NodeQOS"
     );
     // Without the API of node metrics nobody needs what it needs.
-    let mut without = well();
-    (without.api_service, without.aggregation) = (refused(404), Ok(json!({"data": {}})));
-    let controller = without.deployments.as_mut().expect("a list");
-    controller["items"][0]["spec"]["template"]["spec"]["containers"] = json!([]);
-    assert_eq!(findings(&without), []);
+    let mut seen = well();
+    (seen.api_service, seen.aggregation) = (refused(404), Ok(json!({"data": {}})));
+    without(&mut seen.deployments, "--metrics-api-listen=");
+    assert_eq!(findings(&seen), []);
 }
 
 #[test]
@@ -334,19 +333,24 @@ fn a_controller_that_is_missing_or_not_ready_is_told() {
         |it| it.deployments = of(Vec::new()),
         &["controller", "there is none"],
     );
-    let down = json!({"metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"readyReplicas": 1}});
+    let spec = |replicas: u32| {
+        let containers = json!([{"args": ["controller", "--report-listen=0.0.0.0:8444"]}]);
+        json!({"replicas": replicas, "template": {"spec": {"containers": containers}}})
+    };
+    let down =
+        json!({"metadata": meta("controller"), "spec": spec(2), "status": {"readyReplicas": 1}});
     says(
         |it| it.deployments = of(vec![down]),
         &["Deployment plimsoll/controller", "1 of 2 replicas"],
     );
-    let none = json!({"metadata": meta("controller"), "spec": {"replicas": 0}, "status": {}});
+    let none = json!({"metadata": meta("controller"), "spec": spec(0), "status": {}});
     says(
         |it| it.deployments = of(vec![none]),
         &["0 of 0 replicas are ready", "kubectl scale"],
     );
     let why = "insufficient quota to match these scopes";
     let refused = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
-    let unmade = json!({"metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"conditions": [refused]}});
+    let unmade = json!({"metadata": meta("controller"), "spec": spec(2), "status": {"conditions": [refused]}});
     says(
         |it| it.deployments = of(vec![unmade]),
         &["0 of 2 replicas", why, "admit them"],
@@ -461,36 +465,26 @@ fn a_permission_that_lacks_is_told() {
     says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
+/// A workload of the list is told no such argument.
+fn without(list: &mut Answer, argument: &str) {
+    let workload = &mut list.as_mut().expect("a list")["items"][0];
+    let told = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];
+    let told = told.as_array_mut().expect("arguments");
+    let before = told.len();
+    told.retain(|it| !it.as_str().unwrap_or_default().starts_with(argument));
+    assert_eq!(told.len() + 1, before, "{argument}");
+}
+
 #[test]
 fn where_agents_cannot_ask_for_evictions_that_is_found() {
-    let first = |list: &mut Answer| -> Value {
-        let items = &mut list.as_mut().expect("a list")["items"][0];
-        items["spec"]["template"]["spec"]["containers"][0]["args"].take()
-    };
-    let mut seen = well();
-    let without = |args: Value, argument: &str| {
-        let args = args.as_array().expect("a list").clone();
-        let kept = args
-            .into_iter()
-            .filter(|it| !it.as_str().unwrap_or_default().starts_with(argument));
-        Value::Array(kept.collect())
-    };
-    let args = without(first(&mut seen.deployments), "--report-listen=");
-    let deployments = seen.deployments.as_mut().expect("a list");
-    deployments["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"] = args;
-    let found: Vec<String> = findings(&seen).iter().map(ToString::to_string).collect();
-    assert!(
-        found.len() == 1 && found[0].contains("--report-listen"),
-        "{found:?}"
+    let nothing = "no pod is evicted";
+    says(
+        |it| without(&mut it.deployments, "--report-listen="),
+        &["evictions", "--report-listen", nothing],
     );
-    let mut seen = well();
-    let args = without(first(&mut seen.daemon_sets), "--report-service=");
-    let agents = seen.daemon_sets.as_mut().expect("a list");
-    agents["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"] = args;
-    let found: Vec<String> = findings(&seen).iter().map(ToString::to_string).collect();
-    assert!(
-        found.len() == 1 && found[0].contains("--report-service"),
-        "{found:?}"
+    says(
+        |it| without(&mut it.daemon_sets, "--report-service="),
+        &["evictions", "--report-service", nothing],
     );
 }
 
@@ -541,6 +535,13 @@ fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
             "there, and refuse nothing: controller-eviction;",
             "--disable-admission-plugins",
         ],
+    );
+    // There is no such pod, and no policy has said so before.
+    let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
+    let code = Some(404);
+    says(
+        |it| it.trials[6].answer = Err(Refused { code, why }),
+        &["there, and refuse nothing: controller-eviction;"],
     );
     // Told once: what is not bound refuses nothing.
     let unbound = |it: &mut Seen| {
