@@ -23,7 +23,8 @@ use crate::reconcilers::world::Settings;
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says
 in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within
-10 s. Nothing is kept on disk; any restart converges.
+10 s. Nothing is kept on disk; any restart converges. Agents ask the leader to evict pods; it does where the node's
+rules, PodQOS and the budgets below allow it.
 
 Examples:
   On your machine, against the cluster of your kubeconfig (install the definitions first):
@@ -77,7 +78,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics")]
     metrics_api_service: String,
 
-    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address; made if missing
+    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address, and of --report-listen;
+    /// made if missing
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
     metrics_api_secret: String,
 
@@ -113,7 +115,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
     report_account: String,
 
-    /// Where other replicas reach this one, to pass requests for the load of nodes on to the one that leads
+    /// Where other replicas reach this one, to pass requests on to the one that leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
 

@@ -5,10 +5,11 @@ use crate::evictions::budget::{Budget, Budgets, LONGEST, MOST};
 
 /// How many pods the leader evicts for agents.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Evictions for agents")]
+#[command(next_help_heading = "Evictions, for which agents ask at --report-listen")]
 #[allow(clippy::struct_field_names, reason = "they are the names of the flags")]
 pub struct EvictionArgs {
-    /// Let agents have any number of pods evicted, as long as everything else allows it
+    /// Evict any number of pods, as long as rules, PodQOS and disruption budgets allow it
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long)]
     no_eviction_budgets: bool,
 
