@@ -20,6 +20,7 @@ use actor_support::{
     AGENT, APPLY, Actor, CONTROLLER, HOOKS, JSON, MERGE, agent_pod, install, kubeconfig,
 };
 use agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
+use api_support::leader::Leader;
 use api_support::{ControlPlane, LEASES, free_port, names, now, policy};
 use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
@@ -444,6 +445,11 @@ fn the_agent_does_all_its_work_with_these_rights() {
             let refused = plane.try_kubectl(&[rights.as_slice(), &more].concat(), "");
             refused.is_err_and(|why| why.contains("plimsoll-agent-node"))
         });
+    // It asks through the API server, which knows its account and its node.
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    leader.serve_through_api_server(&node.plane, NAMESPACE);
     let agent = node.agent(&[rights.as_slice(), &own].concat());
     let mut batch = pod("batch", "batch");
     batch["metadata"]["ownerReferences"] = json!([{
@@ -472,6 +478,9 @@ fn the_agent_does_all_its_work_with_these_rights() {
     agent.until("the pod is evicted", || {
         node.plane.get("pod", "batch")["metadata"]["deletionTimestamp"].is_string()
     });
+    let account = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    let asked = leader.asked();
+    assert_eq!(asked[0].user, Some((account, NODE.to_owned())), "{asked:?}");
     agent.until("events tell it", || {
         let events = node.plane.list("events");
         let told = |reason: &str| events.iter().any(|it| it["reason"] == reason);
