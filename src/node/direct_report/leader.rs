@@ -140,8 +140,10 @@ impl Requester for Leader {
         match self.ask_by_api_server(&body).await {
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
-            // It was sent, and no server has answered.
-            Err(error) if error.code().is_none() && !was_not_sent(&error) => {
+            // It was sent, and the controller's answer did not come.
+            Err(error)
+                if matches!(error.code(), None | Some(502 | 504)) && !was_not_sent(&error) =>
+            {
                 Answer::Unknown { why: error.words() }
             }
             Err(error) => unreachable_leader(&why, &error),
