@@ -199,12 +199,8 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
     agent.until("one pod is evicted", || !terminating().is_empty());
     let first = terminating();
     assert!(first == ["one"] || first == ["two"], "{first:?}");
-    let grace = node.plane.list("pods");
-    let grace = grace
-        .iter()
-        .find(|pod| pod["metadata"]["name"] == first[0].as_str());
-    let grace = &grace.unwrap()["metadata"]["deletionGracePeriodSeconds"];
-    assert_eq!(grace, 7);
+    let evicted = node.plane.get("pod", &first[0]);
+    assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
     agent.until("the node is closed meanwhile", || !node.taints().is_empty());
     // Nothing more before the round has settled.
     let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
@@ -375,7 +371,7 @@ fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> V
     let evicted = leader.evicted();
     assert_eq!(evicted.len(), round, "one a round");
     let name = &evicted[round - 1];
-    assert_eq!(terminating(node), [name.clone()]);
+    assert_eq!(terminating(node), std::slice::from_ref(name));
     let mut asked = leader.asked();
     asked.retain(|asked| asked.request.target.name == *name);
     asked
