@@ -20,6 +20,7 @@ use actor_support::{
     AGENT, APPLY, Actor, CONTROLLER, HOOKS, JSON, MERGE, agent_pod, install, kubeconfig,
 };
 use agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
+use api_support::leader::Leader;
 use api_support::{ControlPlane, LEASES, free_port, names, now, policy};
 use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
@@ -438,18 +439,14 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let kubeconfig = kubeconfig(&node.plane, NAMESPACE, AGENT, Some("agent"));
     let own = ["--namespace", NAMESPACE, "--pod-name", "agent"];
     let rights = ["--kubeconfig", kubeconfig.to_str().unwrap()];
-    node.plane
-        .until("the policies are in force", SOON, |plane| {
-            let more = ["label", "node", NODE, "a=b", "--dry-run=server"];
-            let refused = plane.try_kubectl(&[rights.as_slice(), &more].concat(), "");
-            refused.is_err_and(|why| why.contains("plimsoll-agent-node"))
-        });
+    until_in_force(&node.plane, &rights);
+    // It asks through the API server, which knows its account and its node.
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    leader.serve_through_api_server(&node.plane, NAMESPACE);
     let agent = node.agent(&[rights.as_slice(), &own].concat());
-    let mut batch = pod("batch", "batch");
-    batch["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
-    }]);
-    let batch = node.burn_in(&batch);
+    let batch = node.burn_in(&owned_pod());
     node.keep(&throttling());
     agent.until("it is ready", || agent.is_ready());
     agent.until("its Lease is renewed", || {
@@ -472,6 +469,9 @@ fn the_agent_does_all_its_work_with_these_rights() {
     agent.until("the pod is evicted", || {
         node.plane.get("pod", "batch")["metadata"]["deletionTimestamp"].is_string()
     });
+    let account = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    let asked = leader.asked();
+    assert_eq!(asked[0].user, Some((account, NODE.to_owned())), "{asked:?}");
     agent.until("events tell it", || {
         let events = node.plane.list("events");
         let told = |reason: &str| events.iter().any(|it| it["reason"] == reason);
@@ -486,6 +486,24 @@ fn the_agent_does_all_its_work_with_these_rights() {
     assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition(), Value::Null);
     assert_eq!(agent_support::ready(&node.status()), "False AgentEnded");
+}
+
+/// A pod that something would start again.
+fn owned_pod() -> Value {
+    let mut pod = pod("batch", "batch");
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
+    }]);
+    pod
+}
+
+/// Waits until the admission policies hold the agent with these rights.
+fn until_in_force(plane: &ControlPlane, rights: &[&str]) {
+    plane.until("the policies are in force", SOON, |plane| {
+        let more = ["label", "node", NODE, "a=b", "--dry-run=server"];
+        let refused = plane.try_kubectl(&[rights, &more].concat(), "");
+        refused.is_err_and(|why| why.contains("plimsoll-agent-node"))
+    });
 }
 
 /// The `DaemonSet` of the agent and its pod on the node.

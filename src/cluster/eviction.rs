@@ -132,7 +132,7 @@ fn budget(status: &Status) -> Option<String> {
 }
 
 /// Whether no connection came about.
-fn was_not_sent(error: &CallError) -> bool {
+pub fn was_not_sent(error: &CallError) -> bool {
     let CallError::Kube(error) = error else {
         return false;
     };

@@ -121,13 +121,11 @@ impl Evictions {
         if self.requests.try_send(pending).is_err() {
             return Reply::Answer(refusal::Refusal::later("busy", BUSY).answer);
         }
-        match answer.await {
-            Ok(Some(answer)) => Reply::Answer(answer),
-            Ok(None) | Err(_) => {
-                let leader = self.leadership.borrow().leader();
-                Reply::NotLeading(leader.map(|leader| leader.ip()))
-            }
+        if let Ok(Some(answer)) = answer.await {
+            return Reply::Answer(answer);
         }
+        let leader = self.leadership.borrow().leader();
+        Reply::NotLeading(leader.map(|leader| leader.ip()))
     }
 }
 
@@ -168,7 +166,7 @@ pub fn start(
     leadership: watch::Receiver<Standing>,
 ) -> (Evictions, BoxFuture<'static, ()>) {
     let (requests, pending) = mpsc::channel(MAX_WAITING);
-    let (changes, changed) = mpsc::channel(MAX_WAITING);
+    let (changes, to_record) = mpsc::channel(MAX_WAITING);
     let ledger = SharedLedger::default();
     let recorder = options.budgets.map(|budgets| {
         let location = Location {
@@ -181,7 +179,7 @@ pub fn start(
             location,
             leadership.clone(),
             ledger.clone(),
-            changed,
+            to_record,
             options.metrics.clone(),
         )
     });

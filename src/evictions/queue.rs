@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
@@ -10,10 +11,18 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::handler::Handler;
 use super::refusal::Refusal;
+use crate::cluster::clock;
 use crate::crd::eviction::{Answer, EvictionRequest, Key};
+use crate::engine::time::BootTime;
 
 /// So many are carried out at a time; others wait.
 const MAX_AT_ONCE: usize = 64;
+
+/// No more requests of one node are taken in so long; an agent has no more pods to ask for at a time.
+const WINDOW: Duration = Duration::from_secs(10);
+const MAX_IN_WINDOW: u32 = 64;
+/// A request does not come again after so long.
+const REMEMBERED: Duration = Duration::from_mins(10);
 
 /// A request, and where its answer goes; `None`: this replica does not lead.
 #[derive(Debug)]
@@ -33,6 +42,8 @@ type Reply = oneshot::Sender<Option<Answer>>;
 struct Last {
     key: Key,
     state: State,
+    /// When the window began, and how many requests were taken in it.
+    window: (BootTime, u32),
 }
 
 #[derive(Debug)]
@@ -58,7 +69,8 @@ enum Step {
 struct Lasts(HashMap<Arc<str>, Last>);
 
 impl Lasts {
-    fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply) -> Step {
+    fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply, now: BootTime) -> Step {
+        let mut window = (now, 0);
         if let Some(last) = self.0.get_mut(node) {
             match &mut last.state {
                 State::Running(replies) if last.key == *key => {
@@ -76,15 +88,29 @@ impl Lasts {
                 State::Done(_) if last.key.boot_id == key.boot_id && last.key > *key => {
                     return Step::Answer(reply, Refusal::outdated().answer);
                 }
+                State::Done(_) if now.since(last.window.0) < WINDOW => window = last.window,
                 State::Done(_) => {}
             }
+        }
+        if window.1 >= MAX_IN_WINDOW {
+            let why = "the node's agent asks for too many evictions";
+            return Step::Answer(reply, Refusal::later("too_many", why).answer);
         }
         let last = Last {
             key: key.clone(),
             state: State::Running(vec![reply]),
+            window: (window.0, window.1 + 1),
         };
+        self.forget_old(now);
         self.0.insert(Arc::clone(node), last);
         Step::Run
+    }
+
+    /// Nodes come and go.
+    fn forget_old(&mut self, now: BootTime) {
+        let is_recent = |last: &Last| now.since(last.window.0) < REMEMBERED;
+        let runs = |last: &Last| matches!(last.state, State::Running(_));
+        self.0.retain(|_, last| is_recent(last) || runs(last));
     }
 
     /// Who is to be answered so.
@@ -147,7 +173,7 @@ impl Queue {
             reply.send(None).ok();
             return;
         }
-        match self.lasts.take(&node, &request.key, reply) {
+        match self.lasts.take(&node, &request.key, reply, clock::now()) {
             Step::Run => {
                 let handler = Arc::clone(&self.handler);
                 let run = async move {
@@ -180,8 +206,17 @@ mod tests {
     }
 
     fn take(lasts: &mut Lasts, key: &Key) -> (Step, oneshot::Receiver<Option<Answer>>) {
+        take_at(lasts, key, 0)
+    }
+
+    fn take_at(
+        lasts: &mut Lasts,
+        key: &Key,
+        second: u64,
+    ) -> (Step, oneshot::Receiver<Option<Answer>>) {
         let (reply, answer) = oneshot::channel();
-        (lasts.take(&Arc::from("n"), key, reply), answer)
+        let now = BootTime::default() + Duration::from_secs(100 + second);
+        (lasts.take(&Arc::from("n"), key, reply, now), answer)
     }
 
     #[test]
@@ -202,6 +237,21 @@ mod tests {
             matches!(late, Step::Answer(_, Answer::Accepted)),
             "{late:?}"
         );
+    }
+
+    #[test]
+    fn a_thief_of_a_token_does_not_keep_the_leader_busy() {
+        let mut lasts = Lasts::default();
+        let runs = |lasts: &mut Lasts, sequence, second| {
+            let (step, _answer) = take_at(lasts, &key("b", sequence), second);
+            let runs = matches!(step, Step::Run);
+            drop(lasts.done("n", &Answer::Gone));
+            runs
+        };
+        let taken = (0..1000).filter(|sequence| runs(&mut lasts, *sequence, 0));
+        assert_eq!(taken.count(), 64);
+        assert!(!runs(&mut lasts, 2000, 9));
+        assert!(runs(&mut lasts, 2001, 10), "another window");
     }
 
     #[test]

@@ -45,7 +45,9 @@ impl Api {
         }
         // The replica that passed it on has asked who it is.
         if !is_passed_on {
-            self.is_agent_of(&node, &request, certificates).await?;
+            let agents = reports.agents();
+            self.is_agent_of(&node, agents, &request, certificates)
+                .await?;
         }
         let body = Limited::new(request.into_body(), MAX_BYTES).collect();
         let body = timeout(BODY_TIMEOUT, body).await.ok().and_then(Result::ok);
@@ -71,6 +73,7 @@ impl Api {
     async fn is_agent_of(
         &self,
         node: &str,
+        agents: &str,
         request: &Request<Incoming>,
         certificates: &[CertificateDer<'static>],
     ) -> Result<(), Refusal> {
@@ -79,7 +82,7 @@ impl Api {
             .identify(request.headers(), certificates)
             .await?;
         let of = user.extra.get(NODE_NAME).and_then(|names| names.first());
-        if user.name == self.agents && of.is_some_and(|name| *name == *node) {
+        if user.name == agents && of.is_some_and(|name| *name == *node) {
             return Ok(());
         }
         let message = format!("only the agent of node {node:?} may have pods of it evicted");

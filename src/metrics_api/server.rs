@@ -82,8 +82,6 @@ pub struct Api {
     pub observer: Arc<dyn Observer>,
     /// What agents report, and how pods are evicted for them; `None`: agents can't reach us.
     pub reports: Option<Reports>,
-    /// The agents' `ServiceAccount`, as a user.
-    pub agents: String,
 }
 
 /// What a path means.

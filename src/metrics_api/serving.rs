@@ -2,6 +2,7 @@
 //! not wait for what the controller computes.
 
 use std::future::pending;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::{io, thread};
 
@@ -87,16 +88,9 @@ pub async fn start(
     standing: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
-    let listener = match options.listen {
-        Some(address) => Some(serve::listen(address).await?.into_std()?),
-        None => None,
-    };
+    let listener = bind(options.listen).await?;
     let data = Arc::new(Data::new(Limits::default(), standing.clone()));
     let (tls, kept) = watch::channel(None);
-    let agents = options
-        .reports
-        .as_ref()
-        .map(|reports| reports.agents.clone());
     let (reports, taking) = match options.reports {
         Some(options) => {
             let (requests, standing) = (Arc::clone(&requests), standing.clone());
@@ -111,7 +105,7 @@ pub async fn start(
     let serving = async move {
         // Both belong to this thread.
         let listener = listener.map(TcpListener::from_std).transpose()?;
-        let serves = listener.is_some();
+        let has_api = listener.is_some();
         let client = server.client(requests)?;
         let (trust, trusted) = watch::channel(None);
         let readiness = Arc::new(Readiness::new(Arc::clone(&observer)));
@@ -128,7 +122,6 @@ pub async fn start(
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             reports: reports.clone(),
-            agents: agents.unwrap_or_default(),
         };
         let relay = Relay {
             standing: standing.clone(),
@@ -140,11 +133,11 @@ pub async fn start(
         let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
         tokio::select! {
             () = serve_api(listener, Arc::new(api), kept, stopped) => {}
-            () = only(serves, readiness.follow(client.clone())) => {}
-            () = only(serves, front_proxy::follow(client, trust, observer)) => {}
+            () = only(has_api, readiness.follow(client.clone())) => {}
+            () = only(has_api, front_proxy::follow(client, trust, observer)) => {}
             () = keeper.keep() => {}
             () = taking => {}
-            () = only(serves, relay.run()) => {}
+            () = only(has_api, relay.run()) => {}
         }
         Ok(())
     };
@@ -153,12 +146,19 @@ pub async fn start(
     Ok((feed, Serving { stop, ended }))
 }
 
+async fn bind(listen: Option<SocketAddr>) -> Result<Option<std::net::TcpListener>, StartError> {
+    match listen {
+        Some(address) => Ok(Some(serve::listen(address).await?.into_std()?)),
+        None => Ok(None),
+    }
+}
+
 /// What the aggregated API needs is left out where there is none.
-async fn only(serves: bool, part: impl Future<Output = ()>) {
-    if serves {
+async fn only(has_api: bool, part: impl Future<Output = ()>) {
+    if has_api {
         part.await;
     } else {
-        pending().await
+        pending::<()>().await;
     }
 }
 

@@ -122,7 +122,10 @@ impl Desk {
     pub async fn answer(&self, request: Request<Incoming>) -> Answered {
         if request.uri().path() == eviction::PATH {
             let answer = self.evict(request).await;
-            return answer.unwrap_or_else(|(_, refusal)| refused(&refusal));
+            return answer.unwrap_or_else(|(result, refusal)| {
+                self.metrics.count(result);
+                refused(&refusal)
+            });
         }
         let begun = clock::now();
         let taken = self.take_in(request).await;

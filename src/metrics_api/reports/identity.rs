@@ -48,7 +48,7 @@ pub enum Denied {
 pub struct Identity {
     client: Client,
     /// The name of the agents' `ServiceAccount`, as a user.
-    agents: String,
+    pub agents: String,
     keys: Arc<KeyRing>,
     /// The nodes of good tokens, each for as long as its token is valid.
     good: Reviews<Arc<str>>,

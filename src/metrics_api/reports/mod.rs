@@ -97,6 +97,11 @@ impl Reports {
         self.0.relay(missed, most)
     }
 
+    /// The agents' `ServiceAccount`, as a user.
+    pub fn agents(&self) -> &str {
+        &self.0.identity.agents
+    }
+
     /// Takes requests of agents to evict pods.
     pub fn evictions(&self) -> &Evictions {
         &self.0.evictions

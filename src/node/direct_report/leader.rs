@@ -15,6 +15,7 @@ use super::Options;
 use super::credentials::Files;
 use super::links::{Links, Sender};
 use crate::cluster::client::{CallError, call};
+use crate::cluster::eviction::was_not_sent;
 use crate::crd::eviction::{
     ANSWER_TIMEOUT, Answer, Delay, EvictionRequest, Key, Misdirected, PATH, Target, api_path,
 };
@@ -139,6 +140,12 @@ impl Requester for Leader {
         match self.ask_by_api_server(&body).await {
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
+            // It was sent, and the controller's answer did not come.
+            Err(error)
+                if matches!(error.code(), None | Some(502 | 504)) && !was_not_sent(&error) =>
+            {
+                Answer::Unknown { why: error.words() }
+            }
             Err(error) => unreachable_leader(&why, &error),
         }
     }

@@ -22,6 +22,13 @@ struct Link {
     leads: bool,
 }
 
+impl Link {
+    /// Reports notice a connection that broke only when the next one is due.
+    fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+}
+
 impl Links {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Link>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,8 +52,9 @@ impl Links {
     /// The connection to the leader, or else to any replica, which knows where the leader is.
     pub(super) fn best(&self) -> Option<Sender> {
         let links = self.lock();
-        let leader = links.values().find(|link| link.leads);
-        let best = leader.or_else(|| links.values().next());
+        let mut open = links.values().filter(|link| link.is_open());
+        let leader = open.clone().find(|link| link.leads);
+        let best = leader.or_else(|| open.next());
         best.map(|link| link.sender.clone())
     }
 
@@ -54,7 +62,7 @@ impl Links {
     pub(super) fn to(&self, ip: IpAddr) -> Option<Sender> {
         let links = self.lock();
         let mut links = links.iter();
-        let link = links.find(|(address, _)| address.ip() == ip);
+        let link = links.find(|(address, link)| address.ip() == ip && link.is_open());
         link.map(|(_, link)| link.sender.clone())
     }
 }
