@@ -243,7 +243,7 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
 }
 
 /// It evicts as the leader does: by UID, with time to end, nothing of kube-system, and with the token of the controller's pod
-/// alone. Whether a rule wants it, and how many there were, nobody asks: that is what stays possible.
+/// alone. API servers ask disruption budgets, and neither rules nor our budgets: that is what stays possible.
 async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     for attempt in evictions_beyond_its_due() {
         controller.is_refused(&attempt).await;
@@ -259,6 +259,18 @@ async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     let delete = attempt("delete", ("DELETE", delete), (JSON, Value::Null), cannot);
     controller.is_refused(&delete).await;
     assert!(!is_ending(plane, "default", "theirs"));
+
+    on_node(plane, "default", "needed", OTHER);
+    plane.kubectl(&["label", "pod", "needed", "--overwrite", "app=needed"]);
+    plane.apply(&[json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "needed", "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "needed"}}},
+    })]);
+    let needed = as_the_leader_does(&uid_of(plane, "default", "needed"));
+    let (needed, options) = eviction("default", "needed", &needed);
+    let answer = controller.send("POST", &needed, JSON, &options).await;
+    assert_eq!(answer.code, 429, "{answer:?}");
 
     // What stays possible, on any node.
     let (again, other) = eviction("default", "theirs", &as_the_leader_does("another"));
