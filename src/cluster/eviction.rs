@@ -97,7 +97,7 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         404 if status.reason == "NotFound" => Answer::Gone,
         // It was not the API server who answered, the UID is another, somebody wrote at the same time, or the server gave
         // up: only a look tells.
-        200..=299 | 404 | 409 | 504 => Answer::Unknown { why },
+        200..=299 | 404 | 409 | 501 | 504..=599 => Answer::Unknown { why },
         429 => match budget(&status) {
             Some(why) => Answer::Budget { why },
             None => busy(waiting(wait, &status), why),
@@ -105,6 +105,8 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets { why },
         500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
         502 | 503 => busy(waiting(wait, &status), why),
+        // As where etcd has not answered: it may have been done.
+        500 => Answer::Unknown { why },
         _ => Answer::Refused { why },
     }
 }
@@ -247,7 +249,8 @@ mod tests {
         };
         assert!(matches!(read(409, "uid"), Answer::Unknown { .. }));
         assert!(matches!(read(500, many), Answer::ManyBudgets { why } if why == many));
-        assert_eq!(read(500, "boom"), refused("boom"));
+        let timed_out = "etcdserver: request timed out";
+        assert!(matches!(read(500, timed_out), Answer::Unknown { why } if why == timed_out));
         assert_eq!(read(403, "denied"), refused("denied"));
         assert!(matches!(read(504, "late"), Answer::Unknown { .. }));
     }

@@ -26,8 +26,10 @@ pub const PATH: &str = "/v1/evict";
 pub const SUBRESOURCE: &str = "evictions";
 /// A request with more bytes is refused.
 pub const MAX_BYTES: usize = 4 << 10;
-/// The leader has answered by then.
+/// A request that came so long ago is not carried out any more, and its agent no longer waits for the answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+/// An agent waits so long where no leader can be asked: longer than a failover takes.
+pub const LEADERLESS_WAIT: Duration = Duration::from_secs(10);
 /// The longest name that Kubernetes gives anything.
 const MAX_NAME: usize = 253;
 /// A rule's id is the name of its `NodeQOS`, a slash, and its own.
@@ -135,7 +137,7 @@ pub struct Misdirected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Delay {
-    /// The API server is busy, or a webhook of somebody else's that it has to ask does not answer.
+    /// The API server is busy, or a webhook that it has to ask does not answer.
     Server,
     /// No replica of the controller leads, none can be reached, or it does not know enough yet.
     Leader,
@@ -153,7 +155,7 @@ pub enum Delay {
 pub enum Answer {
     /// The pod is being terminated.
     Accepted,
-    /// It was being terminated already, by somebody else.
+    /// It was being terminated already, for another reason.
     Terminating,
     /// There is no such pod any more.
     Gone,

@@ -1,16 +1,18 @@
 //! One request: what speaks against it, the budgets, and the Eviction.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 use super::events::RefusalEvents;
 use super::ledger::{Granted, Place, Settled, Victim};
 use super::metrics::EvictionMetrics;
-use super::recorder::{Change, SharedLedger};
+use super::recorder::{Change, Settlement, SharedLedger};
 use super::refusal::Refusal;
 use super::{Denial, Permit, RuleQuery};
 use crate::cluster::client::{CallError, call, found};
@@ -21,6 +23,15 @@ use crate::crd::emergency_stop;
 use crate::crd::eviction::{Answer, EvictionRequest};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
+use crate::engine::time::BootTime;
+
+/// How far a request has come before the API server is asked.
+enum Prepared {
+    /// The pod may be evicted.
+    Reserved { grace: Duration, granted: Granted },
+    /// It was, by an earlier request.
+    Done(Answer),
+}
 
 /// Decides about requests, and posts Evictions.
 pub struct Handler {
@@ -40,10 +51,15 @@ impl Handler {
         self.leadership.borrow().term(clock::now()).is_some()
     }
 
-    /// Evicts the pod, unless something speaks against it.
-    pub async fn evict(&self, node: &Arc<str>, request: &EvictionRequest) -> Answer {
+    /// Evicts the pod, unless something speaks against it, or nothing is known by `deadline`.
+    pub async fn evict(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+        deadline: BootTime,
+    ) -> Answer {
         let begun = clock::now();
-        let (result, answer) = match self.try_evict(node, request).await {
+        let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
                 // That a pod is gone, or on its way, is what was wanted.
@@ -57,12 +73,50 @@ impl Handler {
         answer
     }
 
-    /// In the order of what it costs: what is known to be spent costs the API server nothing.
     async fn try_evict(
         &self,
         node: &Arc<str>,
         request: &EvictionRequest,
+        deadline: BootTime,
     ) -> Result<Answer, Refusal> {
+        let prepared = timeout(deadline.since(clock::now()), self.prepare(node, request));
+        let prepared = prepared.await.unwrap_or_else(|_| Err(Refusal::late()))?;
+        let uid = &request.target.uid;
+        let (grace, granted) = match prepared {
+            Prepared::Reserved { grace, granted } => (grace, granted),
+            Prepared::Done(answer) => return Ok(answer),
+        };
+        if let Err(refusal) = self.is_still_wanted(deadline).await {
+            self.settle(uid, returned(granted)).await;
+            return Err(refusal);
+        }
+        let answer = eviction::evict(&self.client, &request.target, grace).await;
+        if let Some(settlement) = settlement(&answer, granted) {
+            self.settle(uid, settlement).await;
+        }
+        Ok(answer)
+    }
+
+    /// Right before the Eviction: the emergency stop, the deadline, and whether this replica still leads.
+    async fn is_still_wanted(&self, deadline: BootTime) -> Result<(), Refusal> {
+        if self.is_stopped().await? {
+            return Err(Refusal::later("stopped", "an emergency stop is in force"));
+        }
+        if clock::now() >= deadline {
+            return Err(Refusal::late());
+        }
+        if !self.leads() {
+            return Err(not_ready());
+        }
+        Ok(())
+    }
+
+    /// All that can speak against it, in the order of what it costs, and a reservation.
+    async fn prepare(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+    ) -> Result<Prepared, Refusal> {
         let target = &request.target;
         let here = Place {
             node,
@@ -71,39 +125,27 @@ impl Handler {
             owner: None,
         };
         self.within_budgets(&target.uid, &here)?;
-        let (stopped, pod) = tokio::join!(
-            self.is_stopped(),
-            eviction::look::<PodObject>(&self.client, target)
-        );
-        if stopped? {
-            return Err(Refusal::later("stopped", "an emergency stop is in force"));
-        }
+        let pod = eviction::look::<PodObject>(&self.client, target).await;
         let pod = pod.map_err(|error| unread("the pod", &error))?;
         let pod = pod.ok_or_else(Refusal::gone)?;
         if pod.metadata.deletion_timestamp.is_some() && self.is_ours(&target.uid) {
-            return Ok(Answer::Accepted);
+            return Ok(Prepared::Done(Answer::Accepted));
         }
         let owner = controller(&pod);
-        let permit = self.permit(node, request, pod).await?;
+        let Permit { grace, zone } = self.permit(node, request, pod).await?;
         let victim = Victim {
             uid: target.uid.clone(),
             namespace: target.namespace.clone(),
             name: target.name.clone(),
             node: node.to_string(),
-            zone: permit.zone,
+            zone,
             owner,
         };
         let granted = self.reserve(victim).await?;
-        if !self.leads() {
-            // Whoever leads next finds the reservation, and that nothing came of it.
-            return Err(Refusal::later("not_leading", "another replica is to lead"));
-        }
-        let answer = eviction::evict(&self.client, target, permit.grace).await;
-        self.settle(&target.uid, granted, &answer).await;
-        Ok(answer)
+        Ok(Prepared::Reserved { grace, granted })
     }
 
-    /// Whether somebody has stopped everything, as the API server says now.
+    /// Whether an emergency stop is in force, as the API server says now.
     async fn is_stopped(&self) -> Result<bool, Refusal> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.lease_namespace);
         let object = found(call(api.get_metadata(emergency_stop::OBJECT)).await);
@@ -146,15 +188,17 @@ impl Handler {
         let Some((ledger, _)) = &self.budgets else {
             return Ok(());
         };
-        let spent = ledger.read(|ledger| {
-            let spent = ledger.spent(place, clock::now());
-            spent.filter(|_| !ledger.knows(uid))
+        let verdict = ledger.read(|ledger| {
+            if ledger.is_unsettled(place.node, uid) {
+                let why = "it is not known yet what became of another eviction on the node";
+                return Err(Refusal::later("unsettled", why));
+            }
+            match ledger.spent(place, clock::now()) {
+                Some(spent) if !ledger.knows(uid) => Err(Refusal::spent(&spent)),
+                _ => Ok(()),
+            }
         });
-        match spent {
-            None => Err(not_ready()),
-            Some(Some(spent)) => Err(Refusal::spent(&spent)),
-            Some(None) => Ok(()),
-        }
+        verdict.unwrap_or_else(|| Err(not_ready()))
     }
 
     fn is_ours(&self, uid: &str) -> bool {
@@ -173,24 +217,43 @@ impl Handler {
         match granted.await {
             Ok(Ok(granted)) => Ok(granted),
             Ok(Err(spent)) => Err(Refusal::spent(&spent)),
+            Err(_) if !self.leads() => Err(not_ready()),
             Err(_) => Err(unrecorded()),
         }
     }
 
-    /// Has the budgets follow the answer. Where that does not say what became of the pod, looks at the pod do; so they do
-    /// where the same pod was asked for before, as that may still be carried out.
-    async fn settle(&self, uid: &str, granted: Granted, answer: &Answer) {
-        let settled = match answer {
-            Answer::Accepted | Answer::Terminating => Settled::Confirmed,
-            Answer::Unknown { .. } => return,
-            _ if granted == Granted::Again => return,
-            _ => Settled::Returned,
+    /// Has the ledger follow the answer; done when it has.
+    async fn settle(&self, uid: &str, settled: Settlement) {
+        let Some((_, changes)) = &self.budgets else {
+            return;
         };
-        if let Some((_, changes)) = &self.budgets {
-            let uid = uid.to_owned();
-            // The recorder ends with this process.
-            changes.send(Change::Settle { uid, settled }).await.ok();
+        let (done, is_done) = oneshot::channel();
+        let uid = uid.to_owned();
+        let change = Change::Settle { uid, settled, done };
+        // The recorder ends with this process.
+        if changes.send(change).await.is_ok() {
+            is_done.await.ok();
         }
+    }
+}
+
+/// What an answer says of a reservation; `None`: nothing is certain, and looks at the pod settle it.
+const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
+    match answer {
+        Answer::Accepted | Answer::Terminating => Some(Settlement::Known(Settled::Confirmed)),
+        Answer::Gone
+        | Answer::Budget { .. }
+        | Answer::ManyBudgets { .. }
+        | Answer::Refused { .. }
+        | Answer::Away { .. } => Some(returned(granted)),
+        Answer::Wait { .. } | Answer::Unknown { .. } => None,
+    }
+}
+
+const fn returned(granted: Granted) -> Settlement {
+    match granted {
+        Granted::New => Settlement::Known(Settled::Returned),
+        Granted::Again => Settlement::RefusedAgain,
     }
 }
 

@@ -35,6 +35,7 @@ use events::RefusalEvents;
 use handler::Handler;
 use queue::{Pending, Queue};
 use recorder::{Location, Recorder, SharedLedger};
+use refusal::Refusal;
 
 pub use metrics::EvictionMetrics;
 
@@ -106,6 +107,7 @@ pub enum Reply {
 #[derive(Clone, Debug)]
 pub struct Evictions {
     requests: mpsc::Sender<Pending>,
+    metrics: EvictionMetrics,
     leadership: watch::Receiver<Standing>,
 }
 
@@ -119,7 +121,9 @@ impl Evictions {
             reply,
         };
         if self.requests.try_send(pending).is_err() {
-            return Reply::Answer(refusal::Refusal::later("busy", BUSY).answer);
+            let refusal = Refusal::later("busy", "too many evictions are asked for at once");
+            self.metrics.answered(refusal.label, Duration::ZERO);
+            return Reply::Answer(refusal.answer);
         }
         if let Ok(Some(answer)) = answer.await {
             return Reply::Answer(answer);
@@ -135,6 +139,7 @@ impl Evictions {
     pub fn unconnected() -> Self {
         Self {
             requests: mpsc::channel(1).0,
+            metrics: EvictionMetrics::default(),
             leadership: watch::channel(Standing::default()).1,
         }
     }
@@ -154,8 +159,6 @@ impl Options {
         }
     }
 }
-
-const BUSY: &str = "too many evictions are asked for at once";
 
 /// Takes requests, and what has to be awaited for them to be carried out. `rules` is where the controller answers what it has
 /// given a node.
@@ -188,13 +191,14 @@ pub fn start(
         budgets: recorder.is_some().then_some((ledger, changes)),
         lease_namespace: options.lease_namespace,
         rules,
-        metrics: options.metrics,
+        metrics: options.metrics.clone(),
         leadership: leadership.clone(),
         client,
     };
     let queue = Queue::new(handler, pending);
     let evictions = Evictions {
         requests,
+        metrics: options.metrics,
         leadership,
     };
     let run = async move {

@@ -1,6 +1,6 @@
 //! Requests of all nodes: one at a time of each, and each done once however often it comes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::handler::Handler;
 use super::refusal::Refusal;
 use crate::cluster::clock;
-use crate::crd::eviction::{Answer, EvictionRequest, Key};
+use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
 /// So many are carried out at a time; others wait.
@@ -60,6 +60,8 @@ enum Step {
     Run,
     /// Answer it so.
     Answer(Reply, Answer),
+    /// Refuse it.
+    Refuse(Reply, Refusal),
     /// It is answered with the one that is under way.
     Join,
 }
@@ -83,10 +85,10 @@ impl Lasts {
                 // Its agent was restarted meanwhile, most likely.
                 State::Running(_) => {
                     let why = "another eviction of the same node is under way";
-                    return Step::Answer(reply, Refusal::later("running", why).answer);
+                    return Step::Refuse(reply, Refusal::later("running", why));
                 }
                 State::Done(_) if last.key.boot_id == key.boot_id && last.key > *key => {
-                    return Step::Answer(reply, Refusal::outdated().answer);
+                    return Step::Refuse(reply, Refusal::outdated());
                 }
                 State::Done(_) if now.since(last.window.0) < WINDOW => window = last.window,
                 State::Done(_) => {}
@@ -94,7 +96,7 @@ impl Lasts {
         }
         if window.1 >= MAX_IN_WINDOW {
             let why = "the node's agent asks for too many evictions";
-            return Step::Answer(reply, Refusal::later("too_many", why).answer);
+            return Step::Refuse(reply, Refusal::later("too_many", why));
         }
         let last = Last {
             key: key.clone(),
@@ -130,6 +132,8 @@ pub struct Queue {
     handler: Arc<Handler>,
     pending: mpsc::Receiver<Pending>,
     lasts: Lasts,
+    /// Accepted, and not begun: at most one of each node.
+    waiting: VecDeque<(Arc<str>, EvictionRequest, BootTime)>,
     running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
 }
 
@@ -140,25 +144,22 @@ impl Queue {
             handler: Arc::new(handler),
             pending,
             lasts: Lasts::default(),
+            waiting: VecDeque::new(),
             running: FuturesUnordered::new(),
         }
     }
 
-    /// Until nobody can ask any more. What was begun is finished, also where whoever asked is gone.
+    /// Runs until no listener is left. What was begun is finished, also where the connection of its agent is gone.
     pub async fn run(mut self) {
         loop {
             tokio::select! {
-                pending = self.pending.recv(), if self.running.len() < MAX_AT_ONCE => match pending {
+                pending = self.pending.recv() => match pending {
                     Some(pending) => self.take(pending),
                     None => return,
                 },
-                Some((node, answer)) = self.running.next() => {
-                    for reply in self.lasts.done(&node, &answer) {
-                        // Whoever asked may have given up.
-                        reply.send(Some(answer.clone())).ok();
-                    }
-                }
+                Some((node, answer)) = self.running.next() => self.done(&node, &answer),
             }
+            self.begin();
         }
     }
 
@@ -173,17 +174,42 @@ impl Queue {
             reply.send(None).ok();
             return;
         }
-        match self.lasts.take(&node, &request.key, reply, clock::now()) {
-            Step::Run => {
-                let handler = Arc::clone(&self.handler);
-                let run = async move {
-                    let answer = handler.evict(&node, &request).await;
-                    (node, answer)
-                };
-                self.running.push(run.boxed());
-            }
+        let now = clock::now();
+        match self.lasts.take(&node, &request.key, reply, now) {
+            Step::Run => self
+                .waiting
+                .push_back((node, request, now + ANSWER_TIMEOUT)),
             Step::Answer(reply, answer) => drop(reply.send(Some(answer))),
+            Step::Refuse(reply, refusal) => {
+                self.handler.metrics.answered(refusal.label, Duration::ZERO);
+                reply.send(Some(refusal.answer)).ok();
+            }
             Step::Join => {}
+        }
+    }
+
+    /// Begins what waits, as far as there is room. What came too long ago is not done any more: its agent has given up.
+    fn begin(&mut self) {
+        while self.running.len() < MAX_AT_ONCE
+            && let Some((node, request, deadline)) = self.waiting.pop_front()
+        {
+            if clock::now() >= deadline {
+                self.done(&node, &Refusal::late().answer);
+                continue;
+            }
+            let handler = Arc::clone(&self.handler);
+            let run = async move {
+                let answer = handler.evict(&node, &request, deadline).await;
+                (node, answer)
+            };
+            self.running.push(run.boxed());
+        }
+    }
+
+    fn done(&mut self, node: &str, answer: &Answer) {
+        for reply in self.lasts.done(node, answer) {
+            // The connection may be gone.
+            reply.send(Some(answer.clone())).ok();
         }
     }
 
@@ -228,7 +254,7 @@ mod tests {
         assert!(matches!(again, Step::Join), "{again:?}");
         let (other, _answer) = take(&mut lasts, &key("b", 2));
         assert!(
-            matches!(other, Step::Answer(_, Answer::Wait { .. })),
+            matches!(&other, Step::Refuse(_, refusal) if refusal.label == "running"),
             "{other:?}"
         );
         assert_eq!(lasts.done("n", &Answer::Accepted).len(), 2);
@@ -261,7 +287,7 @@ mod tests {
         drop(lasts.done("n", &Answer::Gone));
         let (old, _answer) = take(&mut lasts, &key("b", 6));
         assert!(
-            matches!(old, Step::Answer(_, Answer::Refused { .. })),
+            matches!(&old, Step::Refuse(_, refusal) if refusal.label == "outdated"),
             "{old:?}"
         );
         let (booted, _answer) = take(&mut lasts, &key("a", 1));

@@ -67,8 +67,19 @@ pub enum Change {
         /// The pod's UID.
         uid: String,
         /// What became of it.
-        settled: Settled,
+        settled: Settlement,
+        /// It is in the ledger.
+        done: oneshot::Sender<()>,
     },
+}
+
+/// What the API server's answer says of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// The pod is being terminated, or is not.
+    Known(Settled),
+    /// It is not by this request; an earlier one of the same pod may still be carried out.
+    RefusedAgain,
 }
 
 /// A pod to reserve an eviction for, and where the answer goes.
@@ -304,8 +315,10 @@ impl Recorder {
         };
         let reservations = changes.into_iter().filter_map(|change| match change {
             Change::Reserve { victim, reply } => Some((victim, reply)),
-            Change::Settle { uid, settled } => {
+            Change::Settle { uid, settled, done } => {
                 self.settled(&uid, settled);
+                // The handler waits, so that its node's next request finds this.
+                done.send(()).ok();
                 None
             }
         });
@@ -316,7 +329,11 @@ impl Recorder {
     }
 
     /// The next look at what is due records it.
-    fn settled(&self, uid: &str, settled: Settled) {
+    fn settled(&self, uid: &str, settlement: Settlement) {
+        let Settlement::Known(settled) = settlement else {
+            self.ledger.change(|ledger| ledger.refused_again(uid));
+            return;
+        };
         let now = clock::now();
         let is_new = self
             .ledger
@@ -331,6 +348,7 @@ impl Recorder {
             return;
         };
         let now = clock::now();
+        let reserved: Vec<String> = reservations.iter().map(|(it, _)| it.uid.clone()).collect();
         let (replies, answers): (Vec<_>, Vec<_>) = reservations
             .into_iter()
             .map(|(victim, reply)| (reply, ledger.ask(victim, now)))
@@ -345,6 +363,9 @@ impl Recorder {
         self.note(outcome);
         if !recorded {
             return;
+        }
+        for uid in &reserved {
+            ledger.renew(uid, clock::now());
         }
         *self.ledger.lock() = Some(ledger);
         for (reply, answer) in replies.into_iter().zip(answers) {

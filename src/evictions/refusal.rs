@@ -43,6 +43,14 @@ impl Refusal {
         Self::new(label, true, &why, answer)
     }
 
+    /// There was no time left to find out, and the agent no longer waits.
+    pub fn late() -> Self {
+        Self::later(
+            "late",
+            "it could not be found out in time whether the pod may be evicted",
+        )
+    }
+
     /// The pod is gone, or another has its name.
     pub fn gone() -> Self {
         Self::new("gone", false, "it is gone", Answer::Gone)

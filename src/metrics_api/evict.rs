@@ -10,11 +10,14 @@ use hyper::{Method, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
 use tokio::time::timeout;
 
-use crate::crd::eviction::{EvictionRequest, MAX_BYTES, SUBRESOURCE, api_path};
+use crate::cluster::client::describe;
+use crate::crd::eviction::{
+    self, Delay, EvictionRequest, LEADERLESS_WAIT, MAX_BYTES, SUBRESOURCE, api_path,
+};
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::evictions::Reply;
 
-use super::forward;
+use super::forward::{self, ForwardError};
 use super::reports::{NODE_NAME, Reports};
 use super::server::{Answer, Api, JSON, whole};
 use super::status::Refusal;
@@ -56,16 +59,10 @@ impl Api {
         let request = EvictionRequest::parse(&body);
         let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
         match reports.evictions().evict(Arc::clone(&node), request).await {
-            Reply::Answer(answer) => {
-                let answer = serde_json::to_vec(&answer).unwrap_or_default();
-                Ok(whole(StatusCode::OK, JSON, answer.into()))
-            }
+            Reply::Answer(answer) => Ok(answered(&answer)),
             // What was passed on is not passed on again.
-            Reply::NotLeading(_) if is_passed_on => Err(Refusal::not_leading()),
-            Reply::NotLeading(_) => {
-                let answer = self.pass_to_leader(&node, body).await;
-                answer.ok_or_else(Refusal::not_leading)
-            }
+            Reply::NotLeading(_) if is_passed_on => Ok(answered(&leaderless())),
+            Reply::NotLeading(_) => Ok(self.pass_to_leader(&node, body).await),
         }
     }
 
@@ -89,16 +86,40 @@ impl Api {
         Err(Refusal::new(403, "Forbidden", message))
     }
 
-    /// The leader's answer; `None`: there is none.
-    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Option<Answer> {
-        let leader = self.standing.borrow().leader()?;
-        let tls = self.tls.borrow().clone()?;
+    /// The leader's answer. Where the request has left and there is none, the pod says what became of it.
+    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Answer {
+        let leader = self.standing.borrow().leader();
+        let tls = self.tls.borrow().clone();
+        let (Some(leader), Some(tls)) = (leader, tls) else {
+            return answered(&leaderless());
+        };
         let (path, name) = (api_path(node), &self.server_name);
-        let passed = forward::pass(leader, tls.client, name, &path, JSON, Some(body)).await;
-        passed
-            .ok()
-            .filter(|answer| answer.status() == StatusCode::OK)
+        match forward::pass(leader, tls.client, name, &path, JSON, Some(body)).await {
+            Ok(answer) if answer.status() == StatusCode::OK => answer,
+            Ok(answer) => unknown(&format!("the leader answers {}", answer.status())),
+            Err(ForwardError::Connect(_) | ForwardError::Name(_)) => answered(&leaderless()),
+            Err(error) => unknown(&describe(&error)),
+        }
     }
+}
+
+fn leaderless() -> eviction::Answer {
+    eviction::Answer::Wait {
+        wait: LEADERLESS_WAIT,
+        by: Delay::Leader,
+        why: "no replica of the controller leads".to_owned(),
+    }
+}
+
+fn unknown(why: &str) -> Answer {
+    let why = why.to_owned();
+    answered(&eviction::Answer::Unknown { why })
+}
+
+fn answered(answer: &eviction::Answer) -> Answer {
+    // Nothing in it can't be written as JSON.
+    let answer = serde_json::to_vec(answer).unwrap_or_default();
+    whole(StatusCode::OK, JSON, answer.into())
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ fn is_bound(seen: &Seen, name: &str) -> bool {
     items(policies).iter().any(is_strict) && items(bindings).iter().any(denies)
 }
 
-/// Agents have no pod evicted where the controller does not listen for them, or they do not know where.
+/// No pod is evicted where the controller does not listen for agents; where they do not know where, one way to it is left.
 pub(super) fn evictions(seen: &Seen) -> Vec<Finding> {
     let lacks = |workloads: &Answer, argument: &str| {
         !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
@@ -112,7 +112,7 @@ pub(super) fn evictions(seen: &Seen) -> Vec<Finding> {
     let what = if lacks(&seen.deployments, LISTENS) {
         "the controller does not listen for agents (--report-listen), so that no pod is evicted"
     } else if lacks(&seen.daemon_sets, "--report-service=") {
-        "agents do not know where the controller listens (--report-service), so that no pod is evicted"
+        "agents do not know where the controller listens (--report-service), and can ask for evictions through the API server alone"
     } else {
         return Vec::new();
     };

@@ -33,6 +33,8 @@ const MOST_BACKOFF: Duration = Duration::from_mins(5);
 const FORGET: Duration = Duration::from_mins(15);
 /// Pauses between looks at a pod of which it is not known whether it was evicted.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// A request without an answer is carried out by then, or never.
+const LONGEST_CALL: Duration = Duration::from_secs(10);
 /// After that it is left to the next decision, which begins with a look.
 const LONGEST_LOOK: Duration = Duration::from_mins(2);
 
@@ -360,12 +362,16 @@ impl<R: Requester> Evictor<R> {
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;
                 }
-                Ok(Some(_)) => break,
+                Ok(Some(_)) if clock::boot_time().since(begun) >= LONGEST_CALL => break,
                 Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
-                Err(_) => {}
+                Ok(Some(_)) | Err(_) => {}
             }
         }
-        self.refuse(request, Refusal::Unanswered(why))
+        // It was waited for long enough.
+        Fate::Refused {
+            until: clock::boot_time(),
+            why: Refusal::Unanswered(why),
+        }
     }
 }
 

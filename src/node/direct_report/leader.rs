@@ -2,14 +2,13 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use kube::Client;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::Options;
 use super::credentials::Files;
@@ -17,7 +16,8 @@ use super::links::{Links, Sender};
 use crate::cluster::client::{CallError, call};
 use crate::cluster::eviction::was_not_sent;
 use crate::crd::eviction::{
-    ANSWER_TIMEOUT, Answer, Delay, EvictionRequest, Key, Misdirected, PATH, Target, api_path,
+    ANSWER_TIMEOUT, Answer, Delay, EvictionRequest, Key, LEADERLESS_WAIT, Misdirected, PATH,
+    Target, api_path,
 };
 use crate::engine::policy::RuleId;
 use crate::node::actuate::evict_api::Requester;
@@ -25,8 +25,6 @@ use crate::node::clock;
 
 /// No answer is read further.
 const MAX_ANSWER: usize = 16 << 10;
-/// Where no leader can be asked: longer than a failover takes.
-const LEADERLESS_WAIT: Duration = Duration::from_secs(10);
 
 /// The controller's leader, as one node's agent asks it.
 #[derive(Clone)]
@@ -76,11 +74,15 @@ impl Leader {
             .ok_or_else(|| not_sent("there are no credentials for direct reports"))?;
         let none = || not_sent("no connection to the controller");
         let mut sender = self.links.best().ok_or_else(none)?;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         // A standby names the leader, which may change meanwhile.
         for _ in 0..2 {
+            if sender.ready().await.is_err() {
+                return Err(not_sent("the connection to the controller broke"));
+            }
             let sent = send(&mut sender, &name, &authorization, body.clone());
             let lost = |why: String| (why, true);
-            match timeout(ANSWER_TIMEOUT, sent).await {
+            match timeout_at(deadline, sent).await {
                 Ok(Ok(Direct::Answer(answer))) => return Ok(answer),
                 Ok(Ok(Direct::Misdirected(Misdirected { leader }))) => {
                     let leader = leader.and_then(|leader| self.links.to(leader));
@@ -138,17 +140,35 @@ impl Requester for Leader {
         };
         // The same request: one that has arrived is not carried out again.
         match self.ask_by_api_server(&body).await {
+            // Another leader may not know what the first one has done.
+            Ok(answer) if may_have_arrived && !is_done(&answer) => Answer::Unknown { why },
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
-            // It was sent, and the controller's answer did not come.
-            Err(error)
-                if matches!(error.code(), None | Some(502 | 504)) && !was_not_sent(&error) =>
-            {
-                Answer::Unknown { why: error.words() }
-            }
+            Err(error) if may_have_been_done(&error) => Answer::Unknown { why: error.words() },
             Err(error) => unreachable_leader(&why, &error),
         }
     }
+}
+
+/// The pod is being terminated, or is gone.
+const fn is_done(answer: &Answer) -> bool {
+    matches!(
+        answer,
+        Answer::Accepted | Answer::Terminating | Answer::Gone
+    )
+}
+
+/// The request has left, and no answer says what became of it.
+fn may_have_been_done(error: &CallError) -> bool {
+    let is_lost = error.code().is_none_or(|code| code >= 500);
+    is_lost && !was_not_sent(error) && !was_not_passed_on(error)
+}
+
+/// Whether the API server found no controller to pass the request on to. Other 5xx may come after the controller has taken it.
+fn was_not_passed_on(error: &CallError) -> bool {
+    let words = error.words();
+    let found_none = words.contains("service unavailable") || words.contains("dial tcp");
+    error.code() == Some(503) && found_none
 }
 
 fn unreachable_leader(direct: &str, error: &CallError) -> Answer {
@@ -173,7 +193,6 @@ async fn send(
         .header(AUTHORIZATION, authorization)
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(body))?;
-    sender.ready().await?;
     understood(sender.send_request(request).await?).await
 }
 
@@ -186,7 +205,7 @@ async fn understood(
     Ok(match status {
         StatusCode::OK => Direct::Answer(serde_json::from_slice(&body)?),
         StatusCode::MISDIRECTED_REQUEST => {
-            // Without a body that says so nobody knows where the leader is.
+            // Without a body that says so it is not known where the leader is.
             Direct::Misdirected(serde_json::from_slice(&body).unwrap_or_default())
         }
         _ => Direct::Refused(format!("the controller answers {status}")),

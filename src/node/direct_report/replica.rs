@@ -158,6 +158,7 @@ impl Replica {
         let sending = Arc::clone(&self.sending);
         let Some(credentials) = sending.credentials() else {
             self.connection = None;
+            sending.links.closed(self.address);
             sending.metrics.count("unconfigured");
             return Outcome::Failed(None);
         };

@@ -10,6 +10,10 @@ impl World {
     /// # Errors
     /// They do not allow it.
     pub fn permit(&self, query: &RuleQuery) -> Result<Permit, Denial> {
+        // What is to be written next may take away what the agent asks by.
+        if self.dirty.contains(&*query.node) {
+            return Err(Denial::OtherRules);
+        }
         let node = self.nodes.get(&*query.node).ok_or(Denial::OtherRules)?;
         let live = self.live.get(&*query.node).ok_or(Denial::OtherRules)?;
         let hash = live.hash.as_ref().map(ToString::to_string);
