@@ -74,8 +74,12 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	e.watch(p)
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
+	var agents []*evictor
 	for _, node := range nodes {
-		agent := p.agentOf(node, replicas)
+		agents = append(agents, p.agentOf(node, replicas))
+	}
+	haveTheRule(p.Plane, agents)
+	for _, agent := range agents {
 		all.Go(func() { e.act(running, agent) })
 	}
 	until := func(what string, evictions int) {
@@ -317,6 +321,23 @@ func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 		a.replicas = append(a.replicas, report.Connect(fmt.Sprintf("127.0.0.1:%d", r.reports), &tls.Config{InsecureSkipVerify: true}))
 	}
 	return a
+}
+
+// haveTheRule waits until the controller has given all of their nodes the rule.
+func haveTheRule(p *shared.Plane, agents []*evictor) {
+	p.T.Helper()
+	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
+		for _, a := range agents {
+			object, err := p.Objects.Resource(watermarks).Get(background, a.node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if text, err := object.MarshalJSON(); err != nil || !strings.Contains(string(text), "busy/cpu") {
+				return fmt.Errorf("%s has not (%v)", a.node, err)
+			}
+		}
+		return nil
+	})
 }
 
 // hash is that of the rules which the controller has given the node.
