@@ -39,6 +39,9 @@ pub struct Leader {
     direct: Option<(String, Arc<Mutex<Files>>)>,
 }
 
+/// How API servers begin a 503 where the connection to a replica broke, or could not be made (`dial tcp ...`).
+const BROKEN: &str = "error trying to reach service: ";
+
 /// What came of asking a replica.
 enum Direct {
     Answer(Answer),
@@ -140,14 +143,21 @@ impl Requester for Leader {
         match self.ask_by_api_server(&body).await {
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
-            // It was sent, and the controller's answer did not come.
-            Err(error)
-                if matches!(error.code(), None | Some(502 | 504)) && !was_not_sent(&error) =>
-            {
-                Answer::Unknown { why: error.words() }
-            }
+            Err(error) if may_have_reached_leader(&error) => Answer::Unknown { why: error.words() },
             Err(error) => unreachable_leader(&why, &error),
         }
+    }
+}
+
+/// Whether a request through the API server was sent, and the controller's answer did not come.
+fn may_have_reached_leader(error: &CallError) -> bool {
+    match error.code() {
+        None | Some(502 | 504) => !was_not_sent(error),
+        Some(503) => {
+            let words = error.words();
+            words.contains(BROKEN) && !words.contains("dial ")
+        }
+        Some(_) => false,
     }
 }
 
