@@ -10,7 +10,7 @@ use hyper::{Method, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
 use tokio::time::timeout;
 
-use crate::crd::eviction::{EvictionRequest, MAX_BYTES, SUBRESOURCE, api_path};
+use crate::crd::eviction::{self, EvictionRequest, MAX_BYTES, SUBRESOURCE, api_path};
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::evictions::Reply;
 
@@ -54,10 +54,7 @@ impl Api {
         let request = EvictionRequest::parse(&body);
         let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
         match reports.evictions().evict(Arc::clone(&node), request).await {
-            Reply::Answer(answer) => {
-                let answer = serde_json::to_vec(&answer).unwrap_or_default();
-                Ok(whole(StatusCode::OK, JSON, answer.into()))
-            }
+            Reply::Answer(answer) => Ok(answered(&answer)),
             // What was passed on is not passed on again.
             Reply::NotLeading(_) if is_passed_on => Err(Refusal::not_leading()),
             Reply::NotLeading(_) => {
@@ -86,16 +83,26 @@ impl Api {
         Err(Refusal::new(403, "Forbidden", message))
     }
 
-    /// The leader's answer; `None`: there is none.
+    /// The leader's answer; `None`: it has not taken the request.
     async fn pass_to_leader(&self, node: &str, body: Bytes) -> Option<Answer> {
         let leader = self.standing.borrow().leader()?;
         let tls = self.tls.borrow().clone()?;
         let (path, name) = (api_path(node), &self.server_name);
-        let passed = forward::pass(leader, tls.client, name, &path, JSON, Some(body)).await;
-        passed
-            .ok()
-            .filter(|answer| answer.status() == StatusCode::OK)
+        let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
+        match forward::pass(leader, tls.client, name, &path, JSON, body, patience).await {
+            Ok(answer) => (answer.status() == StatusCode::OK).then_some(answer),
+            Err(error) if error.may_have_arrived() => {
+                let why = format!("the leader was asked: {error}");
+                Some(answered(&eviction::Answer::Unknown { why }))
+            }
+            Err(_) => None,
+        }
     }
+}
+
+fn answered(answer: &eviction::Answer) -> Answer {
+    let answer = serde_json::to_vec(answer).unwrap_or_default();
+    whole(StatusCode::OK, JSON, answer.into())
 }
 
 #[cfg(test)]
