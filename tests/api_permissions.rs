@@ -13,6 +13,7 @@ mod api_support;
 mod chart_support;
 mod run_support;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -21,9 +22,12 @@ use actor_support::{
 };
 use agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
 use api_support::leader::Leader;
+use api_support::reporter::{Reporter, token, trust, whole};
 use api_support::{ControlPlane, LEASES, free_port, names, now, policy};
 use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
+use hyper::Request;
+use plimsoll::crd::eviction::PATH;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(4);
@@ -370,9 +374,14 @@ fn the_controller_does_all_its_work_with_these_rights() {
     let namespace = "default";
     install(&plane, namespace);
     plane.nodes(&names(2));
-    let rights = kubeconfig(&plane, namespace, CONTROLLER, None);
-    let listen = || format!("127.0.0.1:{}", free_port());
-    let (metrics, reports) = (listen(), listen());
+    plane.create(&[json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "controller", "namespace": namespace},
+        "spec": {"serviceAccountName": CONTROLLER, "containers": [{"name": "controller", "image": "none"}]},
+    })]);
+    let rights = kubeconfig(&plane, namespace, CONTROLLER, Some("controller"));
+    let port = free_port();
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let reports = format!("127.0.0.1:{port}");
     let args = [
         "--metrics-api-listen",
         &metrics,
@@ -384,11 +393,15 @@ fn the_controller_does_all_its_work_with_these_rights() {
     let rule = json!({
         "name": "cpu", "actionName": "close", "metricRule": {"name": "cpu_total_usage", "value": 4000},
     });
+    let action = json!({"eviction": {"terminationGracePeriodSeconds": 7}});
+    let pods = json!({
+        "labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["throttle", "eviction"],
+    });
     let mut rules = policy("NodeQOS", "q", &json!({"rules": [rule]}));
     rules["metadata"]["annotations"] = json!({"plimsoll.dev/rollout": "immediate"});
     plane.apply(&[
-        policy("AvoidanceAction", "close", &json!({})),
-        policy("PodQOS", "p", &json!({"allowedActions": ["throttle"]})),
+        policy("AvoidanceAction", "close", &action),
+        policy("PodQOS", "p", &pods),
         rules,
     ]);
     plane.until("every node has to keep the rule", SOON, |plane| {
@@ -421,8 +434,40 @@ fn the_controller_does_all_its_work_with_these_rights() {
         let ready = controller.http("/readyz");
         ready.is_some_and(|(code, _)| code == 200)
     });
+    evicts_for_an_agent(&plane, port);
     let said = plane.log_of("controller");
     assert!(!said.contains("forbidden"), "{said}");
+}
+
+/// As the agent of a node asks it, for a rule that the node was given.
+fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
+    let mut batch = pod("batch", "batch");
+    batch["spec"]["nodeName"] = "node00".into();
+    batch["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
+    }]);
+    plane.create(&[batch]);
+    let running = r#"{"status":{"phase":"Running"}}"#;
+    let how = ["--subresource=status", "--type=merge", "-p", running];
+    plane.kubectl(&[&["patch", "pod", "batch"][..], &how].concat());
+    let uid = plane.get("pod", "batch")["metadata"]["uid"].clone();
+    let (agent, token) = (Reporter::new(&trust(plane), port), token(plane, "node00"));
+    let sequence = Cell::new(0);
+    plane.until("the pod is evicted", SOON, |plane| {
+        sequence.set(sequence.get() + 1);
+        let request = json!({
+            "bootID": "boot", "sequence": sequence.get(), "namespace": "default", "name": "batch", "uid": uid,
+            "rule": "q/cpu", "hash": plane.get("nwm", "node00")["spec"]["hash"],
+        });
+        let request = Request::post(format!("https://plimsoll-report.default.svc{PATH}"))
+            .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/json")
+            .body(whole(request.to_string()));
+        let answer = agent.send(request.unwrap()).unwrap();
+        answer.body["result"] == "accepted"
+    });
+    let pod = plane.get("pod", "batch");
+    assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 7, "{pod}");
 }
 
 /// The real agent with no other rights than the chart's, from its first rule to its end.

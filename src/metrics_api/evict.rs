@@ -10,14 +10,13 @@ use hyper::{Method, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
 use tokio::time::timeout;
 
-use crate::cluster::client::describe;
 use crate::crd::eviction::{
     self, Delay, EvictionRequest, LEADERLESS_WAIT, MAX_BYTES, SUBRESOURCE, api_path,
 };
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::evictions::Reply;
 
-use super::forward::{self, ForwardError};
+use super::forward;
 use super::reports::{NODE_NAME, Reports};
 use super::server::{Answer, Api, JSON, whole};
 use super::status::Refusal;
@@ -94,11 +93,12 @@ impl Api {
             return answered(&leaderless());
         };
         let (path, name) = (api_path(node), &self.server_name);
-        match forward::pass(leader, tls.client, name, &path, JSON, Some(body)).await {
+        let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
+        match forward::pass(leader, tls.client, name, &path, JSON, body, patience).await {
             Ok(answer) if answer.status() == StatusCode::OK => answer,
             Ok(answer) => unknown(&format!("the leader answers {}", answer.status())),
-            Err(ForwardError::Connect(_) | ForwardError::Name(_)) => answered(&leaderless()),
-            Err(error) => unknown(&describe(&error)),
+            Err(error) if error.may_have_arrived() => unknown(&error.to_string()),
+            Err(_) => answered(&leaderless()),
         }
     }
 }

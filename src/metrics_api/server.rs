@@ -32,7 +32,7 @@ use super::data::Data;
 use super::documents::{Document, Documents};
 use super::encode::Writer;
 use super::evict;
-use super::forward;
+use super::forward::{self, ANSWER};
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
@@ -259,7 +259,15 @@ impl Api {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept, None);
+        let passed = forward::pass(
+            leader,
+            tls.client,
+            &self.server_name,
+            path,
+            accept,
+            None,
+            ANSWER,
+        );
         let passed = tokio::select! {
             passed = passed => passed,
             // It may have been stopped where it stands: the next leader is asked at once.

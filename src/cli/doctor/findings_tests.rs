@@ -468,23 +468,26 @@ fn a_permission_that_lacks_is_told() {
 /// A workload of the list is told no such argument.
 fn without(list: &mut Answer, argument: &str) {
     let workload = &mut list.as_mut().expect("a list")["items"][0];
-    let told = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];
-    let told = told.as_array_mut().expect("arguments");
-    let before = told.len();
-    told.retain(|it| !it.as_str().unwrap_or_default().starts_with(argument));
-    assert_eq!(told.len() + 1, before, "{argument}");
+    let args = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];
+    let args = args.as_array_mut().expect("arguments");
+    let before = args.len();
+    args.retain(|it| !it.as_str().unwrap_or_default().starts_with(argument));
+    assert_eq!(args.len() + 1, before, "{argument}");
 }
 
 #[test]
 fn where_agents_cannot_ask_for_evictions_that_is_found() {
-    let nothing = "no pod is evicted";
     says(
         |it| without(&mut it.deployments, "--report-listen="),
-        &["evictions", "--report-listen", nothing],
+        &["evictions", "--report-listen", "no pod is evicted"],
     );
     says(
         |it| without(&mut it.daemon_sets, "--report-service="),
-        &["evictions", "--report-service", nothing],
+        &[
+            "evictions",
+            "--report-service",
+            "through the API server alone",
+        ],
     );
 }
 

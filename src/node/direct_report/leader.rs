@@ -167,7 +167,7 @@ fn may_have_been_done(error: &CallError) -> bool {
 /// Whether the API server found no controller to pass the request on to. Other 5xx may come after the controller has taken it.
 fn was_not_passed_on(error: &CallError) -> bool {
     let words = error.words();
-    let found_none = words.contains("service unavailable") || words.contains("dial tcp");
+    let found_none = words.contains("service unavailable") || words.contains("dial ");
     error.code() == Some(503) && found_none
 }
 
