@@ -308,9 +308,14 @@ fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
 }
 
 fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
-    for (workload, argument) in [
-        ("deployment/plimsoll-controller", "--report-listen="),
-        ("daemonset/plimsoll-agent-v2", "--report-service="),
+    let alone = "through the API server alone";
+    for (workload, argument, effect) in [
+        (
+            "deployment/plimsoll-controller",
+            "--report-listen=",
+            "no pod is evicted",
+        ),
+        ("daemonset/plimsoll-agent-v2", "--report-service=", alone),
     ] {
         let path = "jsonpath={.spec.template.spec.containers[0].args}";
         let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", path]);
@@ -326,7 +331,7 @@ fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
         let (_, found) = doctor(&plane.kubeconfig);
         let what = argument.trim_end_matches('=');
         finds(&found, "evictions", what);
-        finds(&found, "evictions", "no pod is evicted");
+        finds(&found, "evictions", effect);
         replace_arguments(plane, workload, &before);
     }
     let (_, found) = doctor(&plane.kubeconfig);
