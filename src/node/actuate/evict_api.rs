@@ -177,6 +177,7 @@ pub struct Evictor<R> {
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
+    longest_call: Duration,
     /// Until then nothing is asked: by whose wish, and why.
     wait: Option<(BootTime, Delay, String)>,
 }
@@ -201,9 +202,19 @@ impl<R: Requester> Evictor<R> {
             requests: taken,
             outcomes: told,
             refusals: Refusals::default(),
+            longest_call: LONGEST_CALL,
             wait: None,
         };
         (evictor, Evictions { requests, outcomes })
+    }
+
+    /// The same, where a request without an answer is carried out within so long, or never: 10 s if nothing else is said.
+    #[must_use]
+    pub fn with_longest_call(self, longest_call: Duration) -> Self {
+        Self {
+            longest_call,
+            ..self
+        }
     }
 
     /// Runs until the other end is gone.
@@ -362,7 +373,7 @@ impl<R: Requester> Evictor<R> {
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;
                 }
-                Ok(Some(_)) if clock::boot_time().since(begun) >= LONGEST_CALL => break,
+                Ok(Some(_)) if clock::boot_time().since(begun) >= self.longest_call => break,
                 Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
                 Ok(Some(_)) | Err(_) => {}
             }
