@@ -15,7 +15,7 @@ BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver|AskedDirectly
 # Other versions of Kubernetes, and what rests on what an API server does.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
-ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_eviction_guard api_permissions api_stolen_token api_stop api_taint
+ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_evict api_permissions api_stolen_token api_stop api_taint
 # What agents that report cost.
 AGENTS := 5000
 FOR := 10m

@@ -8,7 +8,7 @@ pub mod cluster;
 pub mod crd;
 pub mod demo;
 pub mod engine;
-pub mod guard;
+pub mod evictions;
 pub mod metrics_api;
 pub mod node;
 mod ordered;

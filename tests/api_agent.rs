@@ -13,9 +13,11 @@ mod run_support;
 
 use std::time::Duration;
 
-use agent_support::{HIGH, LOW, NODE, Node, SOON, closing, evicting, pod, rule, throttling};
+use agent_support::{Agent, HIGH, LOW, NODE, Node, SOON, closing, evicting, pod, rule, throttling};
 use api_support::faults::{Fault, Proxy};
-use api_support::policy;
+use api_support::leader::{Asked, Fate, Leader};
+use api_support::{free_port, policy};
+use plimsoll::crd::eviction::{PATH, api_path};
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
@@ -172,6 +174,9 @@ fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_co
 #[test]
 fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() {
     let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
     let owned = |kind: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "x", "controller": true}]);
     for (name, owner) in [
         ("daemon", Some("DaemonSet")),
@@ -186,32 +191,19 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
         node.burn_in(&pod);
     }
     node.keep(&evicting());
-    let agent = node.agent(&[]);
+    let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
-    let terminating = || {
-        let mut names: Vec<String> = node
-            .plane
-            .list("pods")
-            .iter()
-            .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
-            .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
-            .collect();
-        names.sort();
-        names
-    };
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    let terminating = || terminating(&node);
     node.machine.load.set(HIGH);
     agent.until("one pod is evicted", || !terminating().is_empty());
     let first = terminating();
     assert!(first == ["one"] || first == ["two"], "{first:?}");
-    let grace = node.plane.list("pods");
-    let grace = grace
-        .iter()
-        .find(|pod| pod["metadata"]["name"] == first[0].as_str());
-    let grace = &grace.unwrap()["metadata"]["deletionGracePeriodSeconds"];
-    assert_eq!(grace, 7);
+    let evicted = node.plane.get("pod", &first[0]);
+    assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
     agent.until("the node is closed meanwhile", || !node.taints().is_empty());
     // Nothing more before the round has settled.
-    let evaluations = |agent: &agent_support::Agent| agent.said().matches("Breached").count();
+    let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
     assert!(evaluations(&agent) >= 1);
     assert_eq!(terminating(), first);
     node.plane
@@ -231,10 +223,73 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
             && status["evictions"][1]["pod"] == first[0].as_str()
             && status["evictions"][1]["outcome"] == "Gone"
     });
+    // Of others it has not asked for any, and each once.
+    let asked = leader.asked();
+    assert!(asked.iter().all(Asked::is_direct), "{asked:?}");
+    let asked = asked.iter().map(|it| it.request.target.name.clone());
+    assert_eq!(asked.collect::<Vec<_>>(), leader.evicted());
+    assert_eq!(
+        leader.evicted(),
+        [first[0].clone(), terminating()[0].clone()]
+    );
 }
 
+/// The names of the pods that are being terminated, in order.
+fn terminating(node: &Node) -> Vec<String> {
+    let pods = node.plane.list("pods").into_iter();
+    let ending = pods.filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null());
+    let mut names: Vec<String> = ending
+        .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Three pods that a `ReplicaSet` owns, any of which may be evicted.
+fn replicas(node: &mut Node) {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
+    for name in ["one", "two", "three"] {
+        let mut pod = pod(name, "batch");
+        pod["metadata"]["ownerReferences"] = owner.clone();
+        node.burn_in(&pod);
+    }
+}
+
+/// What keeps its pods from being evicted in these words, as its status has it.
+fn refused(node: &Node, words: &str) -> Vec<Value> {
+    let refused = node.status()["refused"].as_array().cloned();
+    let refused = refused.unwrap_or_default().into_iter();
+    refused.filter(|it| says(it, "reason", words)).collect()
+}
+
+/// The events on its `NodeWatermark` that an eviction was refused in these words.
+fn refusal_events(node: &Node, words: &str) -> Vec<Value> {
+    let is_one = |event: &Value| {
+        event["reason"] == "EvictionRefused"
+            && event["involvedObject"]["kind"] == "NodeWatermark"
+            && says(event, "message", words)
+    };
+    let events = node.plane.list("events").into_iter();
+    events.filter(is_one).collect()
+}
+
+fn says(object: &Value, field: &str, words: &str) -> bool {
+    let text = object[field].as_str();
+    text.is_some_and(|text| text.contains(words))
+}
+
+fn counted(agent: &Agent, series: &str) -> Option<u64> {
+    let (_, text) = agent.http("/metrics")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(series));
+    value?.trim().parse().ok()
+}
+
+/// Evictions that were done.
+const EVICTED: &str = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
+const REFUSED: &str = r#"plimsoll_agent_evictions_total{outcome="refused"}"#;
+
 /// Evictions need the word of a webhook that nobody serves; returns when the API server asks for it.
-fn guard_that_is_down(node: &Node, pod: &str) {
+fn webhook_that_is_down(node: &Node, pod: &str) {
     let webhook = json!({
         "name": "evictions.example.dev", "clientConfig": {"url": "https://127.0.0.1:1/"}, "failurePolicy": "Fail",
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/eviction"], "operations": ["CREATE"]}],
@@ -261,25 +316,19 @@ fn guard_that_is_down(node: &Node, pod: &str) {
 #[test]
 fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     let Some(mut node) = Node::new() else { return };
-    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
-    for name in ["one", "two", "three"] {
-        let mut pod = pod(name, "batch");
-        pod["metadata"]["ownerReferences"] = owner.clone();
-        node.burn_in(&pod);
-    }
-    guard_that_is_down(&node, "one");
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    webhook_that_is_down(&node, "one");
     node.keep(&evicting());
-    let agent = node.agent(&[]);
+    let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
+    agent.until("it reports to the leader", || leader.is_reported_to());
     node.machine.load.set(HIGH);
     // On a busy machine there may be other causes too.
     let down = r#"failed calling webhook "evictions.example.dev""#;
-    let says = |it: &Value, field: &str| it[field].as_str().is_some_and(|it| it.contains(down));
-    let refused = || {
-        let told = node.status()["refused"].as_array().cloned();
-        let told = told.unwrap_or_default().into_iter();
-        told.filter(|it| says(it, "reason")).collect::<Vec<_>>()
-    };
+    let refused = || refused(&node, down);
     agent.until_within(SOON * 4, "it is in the status", || !refused().is_empty());
     let first = refused();
     let [entry] = first.as_slice() else {
@@ -289,27 +338,13 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
         (&entry["what"], &entry["rule"], &entry["pod"]),
         (&json!("evict"), &json!("q/cpu"), &Value::Null)
     );
-    let counted = |series: &str| {
-        let (_, text) = agent.http("/metrics")?;
-        let value = text.lines().find_map(|line| line.strip_prefix(series));
-        value?.trim().parse::<u64>().ok()
-    };
     // Three pods are refused in the first round, and then again.
     agent.until_within(SOON * 4, "it goes on", || {
-        counted(r#"plimsoll_agent_evictions_total{outcome="refused"}"#) >= Some(4)
+        counted(&agent, REFUSED) >= Some(4)
     });
     assert_eq!(refused(), first);
-    let done = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
-    assert_eq!(counted(done), Some(0), "nothing was evicted");
-    let told = |event: &Value| {
-        event["reason"] == "EvictionRefused"
-            && event["involvedObject"]["kind"] == "NodeWatermark"
-            && says(event, "message")
-    };
-    let events = || {
-        let events = node.plane.list("events").into_iter();
-        events.filter(told).collect::<Vec<_>>()
-    };
+    assert_eq!(counted(&agent, EVICTED), Some(0), "nothing was evicted");
+    let events = || refusal_events(&node, down);
     agent.until_within(SOON * 4, "an event tells it", || !events().is_empty());
     let events = events();
     assert_eq!(events.len(), 1, "{events:?}");
@@ -319,8 +354,114 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     agent.until_within(
         SOON * 4,
         "a pod is evicted, and that is not refused any more",
-        || refused().is_empty() && counted(done) >= Some(1),
+        || refused().is_empty() && counted(&agent, EVICTED) >= Some(1),
     );
+}
+
+/// Lets the pod of the last round go, and waits until that of this one is evicted; the requests that came for it.
+fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> Vec<Asked> {
+    for name in leader.evicted().iter().take(round - 1) {
+        let force = ["--force", "--grace-period=0", "--ignore-not-found"];
+        let delete = [&["delete", "pod", name][..], &force].concat();
+        node.plane.kubectl(&delete);
+    }
+    agent.until_within(SOON * 4, "one more pod is evicted", || {
+        counted(agent, EVICTED) >= Some(round as u64)
+    });
+    let evicted = leader.evicted();
+    assert_eq!(evicted.len(), round, "one a round");
+    let name = &evicted[round - 1];
+    assert_eq!(terminating(node), std::slice::from_ref(name));
+    let mut asked = leader.asked();
+    asked.retain(|asked| asked.request.target.name == *name);
+    asked
+}
+
+/// By which way each came: the connection of reports, or the API server.
+fn ways(asked: &[Asked]) -> Vec<&str> {
+    asked.iter().map(|asked| &*asked.path).collect()
+}
+
+#[test]
+fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    node.keep(&evicting());
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    node.machine.load.set(HIGH);
+    // There is no endpoint, and nobody whom the API server could ask.
+    let nobody = "the controller can't be asked: no connection to the controller; \
+                  the controller takes no requests through the API server";
+    let is_refused = || refused(&node, nobody).len();
+    agent.until_within(SOON * 4, "the status says so", || is_refused() == 1);
+    agent.until_within(SOON * 4, "it goes on", || {
+        counted(&agent, REFUSED) >= Some(4)
+    });
+    assert_eq!(is_refused(), 1, "one for all pods");
+    agent.until_within(SOON * 4, "an event says so", || {
+        refusal_events(&node, nobody).len() == 1
+    });
+    assert_eq!(
+        (leader.asked().len(), counted(&agent, EVICTED)),
+        (0, Some(0))
+    );
+    leader.serve_through_api_server(&node.plane, "default");
+    let by_api_server = api_path(NODE);
+    let first = next_eviction(&node, &agent, &leader, 1);
+    assert_eq!(ways(&first), [&by_api_server]);
+    agent.until("it is over", || is_refused() == 0);
+    leader.publish(&node.plane);
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    let second = next_eviction(&node, &agent, &leader, 2);
+    assert_eq!(ways(&second), [PATH]);
+    // Where replicas should be nobody listens, as where a firewall closes the port.
+    leader.publish_port(&node.plane, free_port());
+    agent.until("it can't report any more", || {
+        agent.said().contains("failed to report directly")
+    });
+    let third = next_eviction(&node, &agent, &leader, 3);
+    assert_eq!(ways(&third), [&by_api_server]);
+    let keys = [first, second, third].map(|asked| asked[0].request.key.clone());
+    let boot_id = Writer::this_process().unwrap().boot_id;
+    assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
+    let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
+    assert!(grow, "by whichever way: {keys:?}");
+    assert_eq!(refusal_events(&node, nobody).len(), 1, "published once");
+}
+
+#[test]
+fn a_request_without_an_answer_is_repeated_with_the_same_key_through_the_api_server() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    node.keep(&evicting());
+    leader.judge(|_| Fate::Lost);
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    node.machine.load.set(HIGH);
+    // The API server knows nobody to pass it on to: the pod tells what became of it.
+    let alone = next_eviction(&node, &agent, &leader, 1);
+    assert_eq!(ways(&alone), [PATH]);
+    leader.serve_through_api_server(&node.plane, "default");
+    // The second time the answer to the API server is lost.
+    let fates = [(Fate::Lost, Fate::Answered), (Fate::Refused, Fate::Lost)];
+    for (round, (direct, passed_on)) in (2..).zip(fates) {
+        leader.judge(move |path| if path == PATH { direct } else { passed_on });
+        let asked = next_eviction(&node, &agent, &leader, round);
+        assert_eq!(ways(&asked), [PATH, &api_path(NODE)], "{direct:?}");
+        assert_eq!(asked[0].request, asked[1].request, "{direct:?}");
+    }
+    agent.until("the metrics count each once", || {
+        let accepted = r#"plimsoll_agent_evictions_total{outcome="accepted"}"#;
+        counted(&agent, accepted) == Some(3)
+    });
 }
 
 #[test]

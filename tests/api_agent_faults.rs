@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use agent_support::{Agent, HIGH, NODE, Node, evicting, pod, ready, rule, throttling};
 use api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
+use api_support::leader::Leader;
 use nix::sys::signal::Signal;
+use plimsoll::crd::eviction::api_path;
 use serde_json::{Value, json};
 
 /// A call may hang for 15 s, and pauses grow with each failure.
@@ -333,12 +335,16 @@ fn no_eviction_is_sent_once_everything_is_being_undone() {
         pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
         node.burn_in(&pod);
     }
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    leader.serve_through_api_server(&node.plane, "default");
     let proxy = Proxy::beside(&node.plane.kubeconfig);
     let begun = Arc::new(AtomicBool::new(false));
     let sent = Arc::clone(&begun);
     // The first takes long, so that the second waits, and the taint that comes before one stays.
     proxy.judge(move |method, path| {
-        if path.contains("/eviction") {
+        if path == api_path(NODE) {
             if !sent.swap(true, Ordering::SeqCst) {
                 std::thread::park_timeout(Duration::from_secs(4));
             }
@@ -355,8 +361,9 @@ fn no_eviction_is_sent_once_everything_is_being_undone() {
     agent.signal(Signal::SIGINT);
     agent.process.0.wait().unwrap();
     let seen = proxy.take_seen();
-    let evictions = seen.iter().filter(|(_, path)| path.contains("/eviction"));
+    let evictions = seen.iter().filter(|(_, path)| *path == api_path(NODE));
     assert_eq!(evictions.count(), 1, "{}", agent.said());
+    assert_eq!(leader.evicted().len(), 1, "{}", agent.said());
 }
 
 /// Makes the definition one of before a field of the rules and one of the status were there.

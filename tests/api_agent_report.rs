@@ -32,7 +32,7 @@ use plimsoll::crd::node_metric::ReportingAgent;
 use plimsoll::crd::report::MOST_BYTES;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::direct_report::metrics::Reports;
-use plimsoll::node::direct_report::{DirectReports, Options};
+use plimsoll::node::direct_report::{DirectReports, Links, Options};
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tempfile::TempDir;
@@ -86,8 +86,14 @@ impl Agent {
         let metrics = Reports::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);
-        let reports =
-            DirectReports::start(client.clone(), options, boot_time(), leader_hears, metrics);
+        let reports = DirectReports::start(
+            client.clone(),
+            options,
+            boot_time(),
+            leader_hears,
+            metrics,
+            Links::default(),
+        );
         let (sequence, was_silent) = (
             Arc::new(AtomicI64::new(0)),
             Arc::new(AtomicBool::new(false)),

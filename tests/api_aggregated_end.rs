@@ -225,7 +225,6 @@ impl Observer for Nobody {
     fn certified(&self, _: Result<(), &str>) {}
     fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
     fn believes(&self, _: Result<(), &str>) {}
-    fn guards(&self, _: Option<bool>) {}
     fn lacks(&self) -> Result<(), String> {
         Ok(())
     }
@@ -239,19 +238,26 @@ async fn discovery_answers_while_the_controller_computes() {
     let server = Server::find(Some(&plane.kubeconfig)).await.unwrap();
     let port = free_port();
     let options = Options {
-        listen: format!("127.0.0.1:{port}").parse().unwrap(),
+        listen: Some(format!("127.0.0.1:{port}").parse().unwrap()),
         place: Place {
             namespace: "default".to_owned(),
             service: "plimsoll-metrics".to_owned(),
             certificate: CertificatePlace::Secret("plimsoll-metrics-ca".to_owned()),
             reports: None,
-            webhook: None,
+            api: true,
         },
         reports: None,
-        guard: None,
     };
     let (_standing, elected) = watch::channel(Standing::default());
-    let started = metrics_api::start(server, Arc::new(()), options, elected, Arc::new(Nobody));
+    let rules = tokio::sync::mpsc::channel(1).0;
+    let started = metrics_api::start(
+        server,
+        Arc::new(()),
+        options,
+        rules,
+        elected,
+        Arc::new(Nobody),
+    );
     let (_feed, serving) = started.await.unwrap();
     // From here to the end the thread that the controller has, which is this one, does nothing but wait for kubectl.
     let address = format!("--server=https://127.0.0.1:{port}");

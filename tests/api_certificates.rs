@@ -1,4 +1,4 @@
-//! A certificate in files that somebody else replaces, as cert-manager does: clients notice nothing of it.
+//! A certificate in files that another program replaces, as cert-manager does: clients notice nothing of it.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -13,25 +13,25 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use api_support::{
-    ControlPlane, Controller, Process, aggregation, caller, free_port, lease_namespace,
+    ControlPlane, Controller, Process, aggregation, free_port, lease_namespace, reporter,
 };
 use k8s_openapi::ByteString;
-use kube::client::Body;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
+use rustls::ClientConfig;
 use serde_json::Value;
 use time::OffsetDateTime;
 
 const SOON: Duration = Duration::from_mins(2);
 const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
-const WEBHOOK: &str = "plimsoll-evictions";
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 /// Where the chart has the agents find the authorities.
 const BUNDLE: &str = "plimsoll-report-ca";
@@ -119,23 +119,49 @@ impl Mounted {
     }
 }
 
+/// Where a replica listens.
+#[derive(Clone, Copy)]
+struct Ports {
+    /// For API servers, if at all.
+    api: Option<u16>,
+    /// For agents.
+    reports: u16,
+}
+
+impl Ports {
+    fn with_api(port: u16) -> Self {
+        Self {
+            api: Some(port),
+            reports: free_port(),
+        }
+    }
+
+    /// There is no aggregated API.
+    fn of_agents_alone() -> Self {
+        Self {
+            api: None,
+            reports: free_port(),
+        }
+    }
+}
+
 /// A replica with its files.
 struct Replica {
     controller: Controller,
     mounted: Mounted,
     name: String,
-    port: u16,
+    ports: Ports,
 }
 
 impl Replica {
     /// With the rights that the chart gives it where cert-manager makes certificates.
-    fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, port: u16) -> Self {
+    fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: Ports) -> Self {
         let mounted = Mounted::new(plane.kubeconfig.with_file_name(format!("{name}-tls")));
         Self {
-            controller: run(plane, kubeconfig, name, port, Some(&mounted)),
+            controller: run(plane, kubeconfig, name, ports, Some(&mounted)),
             mounted,
             name: name.to_owned(),
-            port,
+            ports,
         }
     }
 
@@ -150,11 +176,10 @@ impl Replica {
         ends == pair.ends
     }
 
-    /// The code that a review gets that is none.
-    async fn code_of_review_at(&self, path: &str) -> u16 {
-        let request = hyper::Request::post(path).body(Body::from(b"{}".to_vec()));
-        let answer = caller::client(self.port, None).send(request.unwrap()).await;
-        answer.unwrap().status().as_u16()
+    /// Whether an agent that finds these authorities in its files believes it.
+    fn is_believed(&self, trust: &Arc<ClientConfig>) -> bool {
+        let connected = reporter::connect(Arc::clone(trust), self.ports.reports);
+        reporter::runtime().block_on(connected).is_some()
     }
 }
 
@@ -162,15 +187,15 @@ fn run(
     plane: &ControlPlane,
     kubeconfig: &Path,
     name: &str,
-    port: u16,
+    ports: Ports,
     mounted: Option<&Mounted>,
 ) -> Controller {
     let mut args = vec![
         "--pod-ip=127.0.0.1".to_owned(),
-        format!("--metrics-api-listen=0.0.0.0:{port}"),
-        format!("--report-listen=127.0.0.1:{}", free_port()),
-        format!("--eviction-webhook={WEBHOOK}"),
+        format!("--report-listen=127.0.0.1:{}", ports.reports),
     ];
+    let api = ports.api;
+    args.extend(api.map(|port| format!("--metrics-api-listen=0.0.0.0:{port}")));
     for (option, file) in [
         ("tls-cert-file", "tls.crt"),
         ("tls-private-key-file", "tls.key"),
@@ -183,44 +208,39 @@ fn run(
     plane.controller_by(kubeconfig, name, &args)
 }
 
-/// The bundles of authorities that others are told of.
-fn told(plane: &ControlPlane) -> Vec<String> {
-    let decoded = |value: &Value| {
-        let bytes = serde_json::from_value::<ByteString>(value.clone());
-        bytes.map_or_else(
-            |_| String::new(),
-            |bytes| String::from_utf8(bytes.0).unwrap(),
-        )
-    };
-    let webhook = plane.get("validatingwebhookconfiguration", WEBHOOK);
-    vec![
-        decoded(&plane.get("apiservice", API_SERVICE)["spec"]["caBundle"]),
-        decoded(&webhook["webhooks"][0]["clientConfig"]["caBundle"]),
-        plane.get("configmap", BUNDLE)["data"]["ca.crt"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned(),
-    ]
+/// The authorities by which API servers know the replicas.
+fn known_to_servers(plane: &ControlPlane) -> String {
+    let bundle = plane.get("apiservice", API_SERVICE)["spec"]["caBundle"].clone();
+    let bytes = serde_json::from_value::<ByteString>(bundle);
+    bytes.map_or_else(
+        |_| String::new(),
+        |bytes| String::from_utf8(bytes.0).unwrap(),
+    )
 }
 
-/// Whether API servers, for both of what they ask, and agents are told of all these authorities.
+/// Those by which agents do.
+fn known_to_agents(plane: &ControlPlane) -> String {
+    let bundle = plane.get("configmap", BUNDLE);
+    let pem = bundle["data"]["ca.crt"].as_str();
+    pem.unwrap_or_default().to_owned()
+}
+
+fn holds(bundle: &str, authorities: &[&str]) -> bool {
+    let base64 = |pem: &str| {
+        pem.lines()
+            .filter(|line| !line.starts_with('-'))
+            .collect::<String>()
+    };
+    let bundle = base64(bundle);
+    authorities
+        .iter()
+        .all(|authority| bundle.contains(&base64(authority)))
+}
+
+/// Whether both API servers and agents are told of all these authorities.
 fn are_all_told(plane: &ControlPlane, authorities: &[&str]) -> bool {
-    let holds = |bundle: &String, authority: &str| {
-        let base64 = |pem: &str| {
-            pem.lines()
-                .filter(|line| !line.starts_with('-'))
-                .collect::<String>()
-        };
-        base64(bundle).contains(&base64(authority))
-    };
-    let is_right = |bundle: &String| authorities.iter().all(|one| holds(bundle, one));
-    told(plane).iter().all(is_right)
-}
-
-fn path_of_reviews(plane: &ControlPlane) -> String {
-    let webhook = plane.get("validatingwebhookconfiguration", WEBHOOK);
-    let path = &webhook["webhooks"][0]["clientConfig"]["service"]["path"];
-    path.as_str().unwrap_or_default().to_owned()
+    let bundles = [known_to_servers(plane), known_to_agents(plane)];
+    bundles.iter().all(|bundle| holds(bundle, authorities))
 }
 
 /// Lists all the time, as a client does that does not try again, and counts.
@@ -311,26 +331,36 @@ fn is_available(plane: &ControlPlane) -> bool {
 fn plane(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf)> {
     let plane = aggregation::plane(&ports)?;
     plane.nodes(&["node00".to_owned()]);
+    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=true");
+    Some((plane, kubeconfig))
+}
+
+/// The kubeconfig of a controller that has the rights of one that makes no certificates.
+fn with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
     plane.apply(&[lease_namespace()]);
-    // With the rights of a controller that makes no certificates.
-    let kubeconfig = plane.install(&[
+    plane.install(&[
+        value,
         "--set=metricsAPI.certManager.enabled=true",
         "--show-only=templates/rbac-controller.yaml",
         "--show-only=templates/evictions.yaml",
-    ]);
-    Some((plane, kubeconfig))
+    ])
 }
 
 /// Two replicas with the rights that the chart gives them, the one that leads first.
 fn replicas(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf, [Replica; 2])> {
     let (plane, kubeconfig) = plane(ports)?;
-    let leader = Replica::start(&plane, &kubeconfig, "one", ports[0]);
+    let replicas = start_both(&plane, &kubeconfig, ports.map(Ports::with_api));
+    Some((plane, kubeconfig, replicas))
+}
+
+fn start_both(plane: &ControlPlane, kubeconfig: &Path, ports: [Ports; 2]) -> [Replica; 2] {
+    let leader = Replica::start(plane, kubeconfig, "one", ports[0]);
     plane.until("it leads", SOON, |_| leader.controller.leads());
-    let standby = Replica::start(&plane, &kubeconfig, "two", ports[1]);
+    let standby = Replica::start(plane, kubeconfig, "two", ports[1]);
     plane.until("the other one is there", SOON, |_| {
         standby.controller.http("/metrics").is_some()
     });
-    Some((plane, kubeconfig, [leader, standby]))
+    [leader, standby]
 }
 
 fn is_ready(replica: &Replica) -> bool {
@@ -340,8 +370,8 @@ fn is_ready(replica: &Replica) -> bool {
         .is_some_and(|(code, _)| code == 200)
 }
 
-#[tokio::test]
-async fn certificates_and_their_authority_are_replaced_under_traffic_without_a_failed_request() {
+#[test]
+fn certificates_and_their_authority_are_replaced_under_traffic_without_a_failed_request() {
     let Some((plane, kubeconfig, mut replicas)) = replicas([free_port(), free_port()]) else {
         return;
     };
@@ -373,22 +403,6 @@ async fn certificates_and_their_authority_are_replaced_under_traffic_without_a_f
     plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
     hears(&plane, &told, "rotated", changes);
     drop(watching);
-    let path = path_of_reviews(&plane);
-    for replica in &replicas {
-        assert_eq!(
-            replica.code_of_review_at(&path).await,
-            400,
-            "{}",
-            replica.name
-        );
-        let guess = format!("/evictions/{}", "0".repeat(64));
-        assert_eq!(
-            replica.code_of_review_at(&guess).await,
-            404,
-            "{}",
-            replica.name
-        );
-    }
     starts_again(&plane, &kubeconfig, &mut replicas, &last);
     let secrets = plane.kubectl(&["get", "secrets", "-o", "name"]);
     assert_eq!(secrets, "", "no Secret is made, nor could one be read");
@@ -422,8 +436,6 @@ fn replaces_it(
     [old, new]: [&Authority; 2],
     first: &Pair,
 ) -> Pair {
-    let path = path_of_reviews(plane);
-    assert!(path.starts_with("/evictions/"), "{path:?}");
     let second = new.issue(7200);
     // The standby first: whoever does not lead has it known, too.
     replicas[1].publish(&second, new);
@@ -433,9 +445,6 @@ fn replaces_it(
     assert!(replicas[0].serves(first));
     replicas[0].publish(&second, new);
     serve(plane, replicas, &second);
-    plane.until("reviews are asked for elsewhere", SOON, |plane| {
-        path_of_reviews(plane) != path
-    });
     assert!(are_all_told(plane, &[&old.pem, &new.pem]), "for an hour");
     second
 }
@@ -473,7 +482,7 @@ fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica
         plane,
         kubeconfig,
         "again",
-        leader.port,
+        leader.ports,
         Some(&leader.mounted),
     );
     plane.until("it serves again", SOON, |_| {
@@ -491,7 +500,8 @@ fn an_installation_goes_over_to_files_one_replica_after_the_other() {
         return;
     };
     // With the rights that it has where it makes its certificates itself.
-    let mut before = run(&plane, &plane.kubeconfig, "before", ports[0], None);
+    let listens = ports.map(Ports::with_api);
+    let mut before = run(&plane, &plane.kubeconfig, "before", listens[0], None);
     plane.until("the API is available", SOON, is_available);
     let own = plane.get("secret", "plimsoll-metrics-ca")["data"]["ca.crt"].clone();
     let own: ByteString = serde_json::from_value(own).unwrap();
@@ -500,7 +510,7 @@ fn an_installation_goes_over_to_files_one_replica_after_the_other() {
         are_all_told(plane, &[&own])
     });
     let authority = Authority::new("new");
-    let after = Replica::start(&plane, &plane.kubeconfig, "after", ports[1]);
+    let after = Replica::start(&plane, &plane.kubeconfig, "after", listens[1]);
     after.publish(&authority.issue(7200), &authority);
     plane.until("both authorities are told", SOON, |plane| {
         are_all_told(plane, &[&own, &authority.pem])
@@ -521,6 +531,47 @@ fn an_installation_goes_over_to_files_one_replica_after_the_other() {
 }
 
 #[test]
+fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a_rotation() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=false");
+    let ports = [Ports::of_agents_alone(), Ports::of_agents_alone()];
+    let mut replicas = start_both(&plane, &kubeconfig, ports);
+    says_what_is_missing(&plane, &replicas);
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let first = old.issue(180);
+    publish(&replicas, &first, &old);
+    plane.until("both are ready", SOON, |_| replicas.iter().all(is_ready));
+    let before = reporter::trust(&plane);
+    let are_told = |plane: &ControlPlane| holds(&known_to_agents(plane), &[&old.pem, &new.pem]);
+    assert!(!are_told(&plane));
+
+    let second = new.issue(7200);
+    // Whoever does not lead has its own known, too.
+    replicas[1].publish(&second, &new);
+    plane.until("both authorities are told", SOON, are_told);
+    assert!(replicas[0].serves(&first) && replicas[0].is_believed(&before));
+    let both = reporter::trust(&plane);
+    replicas[0].publish(&second, &new);
+    serve(&plane, &replicas, &second);
+    for replica in &replicas {
+        assert!(replica.is_believed(&both), "{}", replica.name);
+        assert!(!replica.is_believed(&before), "{}", replica.name);
+    }
+
+    let [leader, standby] = &mut replicas;
+    drop(leader.controller.process.0.kill());
+    drop(leader.controller.process.0.wait());
+    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    assert!(are_told(&plane), "for an hour");
+    assert!(standby.is_believed(&both) && is_ready(standby));
+    let service = plane.get("apiservice", API_SERVICE);
+    assert_eq!(service, Value::Null, "nobody needs it");
+    assert_eq!(plane.kubectl(&["get", "secrets", "-o", "name"]), "");
+}
+
+#[test]
 fn a_certificate_needs_its_key_and_its_authorities() {
     let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     for args in [
@@ -529,11 +580,7 @@ fn a_certificate_needs_its_key_and_its_authorities() {
             "--tls-private-key-file=a",
             "--metrics-api-listen=127.0.0.1:0",
         ],
-        &[
-            "--tls-cert-file=a",
-            "--tls-private-key-file=b",
-            "--tls-ca-file=c",
-        ],
+        &["--tls-ca-file=a", "--report-listen=127.0.0.1:0"],
     ] {
         let output = program().arg("controller").args(args).output().unwrap();
         let complaint = String::from_utf8(output.stderr).unwrap();

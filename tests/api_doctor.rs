@@ -58,6 +58,7 @@ fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enoug
     no_pod_has_started(&plane);
     pods_could_not_be_made(&plane);
     an_agent_says_what_is_wrong(&plane);
+    agents_cannot_ask_for_evictions(&plane);
     what_holds_agents_is_gone(&plane);
     the_agents_role_is_gone(&plane);
     stopped_and_without_rights(&plane);
@@ -83,7 +84,6 @@ fn policies_that_an_api_server_does_not_ask_are_told() {
     for (what, name) in [
         ("node", "a"),
         ("apiservice", "v1alpha1.metrics.plimsoll.dev"),
-        ("validatingwebhookconfiguration", "plimsoll-evictions"),
     ] {
         let labels = &plane.get(what, name)["metadata"]["labels"];
         assert!(labels["plimsoll.dev/doctor"].is_null(), "{what}: {labels}");
@@ -211,6 +211,7 @@ fn no_pod_has_started(plane: &ControlPlane) {
         "plimsoll doctor",
         "API aggregation",
         "admission policies",
+        "evictions",
     ];
     let is_unwanted = |it: &(String, String)| unwanted.iter().any(|about| it.0.starts_with(about));
     // API servers see roles a moment after they are made.
@@ -230,8 +231,6 @@ fn no_pod_has_started(plane: &ControlPlane) {
         "the image is not for it: {found:?}"
     );
     finds(&found, "namespace plimsoll", "is baseline");
-    let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
-    finds(&found, guard, "no caBundle");
 }
 
 /// As where the cluster has another Pod Security standard by default; nobody makes any pods here.
@@ -300,25 +299,64 @@ fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
     );
 }
 
-fn what_holds_agents_is_gone(plane: &ControlPlane) {
-    // One that is there, and judges nobody.
-    let nobody = r#"{"spec":{"matchConditions":[{"name":"nobody","expression":"false"}]}}"#;
-    let policy = ["validatingadmissionpolicy", "plimsoll-controller-api"];
-    plane.kubectl(&[&["patch", "--type=merge", "-p", nobody][..], &policy].concat());
-    plane.until("it refuses nothing", SOON, |plane| {
-        let (_, found) = doctor(&plane.kubeconfig);
-        let through = "there, and refuse nothing: plimsoll-controller-api;";
-        has(&found, "admission policies", through)
-    });
-    for (kind, name) in [
-        ("validatingwebhookconfiguration", "plimsoll-evictions"),
-        ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+/// The arguments of the one container of a workload, which has these instead from now on.
+fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
+    let path = "/spec/template/spec/containers/0/args";
+    let patch = json!([{"op": "replace", "path": path, "value": arguments}]).to_string();
+    let patch = ["--type=json", "-p", &patch];
+    plane.kubectl(&[&["patch", "-n", NAMESPACE, workload][..], &patch].concat());
+}
+
+fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
+    let alone = "through the API server alone";
+    for (workload, argument, effect) in [
+        (
+            "deployment/plimsoll-controller",
+            "--report-listen=",
+            "no pod is evicted",
+        ),
+        ("daemonset/plimsoll-agent-v2", "--report-service=", alone),
     ] {
-        plane.kubectl(&["delete", kind, name]);
+        let path = "jsonpath={.spec.template.spec.containers[0].args}";
+        let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", path]);
+        let before: Value = serde_json::from_str(&before).unwrap();
+        let (without, with): (Vec<Value>, Vec<Value>) = before
+            .as_array()
+            .unwrap()
+            .iter()
+            .cloned()
+            .partition(|it| !it.as_str().unwrap().starts_with(argument));
+        assert_eq!(with.len(), 1, "{workload}: {before}");
+        replace_arguments(plane, workload, &without.into());
+        let (_, found) = doctor(&plane.kubeconfig);
+        let what = argument.trim_end_matches('=');
+        finds(&found, "evictions", what);
+        finds(&found, "evictions", effect);
+        replace_arguments(plane, workload, &before);
     }
     let (_, found) = doctor(&plane.kubeconfig);
-    let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
-    finds(&found, guard, "is missing");
+    assert!(!has(&found, "evictions", ""), "{found:?}");
+}
+
+fn what_holds_agents_is_gone(plane: &ControlPlane) {
+    // Two that are there, and judge nobody.
+    let nobody = r#"{"spec":{"matchConditions":[{"name":"nobody","expression":"false"}]}}"#;
+    for policy in ["plimsoll-controller-api", "plimsoll-controller-eviction"] {
+        let policy = ["validatingadmissionpolicy", policy];
+        plane.kubectl(&[&["patch", "--type=merge", "-p", nobody][..], &policy].concat());
+    }
+    plane.until("they refuse nothing", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let through =
+            "there, and refuse nothing: plimsoll-controller-api, plimsoll-controller-eviction;";
+        has(&found, "admission policies", through)
+    });
+    plane.kubectl(&[
+        "delete",
+        "validatingadmissionpolicybinding",
+        "plimsoll-agent-lease",
+    ]);
+    let (_, found) = doctor(&plane.kubeconfig);
     let bound = "not in force: plimsoll-agent-lease;";
     finds(&found, "admission policies", bound);
 }

@@ -13,6 +13,7 @@ mod api_support;
 mod chart_support;
 mod run_support;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -20,9 +21,13 @@ use actor_support::{
     AGENT, APPLY, Actor, CONTROLLER, HOOKS, JSON, MERGE, agent_pod, install, kubeconfig,
 };
 use agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
+use api_support::leader::Leader;
+use api_support::reporter::{Reporter, token, trust, whole};
 use api_support::{ControlPlane, LEASES, free_port, names, now, policy};
 use chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
+use hyper::Request;
+use plimsoll::crd::eviction::PATH;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(4);
@@ -369,9 +374,14 @@ fn the_controller_does_all_its_work_with_these_rights() {
     let namespace = "default";
     install(&plane, namespace);
     plane.nodes(&names(2));
-    let rights = kubeconfig(&plane, namespace, CONTROLLER, None);
-    let listen = || format!("127.0.0.1:{}", free_port());
-    let (metrics, reports) = (listen(), listen());
+    plane.create(&[json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "controller", "namespace": namespace},
+        "spec": {"serviceAccountName": CONTROLLER, "containers": [{"name": "controller", "image": "none"}]},
+    })]);
+    let rights = kubeconfig(&plane, namespace, CONTROLLER, Some("controller"));
+    let port = free_port();
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let reports = format!("127.0.0.1:{port}");
     let args = [
         "--metrics-api-listen",
         &metrics,
@@ -383,11 +393,15 @@ fn the_controller_does_all_its_work_with_these_rights() {
     let rule = json!({
         "name": "cpu", "actionName": "close", "metricRule": {"name": "cpu_total_usage", "value": 4000},
     });
+    let action = json!({"eviction": {"terminationGracePeriodSeconds": 7}});
+    let pods = json!({
+        "labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["throttle", "eviction"],
+    });
     let mut rules = policy("NodeQOS", "q", &json!({"rules": [rule]}));
     rules["metadata"]["annotations"] = json!({"plimsoll.dev/rollout": "immediate"});
     plane.apply(&[
-        policy("AvoidanceAction", "close", &json!({})),
-        policy("PodQOS", "p", &json!({"allowedActions": ["throttle"]})),
+        policy("AvoidanceAction", "close", &action),
+        policy("PodQOS", "p", &pods),
         rules,
     ]);
     plane.until("every node has to keep the rule", SOON, |plane| {
@@ -420,8 +434,40 @@ fn the_controller_does_all_its_work_with_these_rights() {
         let ready = controller.http("/readyz");
         ready.is_some_and(|(code, _)| code == 200)
     });
+    evicts_for_an_agent(&plane, port);
     let said = plane.log_of("controller");
     assert!(!said.contains("forbidden"), "{said}");
+}
+
+/// As the agent of a node asks it, for a rule that the node was given.
+fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
+    let mut batch = pod("batch", "batch");
+    batch["spec"]["nodeName"] = "node00".into();
+    batch["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
+    }]);
+    plane.create(&[batch]);
+    let running = r#"{"status":{"phase":"Running"}}"#;
+    let how = ["--subresource=status", "--type=merge", "-p", running];
+    plane.kubectl(&[&["patch", "pod", "batch"][..], &how].concat());
+    let uid = plane.get("pod", "batch")["metadata"]["uid"].clone();
+    let (agent, token) = (Reporter::new(&trust(plane), port), token(plane, "node00"));
+    let sequence = Cell::new(0);
+    plane.until("the pod is evicted", SOON, |plane| {
+        sequence.set(sequence.get() + 1);
+        let request = json!({
+            "bootID": "boot", "sequence": sequence.get(), "namespace": "default", "name": "batch", "uid": uid,
+            "rule": "q/cpu", "hash": plane.get("nwm", "node00")["spec"]["hash"],
+        });
+        let request = Request::post(format!("https://plimsoll-report.default.svc{PATH}"))
+            .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/json")
+            .body(whole(request.to_string()));
+        let answer = agent.send(request.unwrap()).unwrap();
+        answer.body["result"] == "accepted"
+    });
+    let pod = plane.get("pod", "batch");
+    assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 7, "{pod}");
 }
 
 /// The real agent with no other rights than the chart's, from its first rule to its end.
@@ -438,18 +484,14 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let kubeconfig = kubeconfig(&node.plane, NAMESPACE, AGENT, Some("agent"));
     let own = ["--namespace", NAMESPACE, "--pod-name", "agent"];
     let rights = ["--kubeconfig", kubeconfig.to_str().unwrap()];
-    node.plane
-        .until("the policies are in force", SOON, |plane| {
-            let more = ["label", "node", NODE, "a=b", "--dry-run=server"];
-            let refused = plane.try_kubectl(&[rights.as_slice(), &more].concat(), "");
-            refused.is_err_and(|why| why.contains("plimsoll-agent-node"))
-        });
+    until_in_force(&node.plane, &rights);
+    // It asks through the API server, which knows its account and its node.
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    leader.serve_through_api_server(&node.plane, NAMESPACE);
     let agent = node.agent(&[rights.as_slice(), &own].concat());
-    let mut batch = pod("batch", "batch");
-    batch["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
-    }]);
-    let batch = node.burn_in(&batch);
+    let batch = node.burn_in(&owned_pod());
     node.keep(&throttling());
     agent.until("it is ready", || agent.is_ready());
     agent.until("its Lease is renewed", || {
@@ -472,6 +514,9 @@ fn the_agent_does_all_its_work_with_these_rights() {
     agent.until("the pod is evicted", || {
         node.plane.get("pod", "batch")["metadata"]["deletionTimestamp"].is_string()
     });
+    let account = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    let asked = leader.asked();
+    assert_eq!(asked[0].user, Some((account, NODE.to_owned())), "{asked:?}");
     agent.until("events tell it", || {
         let events = node.plane.list("events");
         let told = |reason: &str| events.iter().any(|it| it["reason"] == reason);
@@ -486,6 +531,24 @@ fn the_agent_does_all_its_work_with_these_rights() {
     assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition(), Value::Null);
     assert_eq!(agent_support::ready(&node.status()), "False AgentEnded");
+}
+
+/// A pod that something would start again.
+fn owned_pod() -> Value {
+    let mut pod = pod("batch", "batch");
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "batch", "uid": "u", "controller": true,
+    }]);
+    pod
+}
+
+/// Waits until the admission policies hold the agent with these rights.
+fn until_in_force(plane: &ControlPlane, rights: &[&str]) {
+    plane.until("the policies are in force", SOON, |plane| {
+        let more = ["label", "node", NODE, "a=b", "--dry-run=server"];
+        let refused = plane.try_kubectl(&[rights, &more].concat(), "");
+        refused.is_err_and(|why| why.contains("plimsoll-agent-node"))
+    });
 }
 
 /// The `DaemonSet` of the agent and its pod on the node.

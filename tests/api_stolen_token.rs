@@ -16,33 +16,34 @@ mod run_support;
 use std::time::Duration;
 
 use actor_support::attempts::{
-    OTHER, OWN, against_another_node, against_its_own_metadata, against_its_own_node,
-    against_its_own_webhook, event, in_others_names, lease, node_path, our_taint, to_be_another,
-    to_be_free,
+    OTHER, OWN, against_another_node, against_its_own_api, against_its_own_metadata,
+    against_its_own_node, as_the_leader_does, event, eviction, evictions_beyond_its_due,
+    in_others_names, lease, node_path, our_taint, to_be_another, to_be_free, to_evict,
 };
-use actor_support::{AGENT, Actor, CONTROLLER, JSON, MERGE, agent_pod, attempt, install};
+use actor_support::{
+    AGENT, Actor, Answer, CONTROLLER, JSON, MERGE, agent_pod, attempt, install, pod_of,
+};
 use agent_support::pod;
-use api_support::{ControlPlane, LEASES, names};
-use chart_support::{NAMESPACE, objects};
+use api_support::{ControlPlane, LEASES, aggregation, free_port, names, policy};
+use chart_support::{NAMESPACE, objects, rendered_with};
 use k8s_openapi::api::core::v1::ObjectReference;
 use plimsoll::cluster::events::{Events, Happening, about_node};
 use plimsoll::cluster::taint::{self, Bearing, Mark, TaintError};
+use plimsoll::crd::eviction::api_path;
 use plimsoll::engine::policy::TaintEffect;
+use plimsoll::node::clock::boot_time;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_mins(4);
 
-/// A plane with two nodes, their agents' pods, and what the chart says of who may do what, in force.
+/// A plane with two nodes, their agents' pods and the controller's, and what the chart says of who may do what, in force.
 async fn two_nodes() -> Option<(ControlPlane, Actor, Actor)> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
-    let chart = install(&plane, NAMESPACE);
-    // Nobody answers there: agents evict nothing.
-    let objects = objects(&chart).into_iter().map(|(object, _)| object);
-    let guard = objects.filter(|it| it["kind"] == "ValidatingWebhookConfiguration");
-    plane.apply(&guard.collect::<Vec<_>>());
+    install(&plane, NAMESPACE);
     plane.nodes(&names(2));
     agent_pod(&plane, OWN);
     agent_pod(&plane, OTHER);
+    pod_of(&plane, CONTROLLER, (NAMESPACE, "controller"), OTHER);
     for node in [OWN, OTHER] {
         plane.apply(&[watermark(node)]);
     }
@@ -50,7 +51,7 @@ async fn two_nodes() -> Option<(ControlPlane, Actor, Actor)> {
     theirs["metadata"]["namespace"] = LEASES.into();
     plane.apply(&[theirs]);
     let agent = Actor::of(&plane, AGENT, Some("agent-node00")).await;
-    let controller = Actor::of(&plane, CONTROLLER, None).await;
+    let controller = Actor::of(&plane, CONTROLLER, Some("controller")).await;
     until_in_force(&plane, &agent, &controller).await;
     Some((plane, agent, controller))
 }
@@ -80,9 +81,12 @@ async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor)
         .into_iter()
         .chain(in_others_names(&Value::Null));
     let others = others.filter(|it| it.path.contains("watermark") || it.method == "POST");
-    let webhooks = against_its_own_webhook().into_iter();
+    let by_controller = against_its_own_api()
+        .into_iter()
+        .chain(evictions_beyond_its_due());
+    let by_controller = by_controller.map(|it| (controller, it));
     let refused = others.map(|it| (agent, it));
-    for (actor, mut probe) in refused.chain(webhooks.map(|it| (controller, it))) {
+    for (actor, mut probe) in refused.chain(by_controller) {
         let mark = if probe.path.contains('?') { '&' } else { '?' };
         probe.path = format!("{}{mark}dryRun=All", probe.path);
         probes.push((actor, probe));
@@ -113,9 +117,13 @@ async fn a_stolen_token_of_an_agent_hurts_no_other_node() {
     let Some((plane, thief, controller)) = two_nodes().await else {
         return;
     };
+    on_node(&plane, "default", "mine", OWN);
+    on_node(&plane, "default", "theirs", OTHER);
     let theirs = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{OTHER}");
     let theirs = thief.get(&theirs).await.body;
     let attempts = [
+        to_evict("mine"),
+        to_evict("theirs"),
         against_another_node(),
         against_its_own_metadata(),
         against_its_own_node(),
@@ -129,6 +137,7 @@ async fn a_stolen_token_of_an_agent_hurts_no_other_node() {
     what_stays_possible(&plane, &thief).await;
     without_a_node(&plane).await;
     a_stolen_controller(&plane, &controller).await;
+    a_stolen_controller_evicts(&plane, &controller).await;
     others_are_not_concerned(&plane).await;
 }
 
@@ -204,7 +213,7 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     ] {
         controller.is_refused(&attempt).await;
     }
-    for attempt in against_its_own_webhook() {
+    for attempt in against_its_own_api() {
         controller.is_refused(&attempt).await;
     }
     let closed = taint::read(&controller.client, OTHER).await.unwrap();
@@ -231,6 +240,226 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
         .await
         .unwrap();
     assert_eq!(opened.effect(), None);
+}
+
+/// It evicts as the leader does: by UID, with time to end, nothing of kube-system, and with the token of the controller's pod
+/// alone. API servers ask disruption budgets, and neither rules nor our budgets: that is what stays possible.
+async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
+    for attempt in evictions_beyond_its_due() {
+        controller.is_refused(&attempt).await;
+    }
+    let theirs = uid_of(plane, "default", "theirs");
+    let (path, body) = eviction("default", "theirs", &as_the_leader_does(&theirs));
+    let unbound = Actor::of(plane, CONTROLLER, None).await;
+    let no_pod = "the token is bound to no pod";
+    let by_unbound = attempt("evict", ("POST", &path), (JSON, body.clone()), no_pod);
+    unbound.is_refused(&by_unbound).await;
+    let delete = "/api/v1/namespaces/default/pods/theirs";
+    let cannot = r#"cannot delete resource "pods""#;
+    let delete = attempt("delete", ("DELETE", delete), (JSON, Value::Null), cannot);
+    controller.is_refused(&delete).await;
+    assert!(!is_ending(plane, "default", "theirs"));
+
+    on_node(plane, "default", "needed", OTHER);
+    plane.kubectl(&["label", "pod", "needed", "--overwrite", "app=needed"]);
+    plane.apply(&[json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "needed", "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "needed"}}},
+    })]);
+    let needed = as_the_leader_does(&uid_of(plane, "default", "needed"));
+    let (needed, options) = eviction("default", "needed", &needed);
+    let answer = controller.send("POST", &needed, JSON, &options).await;
+    assert_eq!(answer.code, 429, "{answer:?}");
+
+    // What stays possible, on any node.
+    let (again, other) = eviction("default", "theirs", &as_the_leader_does("another"));
+    let answer = controller.send("POST", &again, JSON, &other).await;
+    assert_eq!(answer.code, 409, "of another UID: {answer:?}");
+    assert!(!is_ending(plane, "default", "theirs"));
+    let answer = controller.send("POST", &path, JSON, &body).await;
+    assert_eq!(answer.code, 201, "{answer:?}");
+    assert!(is_ending(plane, "default", "theirs"));
+    of_the_system(plane, controller).await;
+}
+
+/// Where the chart's value says so, pods of kube-system go as well.
+async fn of_the_system(plane: &ControlPlane, controller: &Actor) {
+    on_node(plane, "kube-system", "system", OTHER);
+    let uid = uid_of(plane, "kube-system", "system");
+    let (path, body) = eviction("kube-system", "system", &as_the_leader_does(&uid));
+    let not_of_it = "evictionBudget.kubeSystem";
+    let refused = attempt("evict", ("POST", &path), (JSON, body.clone()), not_of_it);
+    controller.is_refused(&refused).await;
+    let allowed = [
+        "--set=evictionBudget.kubeSystem=true",
+        "--show-only=templates/admission.yaml",
+    ];
+    let chart = rendered_with(&plane.tool("helm"), NAMESPACE, &allowed);
+    let policies = objects(&chart).into_iter().map(|(object, _)| object);
+    plane.apply(&policies.collect::<Vec<_>>());
+    let begun = api_support::now();
+    let dry_run = format!("{path}?dryRun=All");
+    while controller.send("POST", &dry_run, JSON, &body).await.code != 201 {
+        assert!(begun.elapsed() < SOON, "it is still refused");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let answer = controller.send("POST", &path, JSON, &body).await;
+    assert_eq!(answer.code, 201, "{answer:?}");
+    let (path, body) = eviction("kube-system", "system", &json!({}));
+    let by_uid = "the controller evicts no pod but by its UID";
+    let unnamed = attempt("any", ("POST", &path), (JSON, body), by_uid);
+    controller.is_refused(&unnamed).await;
+}
+
+/// A pod that a `ReplicaSet` owns, labelled `app: batch`, on this node.
+fn on_node(plane: &ControlPlane, namespace: &str, name: &str, node: &str) {
+    let mut pod = pod(name, "batch");
+    pod["metadata"]["namespace"] = namespace.into();
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": "x", "controller": true,
+    }]);
+    pod["spec"]["nodeName"] = node.into();
+    plane.create(&[pod]);
+    let running = ["-p", r#"{"status":{"phase":"Running"}}"#];
+    let how = ["--subresource=status", "--type=merge"];
+    let patch = ["patch", "pod", name, "-n", namespace];
+    plane.kubectl(&[&patch[..], &how, &running].concat());
+}
+
+fn field_of(plane: &ControlPlane, namespace: &str, pod: &str, field: &str) -> String {
+    let path = format!("jsonpath={{.metadata.{field}}}");
+    plane.kubectl(&["get", "pod", pod, "-n", namespace, "-o", &path])
+}
+
+fn uid_of(plane: &ControlPlane, namespace: &str, pod: &str) -> String {
+    field_of(plane, namespace, pod, "uid")
+}
+
+fn is_ending(plane: &ControlPlane, namespace: &str, pod: &str) -> bool {
+    !field_of(plane, namespace, pod, "deletionTimestamp").is_empty()
+}
+
+/// Through the API server, by which a thief reaches the leader from anywhere.
+#[tokio::test]
+async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes_rules_name() {
+    let port = free_port();
+    let Some(plane) = aggregation::plane(&[port]) else {
+        return;
+    };
+    plane.install_chart();
+    plane.nodes(&names(2));
+    pod_of(&plane, CONTROLLER, ("default", "controller"), OTHER);
+    let bound = ["--bound-object-kind=Pod", "--bound-object-name=controller"];
+    let kubeconfig = plane.as_account(CONTROLLER, &bound);
+    plane.apply(&policies());
+    on_node(&plane, "default", "theirs", OTHER);
+    for name in ["mine", "next", "web"] {
+        on_node(&plane, "default", name, OWN);
+    }
+    plane.kubectl(&["label", "pod", "web", "--overwrite", "app=web"]);
+    let (api, reports) = (
+        format!("--metrics-api-listen=0.0.0.0:{port}"),
+        format!("--report-listen=127.0.0.1:{}", free_port()),
+    );
+    let budget = "--eviction-budget-node=1/10m";
+    let args = [&*api, &*reports, "--pod-ip=127.0.0.1", budget];
+    let _controller = plane.controller_by(&kubeconfig, "controller", &args);
+    let bound = [
+        "--bound-object-kind=Node",
+        &format!("--bound-object-name={OWN}"),
+    ];
+    let thief = Actor::by(&plane.as_account(AGENT, &bound)).await;
+
+    for (pod, rule, why) in [
+        ("theirs", "q/cpu", "it is not on this node any more"),
+        ("mine", "p/cpu", "no rule asks for it any more"),
+        ("mine", "q/none", "no rule asks for it any more"),
+        ("web", "q/cpu", "no PodQOS allows it any more"),
+    ] {
+        let answer = answer_of_leader(&plane, &thief, pod, rule).await;
+        assert_eq!(answer, json!({"result": "refused", "why": why}), "{pod}");
+    }
+    let not_its_agent = |node| format!("only the agent of node {node:?} may have pods of it");
+    let unbound = Actor::by(&plane.as_account(AGENT, &[])).await;
+    let admin = Actor::by(&plane.kubeconfig).await;
+    let controller = Actor::by(&kubeconfig).await;
+    let no_right = r#"cannot create resource "nodemetrics/evictions""#.to_owned();
+    for (actor, node, pod, words) in [
+        (&thief, OTHER, "theirs", not_its_agent(OTHER)),
+        (&unbound, OWN, "mine", not_its_agent(OWN)),
+        (&admin, OWN, "mine", not_its_agent(OWN)),
+        (&controller, OWN, "mine", no_right),
+    ] {
+        let answer = ask(&plane, actor, node, pod, "q/cpu").await;
+        assert_eq!(answer.code, 403, "{answer:?}");
+        assert!(answer.message().contains(&words), "{answer:?}");
+    }
+    for pod in ["mine", "next", "web", "theirs"] {
+        assert!(!is_ending(&plane, "default", pod), "{pod}");
+    }
+
+    // What stays possible: whether the rule's metric is over its threshold the agent alone knows.
+    let answer = answer_of_leader(&plane, &thief, "mine", "q/cpu").await;
+    assert_eq!(answer, json!({"result": "accepted"}));
+    assert!(is_ending(&plane, "default", "mine"));
+    let answer = answer_of_leader(&plane, &thief, "next", "q/cpu").await;
+    let spent = "the node's budget of evictions, 1 in 10m, is spent";
+    assert_eq!(
+        (&answer["by"], &answer["why"]),
+        (&json!("budget"), &json!(spent))
+    );
+    assert!(!is_ending(&plane, "default", "next"));
+}
+
+/// Pods labelled `app: batch` are evicted by q/cpu; p/cpu is a preview.
+fn policies() -> Vec<Value> {
+    let rules = |strategy: &str| {
+        let metric = json!({"name": "cpu_total_usage", "value": 4000});
+        json!({"rules": [{
+            "name": "cpu", "avoidanceThreshold": 1, "actionName": "evict", "strategy": strategy,
+            "metricRule": metric,
+        }]})
+    };
+    let eviction = json!({"eviction": {"terminationGracePeriodSeconds": 7}});
+    let batch = json!({
+        "labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["eviction"],
+    });
+    let mut policies = vec![
+        policy("AvoidanceAction", "evict", &eviction),
+        policy("PodQOS", "batch", &batch),
+        policy("NodeQOS", "q", &rules("None")),
+        policy("NodeQOS", "p", &rules("Preview")),
+    ];
+    for policy in &mut policies {
+        policy["metadata"]["annotations"] = json!({"plimsoll.dev/rollout": "immediate"});
+    }
+    policies
+}
+
+/// What the leader answers the agent of the own node, when it knows all, and the node has its rules.
+async fn answer_of_leader(plane: &ControlPlane, agent: &Actor, pod: &str, rule: &str) -> Value {
+    let begun = api_support::now();
+    loop {
+        let answer = ask(plane, agent, OWN, pod, rule).await;
+        let later = answer.body["result"] == "wait" && answer.body["by"] != "budget";
+        if answer.code == 200 && !later {
+            return answer.body;
+        }
+        assert!(begun.elapsed() < SOON, "{answer:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Asks once to evict a pod, as the agent of `node` does through the API server.
+async fn ask(plane: &ControlPlane, actor: &Actor, node: &str, pod: &str, rule: &str) -> Answer {
+    let watermark = plane.get("nodewatermark", node);
+    let hash = watermark["spec"]["hash"].as_str().unwrap_or("none");
+    let body = json!({
+        "bootID": "b", "sequence": boot_time().as_nanos(), "rule": rule, "hash": hash,
+        "namespace": "default", "name": pod, "uid": uid_of(plane, "default", pod),
+    });
+    actor.send("POST", &api_path(node), JSON, &body).await
 }
 
 /// Policies of ours judge nobody else.

@@ -10,7 +10,9 @@ mod world_support;
 use std::time::Duration;
 
 use plimsoll::crd::Kind;
-use plimsoll::engine::policy::NodeFacts;
+use plimsoll::crd::eviction::Objection;
+use plimsoll::engine::policy::{NodeFacts, RuleId};
+use plimsoll::evictions::{Denial, Permit, RuleQuery};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -447,5 +449,133 @@ fn a_rule_that_is_off_on_some_nodes_and_a_mark_that_some_cannot_pass_say_on_whic
     assert!(
         message.contains("this holds for 4 of the 5 nodes that are selected, node000 for example"),
         "{message}"
+    );
+}
+
+/// Two nodes with rules that evict pods labelled `app: batch`: q/cpu acts, p/cpu is a preview.
+fn evicting() -> Cluster {
+    let mut cluster = ready(2);
+    let eviction = json!({"eviction": {"terminationGracePeriodSeconds": 7}});
+    cluster.apply(Kind::AvoidanceAction, "evict", &eviction);
+    let batch =
+        json!({"labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["eviction"]});
+    cluster.apply(Kind::PodQos, "batch", &batch);
+    for (name, strategy) in [("q", "None"), ("p", "Preview")] {
+        cluster.apply(
+            Kind::NodeQos,
+            name,
+            &node_qos(None, "evict", 4000, strategy),
+        );
+    }
+    cluster.rest();
+    cluster
+}
+
+fn hash_of(cluster: &Cluster, node: &str) -> String {
+    cluster.hashes()[node].clone()
+}
+
+/// Whether a pod of node000 may be evicted, by the rule and the hash that the agent of `node` names.
+fn permit(cluster: &Cluster, node: &str, rule: &str, hash: &str) -> Result<Permit, Denial> {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
+    let pod = json!({
+        "metadata": {
+            "name": "web", "namespace": "shop", "uid": "u", "labels": {"app": "batch"}, "ownerReferences": [owner],
+        },
+        "spec": {"nodeName": "node000", "containers": [{"name": "c"}]},
+        "status": {"phase": "Running"},
+    });
+    let (reply, _) = tokio::sync::oneshot::channel();
+    cluster.world.permit(&RuleQuery {
+        node: node.into(),
+        hash: hash.to_owned(),
+        rule: RuleId::from(rule),
+        pod: Box::new(serde_json::from_value(pod).unwrap()),
+        reply,
+    })
+}
+
+#[test]
+fn an_eviction_is_permitted_with_the_grace_period_of_the_action_and_the_zone_of_the_node() {
+    let mut cluster = evicting();
+    let hash = hash_of(&cluster, "node000");
+    let grace = Duration::from_secs(7);
+    let permitted = permit(&cluster, "node000", "q/cpu", &hash);
+    assert_eq!(permitted, Ok(Permit { grace, zone: None }));
+    let mut facts = cluster.nodes["node000"].clone();
+    let zone = "topology.kubernetes.io/zone".to_owned();
+    facts.labels.insert(zone, "a".to_owned());
+    cluster
+        .world
+        .apply_node("node000", node_seen("node000", &facts));
+    cluster.rest();
+    let permitted = permit(&cluster, "node000", "q/cpu", &hash);
+    let zone = Some("a".to_owned());
+    assert_eq!(permitted, Ok(Permit { grace, zone }));
+}
+
+#[test]
+fn an_eviction_is_denied_that_the_rules_of_the_node_do_not_ask_for() {
+    let cluster = evicting();
+    let hashes = ["node000", "node001"].map(|node| hash_of(&cluster, node));
+    let not_wanted = Denial::Objection(Objection::NotWanted);
+    for (node, rule, hash, denial) in [
+        ("node000", "q/cpu", "0123456789abcdef", Denial::OtherRules),
+        ("node000", "q/cpu", &*hashes[1], Denial::OtherRules),
+        ("unknown", "q/cpu", &*hashes[0], Denial::OtherRules),
+        ("node000", "p/cpu", &*hashes[0], not_wanted.clone()),
+        ("node000", "q/none", &*hashes[0], not_wanted),
+        (
+            "node001",
+            "q/cpu",
+            &*hashes[1],
+            Denial::Objection(Objection::OtherNode),
+        ),
+    ] {
+        let denied = permit(&cluster, node, rule, hash);
+        assert_eq!(denied, Err(denial), "{node} {rule} {hash}");
+    }
+}
+
+#[test]
+fn an_eviction_is_denied_where_the_agent_enforces_other_rules_than_the_api_server_has() {
+    let mut cluster = evicting();
+    let before = hash_of(&cluster, "node000");
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "evict", 6000, "None"));
+    let planned = permit(&cluster, "node000", "q/cpu", &before);
+    assert_eq!(planned, Err(Denial::OtherRules), "others are to be written");
+    cluster.rest();
+    let denied = permit(&cluster, "node000", "q/cpu", &before);
+    assert_eq!(denied, Err(Denial::OtherRules));
+    let after = hash_of(&cluster, "node000");
+    assert!(permit(&cluster, "node000", "q/cpu", &after).is_ok());
+
+    // Somebody edits the NodeWatermark, and leaves the hash as it is.
+    let mut edited = cluster.watermarks["node000"].clone();
+    edited["spec"]["rules"][0]["watermark"] = json!(1.0);
+    cluster.world.apply_live("node000", &seen(&edited));
+    let denied = permit(&cluster, "node000", "q/cpu", &after);
+    assert_eq!(denied, Err(Denial::OtherRules));
+    cluster.world.delete_live("node000");
+    let denied = permit(&cluster, "node000", "q/cpu", &after);
+    assert_eq!(denied, Err(Denial::OtherRules));
+}
+
+#[test]
+fn rules_of_a_node_that_is_gone_permit_nothing_on_another_of_its_name() {
+    let mut cluster = evicting();
+    let hash = hash_of(&cluster, "node000");
+    let facts = cluster.nodes["node000"].clone();
+    cluster.world.delete_node("node000");
+    let denied = permit(&cluster, "node000", "q/cpu", &hash);
+    assert_eq!(denied, Err(Denial::OtherRules));
+    let mut other = node_seen("node000", &facts);
+    other.uid = "another".to_owned();
+    cluster.world.apply_node("node000", other);
+    let denied = permit(&cluster, "node000", "q/cpu", &hash);
+    assert_eq!(
+        denied,
+        Err(Denial::OtherRules),
+        "nothing is written for it yet"
     );
 }

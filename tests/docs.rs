@@ -91,7 +91,7 @@ fn the_page_of_events_has_every_reason_and_no_other() {
         "src/reconcilers/world/contest.rs",
         "src/reconcilers/world/edits.rs",
         "src/reconcilers/world/silent.rs",
-        "src/guard/telling.rs",
+        "src/evictions/events.rs",
     ];
     let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "PodQOS"];
     for (heading, sources) in [

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
+use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::plan::{Feedback, Throttle};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{Outcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::collect::{Sampler, Target};
 use plimsoll::node::journal::Effects;
-use plimsoll::node::pod_facts::ContainerFacts;
 
 /// Down to the floor in steps and back again, with every file as it was.
 fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {

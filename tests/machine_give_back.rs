@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use engine_support::{policy, rule, throttling};
 use kernel_support::{on_levers, throttle};
+use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::policy::{PolicySet, Rule, RuleId};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
@@ -22,7 +23,6 @@ use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::node::machine::{Settings, restore_expired};
-use plimsoll::node::pod_facts::ContainerFacts;
 use plimsoll::standalone::host;
 use tempfile::TempDir;
 

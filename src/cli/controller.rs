@@ -10,11 +10,11 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::eviction_guard::GuardArgs;
+use super::eviction_budgets::EvictionArgs;
 use super::{LEASE_NAMESPACE, duration, logging, runtime, watchdog};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
-use crate::guard;
+use crate::evictions;
 use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
@@ -23,7 +23,8 @@ use crate::reconcilers::world::Settings;
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says
 in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within
-10 s. Nothing is kept on disk; any restart converges.
+10 s. Nothing is kept on disk; any restart converges. Agents ask the leader to evict pods; it does where the node's
+rules, PodQOS and the budgets below allow it.
 
 Examples:
   On your machine, against the cluster of your kubeconfig (install the definitions first):
@@ -77,13 +78,14 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics")]
     metrics_api_service: String,
 
-    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address; made if missing
+    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address, and of --report-listen;
+    /// made if missing
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
     metrics_api_secret: String,
 
     /// The certificate of --metrics-api-listen and --report-listen, in PEM with those between it and its authority; read again
     /// when it is replaced [default: replicas make their own, by the authority in --metrics-api-secret]
-    #[arg(long, value_name = "FILE", requires_all = ["metrics_api_listen", "tls_private_key_file", "tls_ca_file"])]
+    #[arg(long, value_name = "FILE", requires_all = ["tls_private_key_file", "tls_ca_file"])]
     tls_cert_file: Option<PathBuf>,
 
     /// Its key, in PEM
@@ -94,8 +96,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     tls_ca_file: Option<PathBuf>,
 
-    /// Where agents report the load of their nodes over TLS [default: nowhere; they then renew their Leases every 10 s]
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "metrics_api_listen")]
+    /// Where agents report the load of their nodes, and ask for evictions, over TLS [default: nowhere; they then renew their
+    /// Leases every 10 s, and no pod is evicted]
+    #[arg(long, value_name = "ADDRESS:PORT")]
     report_listen: Option<SocketAddr>,
 
     /// The headless Service, in --namespace, by whose endpoints agents reach that address
@@ -112,7 +115,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
     report_account: String,
 
-    /// Where other replicas reach this one, to pass requests for the load of nodes on to the one that leads
+    /// Where other replicas reach this one, to pass requests on to the one that leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
 
@@ -146,7 +149,7 @@ pub struct Args {
     short_silence: bool,
 
     #[command(flatten)]
-    guard: GuardArgs,
+    evictions: EvictionArgs,
 }
 
 /// Agents write as seldom as every five minutes, and a write takes its way.
@@ -172,25 +175,24 @@ impl Args {
     fn metrics_api(&self, metrics: &Metrics, identity: &str) -> Option<metrics_api::Options> {
         let account = format!("{}:{}", self.namespace, self.report_account);
         let agents = format!("system:serviceaccount:{account}");
-        let guard = self
-            .guard
-            .eviction_webhook
-            .as_ref()
-            .map(|_| guard::Options {
-                agents: agents.clone(),
-                namespace: self.namespace.clone(),
-                record: self.guard.eviction_record.clone(),
-                budgets: self.guard.budgets(),
-                identity: identity.to_owned(),
-                metrics: metrics.guard.clone(),
-            });
         let reports = self.report_listen.map(|listen| reports::Options {
             listen,
             agents,
             metrics: metrics.reports.clone(),
+            evictions: evictions::Options {
+                namespace: self.namespace.clone(),
+                record: self.evictions.eviction_record.clone(),
+                budgets: self.evictions.budgets(),
+                lease_namespace: self.agents.clone(),
+                identity: identity.to_owned(),
+                metrics: metrics.evictions.clone(),
+            },
         });
+        if self.metrics_api_listen.is_none() && reports.is_none() {
+            return None;
+        }
         Some(metrics_api::Options {
-            listen: self.metrics_api_listen?,
+            listen: self.metrics_api_listen,
             place: Place {
                 namespace: self.namespace.clone(),
                 service: self.metrics_api_service.clone(),
@@ -199,10 +201,9 @@ impl Args {
                     service: self.report_service.clone(),
                     bundle: self.report_ca_configmap.clone(),
                 }),
-                webhook: self.guard.eviction_webhook.clone(),
+                api: self.metrics_api_listen.is_some(),
             },
             reports,
-            guard,
         })
     }
 
@@ -225,7 +226,8 @@ impl Args {
     }
 
     fn address(&self) -> Option<SocketAddr> {
-        let port = self.metrics_api_listen?.port();
+        let listen = self.metrics_api_listen.or(self.report_listen)?;
+        let port = listen.port();
         self.pod_ip.map(|ip| SocketAddr::new(ip, port))
     }
 }

@@ -7,7 +7,7 @@ pub mod crds;
 pub mod demo;
 pub mod doctor;
 mod duration;
-mod eviction_guard;
+mod eviction_budgets;
 mod logging;
 pub mod metrics;
 pub mod preview;

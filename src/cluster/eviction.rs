@@ -18,62 +18,14 @@ use serde_json::json;
 
 use super::client::{CallError, call, found, stored};
 use super::typed::Typed;
+use crate::crd::eviction::{Answer, Delay, Target};
 
 /// No server is waited for longer than this, whatever it says.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// Where a server asks to be left alone without saying for how long.
 const DEFAULT_WAIT: Duration = Duration::from_secs(1);
-/// Where a webhook that has to be asked does not answer: longer than a failover takes.
-const GUARDLESS: Duration = Duration::from_secs(10);
-
-/// The cause in a refusal of the controller's guard: a budget is spent, and the cause's field says whose.
-pub const EVICTION_BUDGET: &str = "EvictionBudget";
-/// Budgets that another pod of the node may not be of.
-const BUDGETS_OF_PODS: [&str; 2] = ["namespace", "owner"];
-
-/// Which pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID; another pod of that name is left alone.
-    pub uid: String,
-}
-
-/// On whom it is that nothing can be evicted now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Delay {
-    /// The API server, which is busy.
-    Server,
-    /// A webhook that has to be asked, and has no answer or can't be reached.
-    Webhook,
-    /// The cluster's guard: the fleet's, the zone's or the node's budget of evictions is spent.
-    Budget,
-}
-
-/// What an API server made of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The pod is being terminated.
-    Accepted,
-    /// There is no such pod any more.
-    Gone,
-    /// A `PodDisruptionBudget` does not allow it now, or the budget of evictions of its namespace or owner; says which and
-    /// why. Another pod may be evicted.
-    Budget(String),
-    /// More than one `PodDisruptionBudget` selects the pod, which no API server can handle.
-    ManyBudgets(String),
-    /// Nothing can be evicted for so long: by whose wish, and why.
-    Wait(Duration, Delay, String),
-    /// It must not be done.
-    Refused(String),
-    /// The request never reached a server.
-    Away(String),
-    /// The request was sent, and what became of it is not known.
-    Unknown(String),
-}
+/// Where a webhook that the API server has to ask does not answer.
+const WEBHOOK_WAIT: Duration = Duration::from_secs(10);
 
 /// Asks to evict a pod. `grace` is from the first signal to the kill; less than a second is sent as one: 0 would be a
 /// forced deletion, which starts a second instance of a `StatefulSet`'s pod beside the first.
@@ -93,8 +45,14 @@ pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer 
     });
     match outcome.await {
         Ok(answer) => answer,
-        Err(error) if was_not_sent(&error) => Answer::Away(error.words()),
-        Err(error) => Answer::Unknown(error.words()),
+        Err(error) => {
+            let why = error.words();
+            if was_not_sent(&error) {
+                Answer::Away { why }
+            } else {
+                Answer::Unknown { why }
+            }
+        }
     }
 }
 
@@ -139,19 +97,23 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         404 if status.reason == "NotFound" => Answer::Gone,
         // It was not the API server who answered, the UID is another, somebody wrote at the same time, or the server gave
         // up: only a look tells.
-        200..=299 | 404 | 409 | 504 => Answer::Unknown(why),
+        200..=299 | 404 | 409 | 501 | 504..=599 => Answer::Unknown { why },
         429 => match budget(&status) {
-            Some(why) => Answer::Budget(why),
-            None => Answer::Wait(waiting(wait, &status), delay(&status), why),
+            Some(why) => Answer::Budget { why },
+            None => busy(waiting(wait, &status), why),
         },
-        500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets(why),
-        // The guard is down, or not reached: without it nothing is evicted.
-        500 if why.contains("failed calling webhook") => {
-            Answer::Wait(GUARDLESS, Delay::Webhook, why)
-        }
-        502 | 503 => Answer::Wait(waiting(wait, &status), Delay::Server, why),
-        _ => Answer::Refused(why),
+        500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets { why },
+        500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
+        502 | 503 => busy(waiting(wait, &status), why),
+        // As where etcd has not answered: it may have been done.
+        500 => Answer::Unknown { why },
+        _ => Answer::Refused { why },
     }
+}
+
+const fn busy(wait: Duration, why: String) -> Answer {
+    let by = Delay::Server;
+    Answer::Wait { wait, by, why }
 }
 
 fn waiting(header: Option<Duration>, status: &Status) -> Duration {
@@ -161,26 +123,10 @@ fn waiting(header: Option<Duration>, status: &Status) -> Duration {
     wait.clamp(DEFAULT_WAIT, LONGEST_WAIT)
 }
 
-/// On whom a refusal is that says nothing about the pod.
-fn delay(status: &Status) -> Delay {
-    let mut causes = status.details.iter().flat_map(|details| &details.causes);
-    if causes.any(|cause| cause.reason == EVICTION_BUDGET) {
-        Delay::Budget
-    } else if status.message.starts_with("admission webhook ") {
-        Delay::Webhook
-    } else {
-        Delay::Server
-    }
-}
-
-/// What the budget of this pod says, with its name.
+/// What the disruption budget of this pod says, with its name.
 fn budget(status: &Status) -> Option<String> {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
-    let cause = causes.find(|cause| match cause.reason.as_str() {
-        "DisruptionBudget" => true,
-        EVICTION_BUDGET => BUDGETS_OF_PODS.contains(&cause.field.as_str()),
-        _ => false,
-    })?;
+    let cause = causes.find(|cause| cause.reason == "DisruptionBudget")?;
     Some(match cause.message.as_str() {
         "" => status.message.clone(),
         message => message.to_owned(),
@@ -188,7 +134,7 @@ fn budget(status: &Status) -> Option<String> {
 }
 
 /// Whether no connection came about.
-fn was_not_sent(error: &CallError) -> bool {
+pub fn was_not_sent(error: &CallError) -> bool {
     let CallError::Kube(error) = error else {
         return false;
     };
@@ -242,55 +188,35 @@ mod tests {
             "Cannot evict pod as it would violate the pod's disruption budget.",
             &details,
         );
-        assert_eq!(read(429, None, &budget), Answer::Budget(cause.to_owned()));
+        let of = |why: &str| Answer::Budget {
+            why: why.to_owned(),
+        };
+        assert_eq!(read(429, None, &budget), of(cause));
         let bare = status(
             429,
             "m",
             &json!({"causes": [{"reason": "DisruptionBudget"}]}),
         );
-        assert_eq!(read(429, None, &bare), Answer::Budget("m".to_owned()));
-        let wait =
-            |seconds, by, why: &str| Answer::Wait(Duration::from_secs(seconds), by, why.to_owned());
-        let leaderless = "admission webhook \"evictions.plimsoll.dev\" denied the request: no replica of the controller leads";
-        let guard = status(429, leaderless, &json!({"retryAfterSeconds": 7}));
-        assert_eq!(read(429, None, &guard), wait(7, Delay::Webhook, leaderless));
+        assert_eq!(read(429, None, &bare), of("m"));
+        let wait = |seconds, why: &str| busy(Duration::from_secs(seconds), why.to_owned());
+        let webhook = "admission webhook \"pods.example.com\" denied the request: not now";
+        let denied = status(429, webhook, &json!({"retryAfterSeconds": 7}));
+        assert_eq!(read(429, None, &denied), wait(7, webhook));
+        let down = "Internal error occurred: failed calling webhook \"pods.example.com\": failed to call webhook";
+        let unanswered = status(500, down, &json!({}));
+        assert_eq!(
+            read(500, None, &unanswered),
+            busy(WEBHOOK_WAIT, down.to_owned())
+        );
         let flow = b"Too many requests, please try again later.\n";
         assert_eq!(
             read(429, Some(Duration::from_secs(2)), flow),
-            wait(
-                2,
-                Delay::Server,
-                "Too many requests, please try again later."
-            )
+            wait(2, "Too many requests, please try again later.")
         );
         assert_eq!(
             read(503, Some(Duration::from_hours(9)), b"x"),
-            wait(300, Delay::Server, "x")
+            wait(300, "x")
         );
-    }
-
-    #[test]
-    fn the_guards_refusal_is_about_the_pod_or_about_all_as_the_budget_is() {
-        let of = |field: &str| {
-            let cause = json!({"reason": EVICTION_BUDGET, "field": field, "message": "spent"});
-            let details = json!({"retryAfterSeconds": 7, "causes": [cause]});
-            read(
-                429,
-                Some(Duration::from_secs(7)),
-                &status(429, "m", &details),
-            )
-        };
-        for pods in ["namespace", "owner"] {
-            assert_eq!(of(pods), Answer::Budget("spent".to_owned()));
-        }
-        for all in ["fleet", "zone", "node"] {
-            let wait = Answer::Wait(Duration::from_secs(7), Delay::Budget, "m".to_owned());
-            assert_eq!(of(all), wait);
-        }
-        let down = "Internal error occurred: failed calling webhook \"evictions.plimsoll.dev\": failed to call webhook";
-        let answer = read(500, None, &status(500, down, &json!({})));
-        let wait = Answer::Wait(GUARDLESS, Delay::Webhook, down.to_owned());
-        assert_eq!(answer, wait);
     }
 
     #[test]
@@ -309,7 +235,8 @@ mod tests {
             (404, "no such page"),
         ] {
             let answer = read(code, None, body.as_bytes());
-            assert_eq!(answer, Answer::Unknown(body.to_owned()), "{code}");
+            let why = body.to_owned();
+            assert_eq!(answer, Answer::Unknown { why }, "{code}");
         }
     }
 
@@ -317,10 +244,14 @@ mod tests {
     fn each_answer_has_its_meaning() {
         let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));
-        assert!(matches!(read(409, "uid"), Answer::Unknown(_)));
-        assert_eq!(read(500, many), Answer::ManyBudgets(many.to_owned()));
-        assert_eq!(read(500, "boom"), Answer::Refused("boom".to_owned()));
-        assert_eq!(read(403, "denied"), Answer::Refused("denied".to_owned()));
-        assert!(matches!(read(504, "late"), Answer::Unknown(_)));
+        let refused = |why: &str| Answer::Refused {
+            why: why.to_owned(),
+        };
+        assert!(matches!(read(409, "uid"), Answer::Unknown { .. }));
+        assert!(matches!(read(500, many), Answer::ManyBudgets { why } if why == many));
+        let timed_out = "etcdserver: request timed out";
+        assert!(matches!(read(500, timed_out), Answer::Unknown { why } if why == timed_out));
+        assert_eq!(read(403, "denied"), refused("denied"));
+        assert!(matches!(read(504, "late"), Answer::Unknown { .. }));
     }
 }

@@ -17,7 +17,6 @@ use super::walk::{Skip, Walk, cpu_used, memory_held};
 const KIND: ActionKind = ActionKind::Eviction;
 /// A pod that is still there so long after its grace period will not go: it no longer counts as released.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
-const MIN_GRACE: Duration = Duration::from_secs(1);
 
 /// A pod whose eviction was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,8 +234,8 @@ impl Evicting<'_> {
 
     fn evict(&mut self, run: &mut Run, place: usize) {
         let pod = &self.walk.pods[place].pod;
-        let asked = run.rule.action.eviction.and_then(|spec| spec.grace);
-        let grace = asked.unwrap_or(pod.grace).max(MIN_GRACE);
+        let eviction = run.rule.action.eviction;
+        let grace = eviction.map_or(pod.grace, |eviction| eviction.grace_of(pod));
         let release = is_measured(run).then(|| self.worth(place));
         run.evicted += 1;
         run.act(&pod.uid, KIND);

@@ -8,7 +8,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::metric::{ActionKind, Metric};
+use super::pod::Pod;
 use super::selector::Selector;
+
+/// Kubernetes takes a grace period of 0 for a forced deletion.
+const MIN_GRACE: Duration = Duration::from_secs(1);
 
 /// `<NodeQOS>/<rule>`. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -140,6 +144,13 @@ pub struct EvictionSpec {
     pub max_pods_per_round: u32,
     /// Pods without a controller too.
     pub evict_unowned: bool,
+}
+
+impl EvictionSpec {
+    /// From the first signal to the kill of `pod`: at least 1 s, since none at all is a forced deletion.
+    pub fn grace_of(&self, pod: &Pod) -> Duration {
+        self.grace.unwrap_or(pod.grace).max(MIN_GRACE)
+    }
 }
 
 /// The HTTP probe of a `NodeQOS`.

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::certificates::Pair;
-use super::hook;
 
 /// An authority lasts so long, and is followed by a new one after two thirds of it.
 const AUTHORITY_HOURS: i64 = 24 * 365;
@@ -174,15 +173,6 @@ impl Authorities {
         let signer = self.signer(now).map(|signer| &signer.certificate);
         let begins = later(certified.replace, -LASTING_HOURS - SKEW_HOURS);
         signer == Some(&certified.signer) && (begins..certified.replace).contains(&now)
-    }
-
-    /// Paths that nobody guesses, for those who are told and bring no certificate: first the one to tell, then those that
-    /// were told before. They follow from keys, so that every replica knows the same.
-    pub fn hooks(&self, now: Timestamp) -> Vec<String> {
-        let valid = self.0.iter().filter(|authority| authority.is_valid(now));
-        let all = self.signer(now).into_iter().chain(valid);
-        all.map(|authority| hook::path(authority.key.as_bytes()))
-            .collect()
     }
 
     /// A new certificate for a server of these names, and for a client.

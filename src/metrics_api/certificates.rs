@@ -51,15 +51,13 @@ pub struct Tls {
     pub reports: Arc<ServerConfig>,
     /// For connecting to the leader.
     pub client: Arc<ClientConfig>,
-    /// The paths at which API servers ask us about evictions.
-    pub hooks: Arc<[String]>,
     /// Knows replicas by their certificates, which bear this name.
     replicas: Arc<dyn ClientCertVerifier>,
     name: ServerName<'static>,
 }
 
 impl Tls {
-    /// By this pair, where replicas bear `name` and are of the authorities `roots`, and reviews come at `hooks`.
+    /// By this pair, where replicas bear `name` and are of the authorities `roots`.
     ///
     /// # Errors
     /// The TLS library refuses something of it.
@@ -67,7 +65,6 @@ impl Tls {
         pair: &Pair,
         roots: &[CertificateDer<'static>],
         name: String,
-        hooks: &[String],
     ) -> Result<Self, TlsError> {
         let provider = provider();
         let roots = store(roots);
@@ -80,7 +77,6 @@ impl Tls {
             server: Arc::new(server(pair, &provider, anybody, b"http/1.1")?),
             reports: Arc::new(server(pair, &provider, Arc::new(NoClientAuth), b"h2")?),
             client: Arc::new(client),
-            hooks: hooks.into(),
             replicas: WebPkiClientVerifier::builder_with_provider(roots, provider).build()?,
             name: ServerName::try_from(name)?,
         })

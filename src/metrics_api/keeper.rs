@@ -1,5 +1,5 @@
 //! Keeps the certificates: this replica's own, whichever way it comes by it, and the authorities by which others know it, in the
-//! `APIService`, the webhook and the agents' `ConfigMap`.
+//! `APIService` and the agents' `ConfigMap`.
 //!
 //! What is told to others is known for a while before anything is served by it. Any replica adds its authorities where they
 //! are missing; those that are of no more use the leader alone takes away.
@@ -34,7 +34,6 @@ use crate::cluster::election::Standing;
 use super::Observer;
 use super::authorities::{CertificateError, REPLICA};
 use super::certificates::{Pair, Tls, TlsError};
-use super::hook::{self, Hook, HookError};
 use files::{Files, FilesError};
 use own::Own;
 use roots::Roots;
@@ -59,11 +58,6 @@ pub enum KeepError {
     /// The `APIService` can't be read or written.
     #[error("failed to tell the APIService {API_SERVICE} of the certificate authority: {words}", words = .0.words())]
     Service(CallError),
-    /// The `ValidatingWebhookConfiguration` can't be read or written.
-    #[error(
-        "failed to tell the ValidatingWebhookConfiguration {0} of the certificate authority: {1}"
-    )]
-    Webhook(String, HookError),
     /// A certificate can't be made.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -86,8 +80,8 @@ pub struct Place {
     pub certificate: CertificatePlace,
     /// Where agents report; `None`: nowhere.
     pub reports: Option<ReportPlace>,
-    /// The `ValidatingWebhookConfiguration` by which API servers ask about evictions; `None`: they don't.
-    pub webhook: Option<String>,
+    /// Whether there is an `APIService` by which API servers find us.
+    pub api: bool,
 }
 
 /// How a replica comes by its certificate.
@@ -144,8 +138,6 @@ pub struct Held {
     pair: Arc<Pair>,
     /// The authorities that others have to know for it, and for the one that follows it.
     roots: Vec<CertificateDer<'static>>,
-    /// The paths of reviews: first the one to tell.
-    hooks: Vec<String>,
     /// When it is good no more.
     ends: Timestamp,
 }
@@ -200,7 +192,6 @@ impl Source {
 struct Served {
     pair: Option<Arc<Pair>>,
     roots: Vec<CertificateDer<'static>>,
-    hooks: Vec<String>,
 }
 
 /// Keeps them.
@@ -246,7 +237,7 @@ impl Keeper {
             let error = self.look(leads, clock::wall()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
             if why != wrong && !why.is_empty() {
-                tracing::error!(why, "the metrics API is not as it should be");
+                tracing::error!(why, "the certificates are not as they should be");
             }
             self.observer.certified(match self.served.pair {
                 Some(_) => Ok(()),
@@ -271,9 +262,6 @@ impl Keeper {
     }
 
     async fn look(&mut self, leads: bool, now: Timestamp) -> Result<(), KeepError> {
-        if !leads {
-            self.observer.guards(None);
-        }
         let (held, wrong) = self.source.look(leads, now).await;
         let ends = held.as_ref().map(|held| held.ends);
         let outcome = match held {
@@ -287,116 +275,94 @@ impl Keeper {
 
     /// Serves with it, and has it known.
     async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
-        let (service, hook) = tokio::join!(self.service(), self.hook());
-        let told = service.as_ref().map_or(Vec::new(), told);
+        let (service, bundle) = tokio::join!(self.service(), self.bundle());
+        let told = match (&service, &bundle) {
+            (Ok(Some(service)), _) => told(service),
+            (Ok(None), Ok(bundle)) => told_to_agents(bundle.as_ref()),
+            _ => Vec::new(),
+        };
         self.roots.see(&held.roots, &told, now);
         let roots = self.roots.known(now);
-        let mut hooks = held.hooks.clone();
-        // One that was told is good until the next one is, of whatever certificate that was.
-        let asked = hook.as_ref().ok().and_then(Option::as_ref);
-        hooks.extend(asked.and_then(Hook::path).map(str::to_owned));
-        self.serve_with(&held.pair, roots.clone(), hooks)?;
+        self.serve_with(&held.pair, roots.clone())?;
         let is_unknown = |root| !told.contains(root);
         if !leads && (told.is_empty() || !held.roots.iter().any(is_unknown)) {
             return Ok(());
         }
-        let bundle = roots::pem(&roots);
-        let agents = self.tell_agents(&bundle).await;
-        let servers = match service {
-            Ok(service) => self.tell(&service, &bundle).await,
+        let pem = roots::pem(&roots);
+        let agents = match bundle {
+            Ok(bundle) => self.tell_agents(bundle.as_ref(), &pem).await,
             Err(error) => Err(error),
         };
-        let path = held.hooks.first().filter(|_| leads);
-        let reviews = match hook {
-            Ok(Some(hook)) => self.tell_hook(&hook, &bundle, path).await,
+        let servers = match service {
+            Ok(Some(service)) => self.tell(&service, &pem).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        if leads && self.place.webhook.is_some() {
-            self.observer.guards(Some(reviews.is_ok()));
-        }
-        agents.and(servers).and(reviews)
+        agents.and(servers)
     }
 
     fn serve_with(
         &mut self,
         pair: &Arc<Pair>,
         roots: Vec<CertificateDer<'static>>,
-        hooks: Vec<String>,
     ) -> Result<(), TlsError> {
         let served = &self.served;
         let is_same = served
             .pair
             .as_ref()
             .is_some_and(|other| Arc::ptr_eq(other, pair));
-        if is_same && served.roots == roots && served.hooks == hooks {
+        if is_same && served.roots == roots {
             return Ok(());
         }
-        let tls = Tls::new(pair, &roots, self.place.server_name(), &hooks)?;
+        let tls = Tls::new(pair, &roots, self.place.server_name())?;
         self.tls.send_replace(Some(tls));
         self.served = Served {
             pair: Some(Arc::clone(pair)),
             roots,
-            hooks,
         };
         Ok(())
     }
 
-    /// What API servers know of us.
-    async fn service(&self) -> Result<APIService, KeepError> {
+    /// What API servers know of us; `None`: there is no aggregated API.
+    async fn service(&self) -> Result<Option<APIService>, KeepError> {
+        if !self.place.api {
+            return Ok(None);
+        }
         let api: Api<APIService> = Api::all(self.client.clone());
-        call(api.get(API_SERVICE)).await.map_err(KeepError::Service)
+        let service = call(api.get(API_SERVICE)).await;
+        service.map(Some).map_err(KeepError::Service)
     }
 
-    /// Where they ask about evictions; `None`: nowhere.
-    async fn hook(&self) -> Result<Option<Hook>, KeepError> {
-        let Some(name) = &self.place.webhook else {
+    /// What agents know of us; `None`: nothing yet, or there are none.
+    async fn bundle(&self) -> Result<Option<ConfigMap>, KeepError> {
+        let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(None);
         };
-        let hook = hook::find(&self.client, name).await;
-        let failed = |error| KeepError::Webhook(name.clone(), error);
-        hook.map(Some).map_err(failed)
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
+        let bundle = call(api.get_opt(name)).await;
+        bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Tells API servers where to ask about evictions, and whom to believe.
-    async fn tell_hook(
-        &self,
-        hook: &Hook,
-        bundle: &str,
-        path: Option<&String>,
-    ) -> Result<(), KeepError> {
-        let told = hook.tell(&self.client, bundle, path).await;
-        let name = self.place.webhook.clone().unwrap_or_default();
-        told.map_err(|error| KeepError::Webhook(name, error))
-    }
-
-    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount.
-    async fn tell_agents(&self, bundle: &str) -> Result<(), KeepError> {
+    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
+    /// replica has added since is not lost.
+    async fn tell_agents(&self, known: Option<&ConfigMap>, pem: &str) -> Result<(), KeepError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(());
         };
-        let failed = |error| KeepError::Bundle(name.clone(), error);
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
-        let known = call(api.get_opt(name)).await.map_err(failed)?;
-        let data = known.as_ref().and_then(|known| known.data.as_ref());
-        if data
-            .and_then(|data| data.get(BUNDLE))
-            .is_some_and(|told| told == bundle)
-        {
+        if known.and_then(in_bundle) == Some(pem) {
             return Ok(());
         }
-        let version = known.and_then(|known| known.metadata.resource_version);
+        let version = known.and_then(|known| known.metadata.resource_version.as_ref());
         let ours = Patch::Apply(json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, "resourceVersion": version},
-            "data": {BUNDLE: bundle},
+            "data": {BUNDLE: pem},
         }));
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let params = PatchParams::apply(REPLICA).force();
-        call(api.patch(name, &params, &ours))
-            .await
-            .map(drop)
-            .map_err(failed)
+        let patched = call(api.patch(name, &params, &ours)).await.map(drop);
+        patched.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
     /// Tells the `APIService` whom to believe, unless somebody chose to believe anybody.
@@ -426,4 +392,14 @@ fn told(service: &APIService) -> Vec<CertificateDer<'static>> {
     let spec = service.spec.as_ref();
     let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
     bundle.map_or_else(Vec::new, |bundle| roots::read(&bundle.0))
+}
+
+fn in_bundle(bundle: &ConfigMap) -> Option<&str> {
+    bundle.data.as_ref()?.get(BUNDLE).map(String::as_str)
+}
+
+/// The authorities by which agents know us.
+fn told_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
+    let pem = bundle.and_then(in_bundle).unwrap_or_default();
+    roots::read(pem.as_bytes())
 }

@@ -12,10 +12,10 @@ pub mod data;
 mod discovery;
 mod documents;
 pub mod encode;
+mod evict;
 mod feed;
 mod forward;
 mod front_proxy;
-mod hook;
 mod keeper;
 mod listener;
 pub mod negotiate;
@@ -36,8 +36,6 @@ use std::net::SocketAddr;
 
 use jiff::Timestamp;
 
-use crate::guard;
-
 pub use feed::Feed;
 pub use keeper::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use serving::{Serving, StartError, start};
@@ -46,14 +44,12 @@ pub use status::Refusal;
 /// How it is served.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where.
-    pub listen: SocketAddr,
+    /// Where; `None`: agents are served alone, at the address of reports.
+    pub listen: Option<SocketAddr>,
     /// Its Service and Secret, and those of reports.
     pub place: Place,
     /// How agents' reports are taken; `None`: not at all.
     pub reports: Option<reports::Options>,
-    /// How agents' evictions are guarded; `None`: not at all.
-    pub guard: Option<guard::Options>,
 }
 
 /// Who is told how it goes, and knows how the rest of the replica goes.
@@ -66,8 +62,6 @@ pub trait Observer: Send + Sync {
     fn kept(&self, ends: Option<Timestamp>, ok: bool);
     /// Whether it is known which API servers to believe, or why not.
     fn believes(&self, outcome: Result<(), &str>);
-    /// Whether API servers are told to ask about evictions; `None`: this replica has not to tell them.
-    fn guards(&self, guards: Option<bool>);
     /// What this replica lacks to lead at once; `Ok`: nothing.
     fn lacks(&self) -> Result<(), String>;
 }

@@ -102,7 +102,6 @@ mod tests {
         fn certified(&self, _: Result<(), &str>) {}
         fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
         fn believes(&self, _: Result<(), &str>) {}
-        fn guards(&self, _: Option<bool>) {}
         fn lacks(&self) -> Result<(), String> {
             let lacks = self.0.lock().map_or(None, |lacks| *lacks);
             lacks.map_or(Ok(()), |lacks| Err(lacks.to_owned()))

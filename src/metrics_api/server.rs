@@ -23,7 +23,6 @@ use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::crd::report::RELAY_PATH;
-use crate::guard::Guard;
 
 use super::Observer;
 use super::authn::Authenticator;
@@ -32,7 +31,8 @@ use super::certificates::Tls;
 use super::data::Data;
 use super::documents::{Document, Documents};
 use super::encode::Writer;
-use super::forward;
+use super::evict;
+use super::forward::{self, ANSWER};
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
@@ -80,9 +80,7 @@ pub struct Api {
     pub readiness: Arc<Readiness>,
     /// Who is told of each answer.
     pub observer: Arc<dyn Observer>,
-    /// Whether agents may evict pods; `None`: nobody asks.
-    pub guard: Option<Guard>,
-    /// What agents report; `None`: they don't.
+    /// What agents report, and how pods are evicted for them; `None`: agents can't reach us.
     pub reports: Option<Reports>,
 }
 
@@ -137,15 +135,18 @@ impl Api {
                 _ => Err(Refusal::method()),
             };
         }
-        if let Some(guard) = self.guard_at(path) {
-            *what = "eviction";
-            return self.review(guard, request).await;
-        }
         let is_passed_on =
             forward::is_forwarded(request.headers()) && self.is_replica(certificates);
         if let (RELAY_PATH, true, Some(reports)) = (path, is_passed_on, &self.reports) {
             *what = "relay";
             return relay::take(reports, request).await;
+        }
+        if let (Some(node), Some(reports)) = (evict::node_of(path), &self.reports) {
+            *what = "eviction";
+            let node = Arc::from(node);
+            return self
+                .evict(reports, node, request, certificates, is_passed_on)
+                .await;
         }
         let target = target(path).ok_or_else(Refusal::no_path)?;
         let asked = Asked::of(&target, &request, &accept)?;
@@ -258,7 +259,15 @@ impl Api {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let passed = forward::pass(leader, tls.client, &self.server_name, path, accept, None);
+        let passed = forward::pass(
+            leader,
+            tls.client,
+            &self.server_name,
+            path,
+            accept,
+            None,
+            ANSWER,
+        );
         let passed = tokio::select! {
             passed = passed => passed,
             // It may have been stopped where it stands: the next leader is asked at once.

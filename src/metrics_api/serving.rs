@@ -2,6 +2,7 @@
 //! not wait for what the controller computes.
 
 use std::future::pending;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::{io, thread};
 
@@ -10,16 +11,17 @@ use futures::future::BoxFuture;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::cluster::client::{ClientError, Server};
 use crate::cluster::election::Standing;
 use crate::cluster::requests;
-use crate::guard;
+use crate::evictions::RuleQuery;
 use crate::serve::{self, ServeError};
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
+use super::certificates::Tls;
 use super::data::Data;
 use super::documents::Documents;
 use super::feed::Feed;
@@ -73,7 +75,8 @@ impl Serving {
     }
 }
 
-/// Listens, and says how the store is fed. `requests` is told of what is asked of the API server.
+/// Listens, and says how the store is fed. `requests` is told of what is asked of the API server; `rules` is asked which rules a
+/// node has been given.
 ///
 /// # Errors
 /// The address can't be listened on, or there is no thread.
@@ -81,16 +84,17 @@ pub async fn start(
     server: Server,
     requests: Arc<dyn requests::Observer>,
     options: Options,
+    rules: mpsc::Sender<RuleQuery>,
     standing: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
-    let listener = serve::listen(options.listen).await?.into_std()?;
+    let listener = bind(options.listen).await?;
     let data = Arc::new(Data::new(Limits::default(), standing.clone()));
     let (tls, kept) = watch::channel(None);
     let (reports, taking) = match options.reports {
         Some(options) => {
             let (requests, standing) = (Arc::clone(&requests), standing.clone());
-            let started = reports::start(&server, requests, options, standing, kept.clone());
+            let started = reports::start(&server, requests, options, rules, standing, kept.clone());
             or_never(Some(started.await?))
         }
         None => or_never(None),
@@ -100,12 +104,11 @@ pub async fn start(
     let (tell, ended) = oneshot::channel();
     let serving = async move {
         // Both belong to this thread.
-        let listener = TcpListener::from_std(listener)?;
+        let listener = listener.map(TcpListener::from_std).transpose()?;
+        let has_api = listener.is_some();
         let client = server.client(requests)?;
         let (trust, trusted) = watch::channel(None);
         let readiness = Arc::new(Readiness::new(Arc::clone(&observer)));
-        let guard = |options| guard::start(client.clone(), options, standing.clone());
-        let (guard, guarding) = or_never(options.guard.map(guard));
         let api = Api {
             data,
             documents: Documents::default(),
@@ -118,7 +121,6 @@ pub async fn start(
             room: Semaphore::new(MOST_WAITING),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
-            guard,
             reports: reports.clone(),
         };
         let relay = Relay {
@@ -130,19 +132,47 @@ pub async fn start(
         let told = Arc::clone(&observer);
         let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
         tokio::select! {
-            () = listener::listen(listener, Arc::new(api), kept, stopped) => {}
-            () = readiness.follow(client.clone()) => {}
-            () = front_proxy::follow(client, trust, observer) => {}
+            () = serve_api(listener, Arc::new(api), kept, stopped) => {}
+            () = only(has_api, readiness.follow(client.clone())) => {}
+            () = only(has_api, front_proxy::follow(client, trust, observer)) => {}
             () = keeper.keep() => {}
             () = taking => {}
-            () = relay.run() => {}
-            () = guarding => {}
+            () = only(has_api, relay.run()) => {}
         }
         Ok(())
     };
     let thread = thread::Builder::new().name("metrics-api".to_owned());
     thread.spawn(move || drop(tell.send(block_on(serving))))?;
     Ok((feed, Serving { stop, ended }))
+}
+
+async fn bind(listen: Option<SocketAddr>) -> Result<Option<std::net::TcpListener>, StartError> {
+    match listen {
+        Some(address) => Ok(Some(serve::listen(address).await?.into_std()?)),
+        None => Ok(None),
+    }
+}
+
+/// What the aggregated API needs is left out where there is none.
+async fn only(has_api: bool, part: impl Future<Output = ()>) {
+    if has_api {
+        part.await;
+    } else {
+        pending::<()>().await;
+    }
+}
+
+/// Until `stop` is true, also where nothing is listened on.
+async fn serve_api(
+    listener: Option<TcpListener>,
+    api: Arc<Api>,
+    tls: watch::Receiver<Option<Tls>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    match listener {
+        Some(listener) => listener::listen(listener, api, tls, stop).await,
+        None => drop(stop.wait_for(|stop| *stop).await),
+    }
 }
 
 /// What was started, and what has to be awaited for it to go on: for ever, where there is nothing.

@@ -9,5 +9,4 @@ pub mod direct_report;
 pub mod heartbeat;
 pub mod journal;
 pub mod machine;
-pub mod pod_facts;
 pub mod report;

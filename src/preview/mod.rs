@@ -16,9 +16,9 @@ mod table;
 
 use std::sync::Arc;
 
+use crate::crd::pod_facts::{self, PodFactsError, PodObject};
 use crate::engine::pod::Pod;
 use crate::engine::units::Quota;
-use crate::node::pod_facts::{self, PodFactsError, PodObject};
 
 pub use self::foresee::{Given, Scene, foresee};
 pub use self::kept::Kept;

@@ -18,9 +18,9 @@ use crate::cluster::list::all;
 use crate::cluster::nodes::KEPT;
 use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
+use crate::crd::pod_facts::PodObject;
 use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
-use crate::node::pod_facts::PodObject;
 use crate::ordered;
 
 /// So many kubelets are asked at a time...

@@ -18,7 +18,7 @@ use super::world::World;
 use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
-use crate::guard::GuardMetrics;
+use crate::evictions::EvictionMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
 use crate::serve::{Source, with_one_series};
@@ -105,7 +105,7 @@ pub struct Metrics {
     /// Direct reports of agents.
     pub reports: ReportMetrics,
     /// Evictions by agents.
-    pub guard: GuardMetrics,
+    pub evictions: EvictionMetrics,
     health: Mutex<Health>,
 }
 
@@ -147,7 +147,7 @@ impl Default for Metrics {
             rollouts: Family::default(),
             leader: Gauge::default(),
             reports: ReportMetrics::default(),
-            guard: GuardMetrics::default(),
+            evictions: EvictionMetrics::default(),
             health: Mutex::default(),
         };
         metrics.register_work();
@@ -156,7 +156,7 @@ impl Default for Metrics {
         metrics.register_agents();
         metrics.register_certificates();
         metrics.reports.register(&mut metrics.registry);
-        metrics.guard.register(&mut metrics.registry);
+        metrics.evictions.register(&mut metrics.registry);
         metrics
     }
 }
@@ -255,7 +255,7 @@ impl Metrics {
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.rollouts);
         metrics.reports.example();
-        metrics.guard.example();
+        metrics.evictions.example();
         metrics.text()
     }
 
@@ -380,10 +380,6 @@ impl metrics_api::Observer for Metrics {
 
     fn believes(&self, outcome: Result<(), &str>) {
         self.has(FRONT_PROXY, outcome);
-    }
-
-    fn guards(&self, guards: Option<bool>) {
-        self.guard.guards(guards);
     }
 
     fn lacks(&self) -> Result<(), String> {

@@ -18,7 +18,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client};
 use thiserror::Error;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::lease::{LeaseObject, Renewal};
@@ -29,6 +29,7 @@ use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Standing};
 use crate::cluster::events::{Events, Happening, about_node};
 use crate::cluster::watch::Change;
+use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Feed, Serving, StartError};
 use crate::serve::{self, ServeError};
@@ -40,6 +41,8 @@ use write::Done;
 const MOST_WRITES: usize = 16;
 /// What is due by the time is looked at so often.
 const TICK: Duration = Duration::from_millis(250);
+/// So many evictions wait to be judged; further ones wait for them.
+const MAX_QUERIES: usize = 64;
 /// Reports are taken so often at most: one turn of the loop, and one look of each watch, for all that came since.
 const GATHER: Duration = Duration::from_millis(50);
 
@@ -117,7 +120,9 @@ pub async fn run(
     let mut api = None;
     if let Some(options) = options.metrics_api {
         let (requests, observer) = (Arc::clone(&metrics) as _, Arc::clone(&metrics) as _);
-        let started = metrics_api::start(server, requests, options, elected.clone(), observer);
+        let rules = controller.rule_queries.0.clone();
+        let started =
+            metrics_api::start(server, requests, options, rules, elected.clone(), observer);
         let (feed, serving) = started.await?;
         controller.reports = feed.reports();
         controller.feed = Some(feed);
@@ -210,6 +215,8 @@ struct Controller {
     feed: Option<Feed>,
     /// Where agents report.
     reports: Option<Reports>,
+    /// Evictions that agents ask for, to be judged by the rules of their nodes. The sender keeps the channel open.
+    rule_queries: (mpsc::Sender<RuleQuery>, mpsc::Receiver<RuleQuery>),
     /// When some were taken last.
     heard: Instant,
 }
@@ -240,6 +247,7 @@ impl Controller {
             metrics,
             feed: None,
             reports: None,
+            rule_queries: mpsc::channel(MAX_QUERIES),
             heard: Instant::now(),
         }
     }
@@ -262,13 +270,13 @@ impl Controller {
                     self.metrics.wrote("Event", outcome.is_ok());
                 }
                 changed = elected.changed() => if changed.is_err() { return },
+                Some(query) = self.rule_queries.1.recv() => self.judge(query, &fence),
                 () = arrived(self.reports.as_ref(), self.heard + GATHER) => {}
                 _ = tick.tick() => {}
             }
             self.hear();
             let term = elected.borrow().term(clock::now());
-            let known = |store: &Store| store.complete || !store.source.is_needed();
-            let term = term.filter(|_| self.stores.iter().all(known));
+            let term = term.filter(|_| self.stores.iter().all(Store::is_known));
             if term.is_some() != leading {
                 leading = term.is_some();
                 self.lead(leading);
@@ -340,6 +348,19 @@ impl Controller {
         if store.source.is_compiled() {
             self.metrics.compiled(clock::now().since(begun));
         }
+    }
+
+    /// Answers whether the rules of a node allow an eviction.
+    fn judge(&self, query: RuleQuery, leadership: &watch::Receiver<Standing>) {
+        let knows_all = self.stores.iter().all(Store::is_known);
+        let leads = leadership.borrow().term(clock::now()).is_some();
+        let verdict = if knows_all && leads {
+            self.world.permit(&query)
+        } else {
+            Err(Denial::NotReady)
+        };
+        // Whoever asked may have given up.
+        query.reply.send(verdict).ok();
     }
 
     /// Begins what is due.

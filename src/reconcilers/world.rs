@@ -3,6 +3,7 @@
 mod closing;
 mod contest;
 mod edits;
+mod evictions;
 mod glance;
 mod live;
 mod notes;

@@ -201,7 +201,7 @@ const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 /// What it is used for to get rid of what holds it, and to read secrets: refused by the roles.
 pub fn to_be_free() -> Vec<Attempt> {
     let of = |kind: &str| format!("{ADMISSION}/{kind}/plimsoll-agent-node");
-    let guard = &format!("{ADMISSION}/validatingwebhookconfigurations/plimsoll-evictions");
+    let record = &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/plimsoll-evictions");
     let policy = &of("validatingadmissionpolicies");
     let binding = &of("validatingadmissionpolicybindings");
     let watermark = &format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}");
@@ -226,17 +226,10 @@ pub fn to_be_free() -> Vec<Attempt> {
             "cannot delete",
         ),
         (
-            "remove the guard of evictions",
-            "DELETE",
-            guard,
-            &none,
-            "cannot delete",
-        ),
-        (
-            "weaken the guard",
+            "forget the evictions that count",
             "PATCH",
-            guard,
-            &json!({"webhooks": []}),
+            record,
+            &json!({"data": null}),
             "cannot patch",
         ),
         ("its own rules", "PATCH", watermark, &rules, "cannot patch"),
@@ -249,30 +242,87 @@ pub fn to_be_free() -> Vec<Attempt> {
     attempts.collect()
 }
 
-/// What a controller's token is used for against what API servers ask it, beyond its due.
-pub fn against_its_own_webhook() -> Vec<Attempt> {
-    let guard = format!("{ADMISSION}/validatingwebhookconfigurations/plimsoll-evictions");
-    let api = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
-    let hook = |what, mut change: Value| {
-        change["name"] = "evictions.plimsoll.dev".into();
-        let body = json!({"webhooks": [change]});
-        let words = "may change nothing of a webhook but the authority and the path";
-        attempt(what, ("PATCH", &guard), (STRATEGIC, body), words)
+/// A request to evict a pod, with these options.
+pub fn eviction(namespace: &str, pod: &str, options: &Value) -> (String, Value) {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction");
+    let body = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace}, "deleteOptions": options,
+    });
+    (path, body)
+}
+
+/// The options by which the controller evicts.
+pub fn as_the_leader_does(uid: &str) -> Value {
+    json!({"gracePeriodSeconds": 30, "preconditions": {"uid": uid}})
+}
+
+/// What an agent's token is used for to get rid of a pod, on whichever node it is: refused by the roles.
+pub fn to_evict(pod: &str) -> Vec<Attempt> {
+    let (path, body) = eviction("default", pod, &as_the_leader_does("u"));
+    let gone = format!("/api/v1/namespaces/default/pods/{pod}");
+    vec![
+        attempt(
+            "evict",
+            ("POST", &path),
+            (JSON, body),
+            r#"cannot create resource "pods/eviction""#,
+        ),
+        attempt(
+            "delete",
+            ("DELETE", &gone),
+            (JSON, Value::Null),
+            r#"cannot delete resource "pods""#,
+        ),
+    ]
+}
+
+/// What a controller's token, bound to its pod, is used for to evict otherwise than the leader does.
+pub fn evictions_beyond_its_due() -> Vec<Attempt> {
+    let attempt = |what, namespace: &str, options: Value, words: &str| {
+        let (path, body) = eviction(namespace, "theirs", &options);
+        attempt(what, ("POST", &path), (JSON, body), words)
     };
-    let everything = json!([{
-        "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "operations": ["*"], "scope": "*",
-    }]);
-    let mut second = hook("a second one", json!({}));
-    second.body = json!({"webhooks": [{
-        "name": "all.plimsoll.dev", "clientConfig": {"url": "https://example.com/"}, "rules": everything,
-        "sideEffects": "None", "admissionReviewVersions": ["v1"],
-    }]});
-    let mut none = hook("none", json!({}));
-    (none.kind, none.body) = (MERGE, json!({"webhooks": []}));
-    let mut relabelled = hook("relabel", json!({}));
-    relabelled.body = json!({"metadata": {"labels": {"a": "b"}}});
-    let everybody = json!({"matchConditions": [{"$patch": "delete", "name": "by-an-agent"}]});
-    let service = |namespace: &str| json!({"clientConfig": {"service": {"namespace": namespace}}});
+    let by_uid = json!({"uid": "u"});
+    let uid = "the controller evicts no pod but by its UID";
+    let forced = "the controller forces no pod's end";
+    vec![
+        attempt(
+            "any pod of that name",
+            "default",
+            json!({"gracePeriodSeconds": 30}),
+            uid,
+        ),
+        attempt(
+            "an empty UID",
+            "default",
+            json!({"gracePeriodSeconds": 30, "preconditions": {"uid": ""}}),
+            uid,
+        ),
+        attempt(
+            "at once",
+            "default",
+            json!({"gracePeriodSeconds": 0, "preconditions": by_uid}),
+            forced,
+        ),
+        attempt(
+            "without a grace period",
+            "default",
+            json!({"preconditions": by_uid}),
+            forced,
+        ),
+        attempt(
+            "a pod of the system",
+            "kube-system",
+            as_the_leader_does("u"),
+            "the controller evicts no pod of kube-system",
+        ),
+    ]
+}
+
+/// What a controller's token is used for against the `APIService`, beyond its due.
+pub fn against_its_own_api() -> Vec<Attempt> {
+    let api = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
     let elsewhere = json!({"spec": {"service": {"namespace": "default"}}});
     let trusting = json!({"spec": {"insecureSkipTLSVerify": true}});
     let of_api = |what, body: Value| {
@@ -280,14 +330,6 @@ pub fn against_its_own_webhook() -> Vec<Attempt> {
         attempt(what, ("PATCH", api), (MERGE, body), words)
     };
     vec![
-        hook("see all writes", json!({"rules": everything})),
-        hook("let all pass", json!({"failurePolicy": "Ignore"})),
-        hook("judge everybody", everybody),
-        hook("somebody else's service", service("default")),
-        hook("slow", json!({"timeoutSeconds": 30})),
-        second,
-        none,
-        relabelled,
         of_api("another service", elsewhere),
         of_api("trust anybody", trusting),
     ]

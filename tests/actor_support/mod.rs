@@ -8,7 +8,7 @@
 
 pub mod attempts;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use http_body_util::BodyExt as _;
 use hyper::Request;
@@ -57,11 +57,16 @@ pub fn install(plane: &ControlPlane, namespace: &str) -> String {
 
 /// A pod of the agent on a node, as its `DaemonSet` would make it: its token names the node.
 pub fn agent_pod(plane: &ControlPlane, node: &str) {
+    pod_of(plane, AGENT, (NAMESPACE, &format!("agent-{node}")), node);
+}
+
+/// A pod with this account.
+pub fn pod_of(plane: &ControlPlane, account: &str, (namespace, name): (&str, &str), node: &str) {
     plane.create(&[json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": format!("agent-{node}"), "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
-            "nodeName": node, "serviceAccountName": AGENT, "containers": [{"name": "agent", "image": "none"}],
+            "nodeName": node, "serviceAccountName": account, "containers": [{"name": "main", "image": "none"}],
         },
     })]);
 }
@@ -111,7 +116,12 @@ pub const JSON: &str = "application/json";
 
 impl Actor {
     pub async fn of(plane: &ControlPlane, account: &str, pod: Option<&str>) -> Self {
-        let client = connect(Some(&kubeconfig(plane, NAMESPACE, account, pod))).await;
+        Self::by(&kubeconfig(plane, NAMESPACE, account, pod)).await
+    }
+
+    /// Whoever has this kubeconfig.
+    pub async fn by(kubeconfig: &Path) -> Self {
+        let client = connect(Some(kubeconfig)).await;
         Self {
             client: client.unwrap(),
         }

@@ -4,6 +4,7 @@
 pub mod aggregation;
 pub mod caller;
 pub mod faults;
+pub mod leader;
 pub mod receiver;
 pub mod reporter;
 

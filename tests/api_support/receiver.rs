@@ -1,13 +1,13 @@
-//! A replica of the controller, as far as agents report to it: TLS and HTTP/2, and whatever answers a test wants.
+//! A replica of the controller, as far as agents report to it and ask it to evict: TLS and HTTP/2, and whatever answers a test
+//! wants.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::convert::Infallible;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Instant;
 
 use http_body_util::{BodyExt, Full};
@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use super::leader::Evicting;
 use super::now;
 
 /// A certificate authority.
@@ -106,7 +107,13 @@ pub struct Receiver {
     seen: Arc<Mutex<Vec<Seen>>>,
     counts: Arc<Counts>,
     tls: Arc<Mutex<Arc<ServerConfig>>>,
+    evicting: Arc<OnceLock<Evicting>>,
 }
+
+/// There is no answer: the stream is reset.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer is lost")]
+pub struct Lost;
 
 impl Receiver {
     /// One that stands by, on this address of the machine.
@@ -118,6 +125,7 @@ impl Receiver {
             seen: Arc::default(),
             counts: Arc::default(),
             tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
+            evicting: Arc::default(),
         };
         let (tell, told) = mpsc::channel();
         let serving = receiver.clone();
@@ -156,10 +164,12 @@ impl Receiver {
         }
     }
 
-    async fn answer(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, Infallible> {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Lost> {
+        if let Some(evicting) = self.evicting.get()
+            && request.uri().path() != "/v1/report"
+        {
+            return evicting.answer(request).await;
+        }
         assert_eq!(
             (request.method().as_str(), request.uri().path()),
             ("POST", "/v1/report")
@@ -204,6 +214,11 @@ impl Receiver {
     /// From now on it shows a certificate for this name, to those who connect.
     pub fn shows(&self, authority: &Authority, name: &str) {
         *self.tls.lock().unwrap() = Arc::new(authority.serve_as(name));
+    }
+
+    /// From now on it takes requests to evict, too.
+    pub(super) fn evicts(&self, evicting: Evicting) {
+        assert!(self.evicting.set(evicting).is_ok(), "it evicts already");
     }
 
     /// All reports that came.

@@ -35,15 +35,21 @@ pub fn file(path: &str) -> PathBuf {
 
 /// The chart with its default values in a namespace, as YAML.
 pub fn rendered(helm: &Path, namespace: &str) -> String {
-    rendered_from(helm, namespace, &file(CHART))
+    rendered_from(helm, namespace, &file(CHART), &[])
+}
+
+/// The same by more arguments of `helm template`: values, or which templates alone.
+pub fn rendered_with(helm: &Path, namespace: &str, args: &[&str]) -> String {
+    rendered_from(helm, namespace, &file(CHART), args)
 }
 
 const CHART: &str = "charts/plimsoll";
 
-fn rendered_from(helm: &Path, namespace: &str, chart: &Path) -> String {
+fn rendered_from(helm: &Path, namespace: &str, chart: &Path, args: &[&str]) -> String {
     let output = Command::new(helm)
         .args(["template", "plimsoll", "--namespace", namespace])
         .arg(chart)
+        .args(args)
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -62,7 +68,7 @@ pub fn rendered_with_hooks(helm: &Path, namespace: &str) -> String {
         assert!(text.contains(condition), "{name}");
         std::fs::write(path, text.replace(condition, "if true")).unwrap();
     }
-    rendered_from(helm, namespace, copy.path())
+    rendered_from(helm, namespace, copy.path(), &[])
 }
 
 fn copy_folder(from: &Path, to: &Path) {

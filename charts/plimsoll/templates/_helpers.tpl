@@ -137,7 +137,7 @@ spec:
 
 {{/* "true" where cert-manager makes the certificate of the replicas. */}}
 {{- define "plimsoll.certManager" -}}
-{{- if and .Values.metricsAPI.enabled .Values.metricsAPI.certManager.enabled }}true{{ end -}}
+{{- if .Values.metricsAPI.certManager.enabled }}true{{ end -}}
 {{- end -}}
 
 {{/* "true" where a cluster is asked, as `helm template` does not. */}}

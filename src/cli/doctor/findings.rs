@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, INSTALL, define, finding, full_name, items, list, version_of};
-use super::holding::{guard, held, not_tried};
+use super::holding::{evictions, held, not_tried};
 use super::nodes::nodes;
 use super::read::{Answer, Refused, Review, Seen, arguments};
 use super::tables::{names, pods, running};
@@ -41,7 +41,7 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         permissions,
         heartbeats,
         held,
-        guard,
+        evictions,
         compiled,
         nodes,
         policies,
@@ -107,7 +107,6 @@ fn unread(seen: &Seen) -> Vec<Finding> {
         ("Deployments", &seen.deployments),
         ("NodeWatermarks", &seen.watermarks),
         ("Leases", &seen.leases),
-        ("webhooks", &seen.webhooks),
         ("admission policies", &seen.admission[0]),
         ("their bindings", &seen.admission[1]),
         ("the emergency stop", &seen.stop),
@@ -310,7 +309,7 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
     let service = match &seen.api_service {
         Ok(service) => service,
         Err(error) => {
-            let is_wanted = !arguments(&seen.deployments, "--metrics-api-service=").is_empty();
+            let is_wanted = !arguments(&seen.deployments, "--metrics-api-listen=").is_empty();
             let what = "it is missing, so that kubectl get nodemetrics can't work";
             let cure = "install the chart anew, with helm upgrade";
             let is_gone = is_wanted && error.is_missing();

@@ -72,7 +72,7 @@ fn set(name: &str, [made, ready, wanted]: [u32; 3]) -> Value {
     json!({
         "metadata": meta(name),
         "status": {"currentNumberScheduled": made, "numberReady": ready, "desiredNumberScheduled": wanted},
-        "spec": {"template": {"spec": {"serviceAccountName": "agent"}}},
+        "spec": {"template": {"spec": {"serviceAccountName": "agent", "containers": [{"args": ["agent", "--report-service=report"]}]}}},
     })
 }
 
@@ -109,7 +109,7 @@ const HELD: [&str; 7] = [
     "agent-event",
     "controller-node",
     "controller-api",
-    "controller-webhook",
+    "controller-eviction",
 ];
 
 /// A policy's answer, or another's.
@@ -138,13 +138,6 @@ fn binding(name: &str, action: &str) -> Value {
     json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
 }
 
-fn guard(failure: &str, bundle: &str) -> Value {
-    let rules = json!([{"resources": ["pods/eviction"]}]);
-    let hook =
-        json!({"failurePolicy": failure, "clientConfig": {"caBundle": bundle}, "rules": rules});
-    json!({"metadata": {"name": "guard"}, "webhooks": [hook]})
-}
-
 /// An installation with nothing wrong.
 fn well() -> Seen {
     Seen {
@@ -160,8 +153,8 @@ fn well() -> Seen {
         deployments: of(vec![json!({
             "metadata": meta("controller"), "status": {"readyReplicas": 2},
             "spec": {"replicas": 2, "template": {"spec": {
-                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--eviction-webhook=guard",
-                    "--metrics-api-service=metrics", "--lease-name=controller"]}],
+                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--report-listen=0.0.0.0:8444",
+                    "--metrics-api-listen=0.0.0.0:8443", "--lease-name=controller"]}],
             }}},
         })]),
         elections: vec![Ok(election("me", "2026-01-01T00:00:58Z"))],
@@ -184,7 +177,6 @@ fn well() -> Seen {
             lease("a", "2026-01-01T00:00:55.000000Z"),
             lease("b", "2026-01-01T00:00:30.000000Z"),
         ]),
-        webhooks: of(vec![guard("Fail", "pem")]),
         admission: [
             of(HELD.map(held).to_vec()),
             of(HELD.map(|name| binding(name, "Deny")).to_vec()),
@@ -240,11 +232,10 @@ fn nothing_is_found_where_nothing_is_wrong() {
         "Kubernetes 1.34, 2 nodes, 2 agents running, 1 NodeQOS"
     );
     // Without the API of node metrics nobody needs what it needs.
-    let mut without = well();
-    (without.api_service, without.aggregation) = (refused(404), Ok(json!({"data": {}})));
-    let controller = without.deployments.as_mut().expect("a list");
-    controller["items"][0]["spec"]["template"]["spec"]["containers"] = json!([]);
-    assert_eq!(findings(&without), []);
+    let mut seen = well();
+    (seen.api_service, seen.aggregation) = (refused(404), Ok(json!({"data": {}})));
+    without(&mut seen.deployments, "--metrics-api-listen=");
+    assert_eq!(findings(&seen), []);
 }
 
 #[test]
@@ -342,19 +333,24 @@ fn a_controller_that_is_missing_or_not_ready_is_told() {
         |it| it.deployments = of(Vec::new()),
         &["controller", "there is none"],
     );
-    let down = json!({"metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"readyReplicas": 1}});
+    let spec = |replicas: u32| {
+        let containers = json!([{"args": ["controller", "--report-listen=0.0.0.0:8444"]}]);
+        json!({"replicas": replicas, "template": {"spec": {"containers": containers}}})
+    };
+    let down =
+        json!({"metadata": meta("controller"), "spec": spec(2), "status": {"readyReplicas": 1}});
     says(
         |it| it.deployments = of(vec![down]),
         &["Deployment plimsoll/controller", "1 of 2 replicas"],
     );
-    let none = json!({"metadata": meta("controller"), "spec": {"replicas": 0}, "status": {}});
+    let none = json!({"metadata": meta("controller"), "spec": spec(0), "status": {}});
     says(
         |it| it.deployments = of(vec![none]),
         &["0 of 0 replicas are ready", "kubectl scale"],
     );
     let why = "insufficient quota to match these scopes";
     let refused = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
-    let unmade = json!({"metadata": meta("controller"), "spec": {"replicas": 2}, "status": {"conditions": [refused]}});
+    let unmade = json!({"metadata": meta("controller"), "spec": spec(2), "status": {"conditions": [refused]}});
     says(
         |it| it.deployments = of(vec![unmade]),
         &["0 of 2 replicas", why, "admit them"],
@@ -469,34 +465,30 @@ fn a_permission_that_lacks_is_told() {
     says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
+/// A workload of the list is told no such argument.
+fn without(list: &mut Answer, argument: &str) {
+    let workload = &mut list.as_mut().expect("a list")["items"][0];
+    let args = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];
+    let args = args.as_array_mut().expect("arguments");
+    let before = args.len();
+    args.retain(|it| !it.as_str().unwrap_or_default().starts_with(argument));
+    assert_eq!(args.len() + 1, before, "{argument}");
+}
+
 #[test]
-fn a_guard_that_guards_nothing_is_told() {
-    let about = "ValidatingWebhookConfiguration guard";
+fn where_agents_cannot_ask_for_evictions_that_is_found() {
     says(
-        |it| it.webhooks = of(vec![guard("Fail", "")]),
-        &[about, "caBundle"],
+        |it| without(&mut it.deployments, "--report-listen="),
+        &["evictions", "--report-listen", "no pod is evicted"],
     );
     says(
-        |it| it.webhooks = of(vec![guard("Ignore", "pem")]),
-        &[about, "failurePolicy"],
+        |it| without(&mut it.daemon_sets, "--report-service="),
+        &[
+            "evictions",
+            "--report-service",
+            "through the API server alone",
+        ],
     );
-    says(|it| it.webhooks = of(Vec::new()), &[about, "is missing"]);
-    let mut blind = guard("Fail", "pem");
-    blind["webhooks"][0]["rules"][0]["resources"] = json!(["pods"]);
-    says(
-        |it| it.webhooks = of(vec![blind]),
-        &[about, "pods/eviction"],
-    );
-    says(
-        |it| it.webhooks = refused(403),
-        &["webhooks could not be read"],
-    );
-    let mut seen = well();
-    seen.webhooks = of(Vec::new());
-    let controller = seen.deployments.as_mut().expect("a list");
-    let args = &mut controller["items"][0]["spec"]["template"]["spec"]["containers"][0]["args"];
-    args.as_array_mut().expect("a list").remove(1);
-    assert_eq!(findings(&seen), [], "nobody wants it");
 }
 
 #[test]
@@ -516,7 +508,7 @@ fn admission_policies_that_are_not_in_force_are_told() {
         )
     });
     says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
-    for weak in ["controller-node", "controller-api", "controller-webhook"] {
+    for weak in ["controller-node", "controller-api", "controller-eviction"] {
         let loose = HELD.map(|name| {
             let mut policy = held(name);
             if name == weak {
@@ -543,9 +535,16 @@ fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
     says(
         through,
         &[
-            "there, and refuse nothing: controller-webhook;",
+            "there, and refuse nothing: controller-eviction;",
             "--disable-admission-plugins",
         ],
+    );
+    // There is no such pod, and no policy has said so before.
+    let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
+    let code = Some(404);
+    says(
+        |it| it.trials[6].answer = Err(Refused { code, why }),
+        &["there, and refuse nothing: controller-eviction;"],
     );
     // Told once: what is not bound refuses nothing.
     let unbound = |it: &mut Seen| {

@@ -1,4 +1,4 @@
-//! Whether what holds agents and controllers to their due is in force: admission policies, the guard of evictions.
+//! Whether admission policies hold agents and controllers to what they should do, and whether the controller can evict for agents.
 
 use serde_json::Value;
 
@@ -9,18 +9,18 @@ use super::trials::Verdict;
 const ANEW: &str = "install the chart anew, with helm upgrade";
 /// What follows where nothing holds them.
 const THEN: &str = "whoever has the token of an agent, or of the controller, may do to any node what they should do to none";
-/// Which webhook the controller is told to keep.
-const WEBHOOK: &str = "--eviction-webhook=";
+/// Where the controller listens for agents.
+const LISTENS: &str = "--report-listen=";
 
 /// The admission policies that the chart has for these accounts, and for what the controller is told to keep.
 fn policies_wanted(seen: &Seen) -> Vec<String> {
     let has = |argument: &str| !arguments(&seen.deployments, argument).is_empty();
     let mut controllers = vec!["node"];
-    if has("--metrics-api-service=") {
+    if has("--metrics-api-listen=") {
         controllers.push("api");
     }
-    if has(WEBHOOK) {
-        controllers.push("webhook");
+    if has(LISTENS) {
+        controllers.push("eviction");
     }
     let agents = vec!["node", "lease", "watermark", "event"];
     let both = [
@@ -104,52 +104,17 @@ fn is_bound(seen: &Seen, name: &str) -> bool {
     items(policies).iter().any(is_strict) && items(bindings).iter().any(denies)
 }
 
-/// The webhook by which API servers ask whether an agent may evict.
-pub(super) fn guard(seen: &Seen) -> Vec<Finding> {
-    if seen
-        .webhooks
-        .as_ref()
-        .is_err_and(|error| !error.is_missing())
-    {
-        return Vec::new();
-    }
-    let there = items(&seen.webhooks);
-    let judge = |name: &str| {
-        let about = format!("ValidatingWebhookConfiguration {name}");
-        let found = there.iter().find(|it| it["metadata"]["name"] == name);
-        let hooks = found.map_or_else(Vec::new, |it| items_in(it, "/webhooks"));
-        if hooks.is_empty() {
-            let what = "it is missing, so that agents evict without a budget, and a stolen token evicts anything";
-            return Some(finding(about, what, ANEW));
-        }
-        let asks = |it: &Value| {
-            let rules = items_in(it, "/rules");
-            let resources = rules.into_iter().flat_map(|it| items_in(it, "/resources"));
-            resources.into_iter().any(|it| it == "pods/eviction")
-        };
-        if !hooks.iter().any(|it| asks(it)) {
-            let what = "its rules do not name pods/eviction, so that agents evict without a budget";
-            return Some(finding(about, what, ANEW));
-        }
-        if hooks.iter().any(|it| it["failurePolicy"] != "Fail") {
-            let what = "its failurePolicy is not Fail, so that agents evict without a budget while the controller is away";
-            return Some(finding(about, what, ANEW));
-        }
-        let is_trusted = |it: &&Value| {
-            !it["clientConfig"]["caBundle"]
-                .as_str()
-                .unwrap_or_default()
-                .is_empty()
-        };
-        if !hooks.iter().all(is_trusted) {
-            let what = "it has no caBundle, so that API servers can't call it, and refuse every eviction by an agent";
-            let cure = "the controller's leader writes it: kubectl logs of it says why it does not";
-            return Some(finding(about, what, cure));
-        }
-        None
+/// No pod is evicted where the controller does not listen for agents; where they do not know where, one way to it is left.
+pub(super) fn evictions(seen: &Seen) -> Vec<Finding> {
+    let lacks = |workloads: &Answer, argument: &str| {
+        !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
     };
-    arguments(&seen.deployments, WEBHOOK)
-        .into_iter()
-        .filter_map(judge)
-        .collect()
+    let what = if lacks(&seen.deployments, LISTENS) {
+        "the controller does not listen for agents (--report-listen), so that no pod is evicted"
+    } else if lacks(&seen.daemon_sets, "--report-service=") {
+        "agents do not know where the controller listens (--report-service), and can ask for evictions through the API server alone"
+    } else {
+        return Vec::new();
+    };
+    vec![finding("evictions", what, ANEW)]
 }

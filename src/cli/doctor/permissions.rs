@@ -68,7 +68,7 @@ const AGENT: &str = "\
 cluster get,list,watch,patch nodes
 cluster patch nodes/status
 cluster get,list,watch pods
-cluster create pods/eviction
+cluster create nodemetrics.metrics.plimsoll.dev/evictions
 cluster create,patch events.events.k8s.io
 cluster get,list,watch nodewatermarks.plimsoll.dev
 cluster patch nodewatermarks.plimsoll.dev/status
@@ -79,15 +79,15 @@ leases get,create,update leases.coordination.k8s.io";
 
 const CONTROLLER: &str = "\
 cluster get /openapi/v3/apis/*
-cluster get /.well-known/openid-configuration --metrics-api-service=
-cluster get /openid/v1/jwks --metrics-api-service=
+cluster get /.well-known/openid-configuration --report-listen=
+cluster get /openid/v1/jwks --report-listen=
 cluster get,list,watch,patch nodes
 cluster patch nodes/status
-cluster get pods --eviction-webhook=
-cluster get,patch validatingwebhookconfigurations.admissionregistration.k8s.io --eviction-webhook= =
-cluster get,patch apiservices.apiregistration.k8s.io --metrics-api-service= v1alpha1.metrics.plimsoll.dev
-cluster create tokenreviews.authentication.k8s.io --metrics-api-service=
-cluster create subjectaccessreviews.authorization.k8s.io --metrics-api-service=
+cluster get pods --report-listen=
+cluster create pods/eviction --report-listen=
+cluster get,patch apiservices.apiregistration.k8s.io --metrics-api-listen= v1alpha1.metrics.plimsoll.dev
+cluster create tokenreviews.authentication.k8s.io --report-listen=
+cluster create subjectaccessreviews.authorization.k8s.io --metrics-api-listen=
 cluster list,watch avoidanceactions.ensurance.crane.io
 cluster list,watch nodeqoss.ensurance.crane.io
 cluster list,watch podqoss.ensurance.crane.io
@@ -96,12 +96,13 @@ cluster patch nodeqoss.ensurance.crane.io/status
 cluster patch podqoss.ensurance.crane.io/status
 cluster create,patch events.events.k8s.io
 cluster list,watch,create,patch,delete nodewatermarks.plimsoll.dev
-kube-system list,watch configmaps --metrics-api-service= extension-apiserver-authentication
+kube-system list,watch configmaps --metrics-api-listen= extension-apiserver-authentication
 own get,list,watch,create,patch configmaps --eviction-record= =
 own get,create,patch configmaps --report-ca-configmap= =
 own get,create,patch,update secrets --metrics-api-secret= =
 own create leases.coordination.k8s.io
 own get,update leases.coordination.k8s.io --lease-name= =
+leases get configmaps --report-listen= plimsoll-stop
 leases get,list,watch leases.coordination.k8s.io";
 
 /// What it has to be allowed, by what its workload is told; in its own namespace, and in that of the Leases.
@@ -182,10 +183,10 @@ mod tests {
         let controller = [
             "controller",
             "--lease-name=plimsoll-controller",
-            "--metrics-api-service=plimsoll-metrics",
+            "--metrics-api-listen=0.0.0.0:8443",
+            "--report-listen=0.0.0.0:8444",
             "--metrics-api-secret=plimsoll-metrics-ca",
             "--report-ca-configmap=plimsoll-report-ca",
-            "--eviction-webhook=plimsoll-evictions",
             "--eviction-record=plimsoll-evictions",
         ];
         let documented = documented("plimsoll-controller\n");

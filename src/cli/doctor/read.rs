@@ -86,7 +86,6 @@ pub(super) struct Seen {
     /// Table of the `NodeWatermark`s.
     pub watermarks: Answer,
     pub leases: Answer,
-    pub webhooks: Answer,
     /// Our `ValidatingAdmissionPolicy`s, and what puts them in force.
     pub admission: [Answer; 2],
     pub stop: Answer,
@@ -171,7 +170,6 @@ pub(super) async fn read(
         leases: list(&leases).await,
         // Of what was read this is compared with the clock.
         now: clock::wall(),
-        webhooks: admission("validatingwebhookconfigurations").await,
         admission: [
             admission("validatingadmissionpolicies").await,
             admission("validatingadmissionpolicybindings").await,

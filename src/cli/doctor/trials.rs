@@ -45,6 +45,10 @@ impl Trial {
                 code: Some(403),
                 why,
             }) if why.contains("ValidatingAdmissionPolicy '") => Verdict::Held,
+            // The pod to evict is looked for after all policies were asked, and there is none of this name.
+            Err(refused) if refused.is_missing() && refused.why.contains(NAME) => {
+                Verdict::LetThrough
+            }
             Err(refused) if refused.is_missing() => Verdict::Missing,
             Err(refused) => Verdict::Untried(&refused.why),
         }
@@ -98,7 +102,7 @@ pub(super) fn by_agent(user: &str, account: &str, objects: Objects<'_>) -> Vec<A
     attempts
 }
 
-/// What no controller of this Deployment may do: label what it has to keep.
+/// What no controller of this Deployment may do: label what it has to keep, and evict a pod of the system without naming its UID.
 pub(super) fn by_controller(
     user: &str,
     account: &str,
@@ -109,26 +113,33 @@ pub(super) fn by_controller(
     if !node.is_empty() {
         places.push(("node", format!("/api/v1/nodes/{node}")));
     }
-    if !arguments(deployments, "--metrics-api-service=").is_empty() {
+    if !arguments(deployments, "--metrics-api-listen=").is_empty() {
         let path = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
         places.push(("api", path.to_owned()));
     }
-    for webhook in arguments(deployments, "--eviction-webhook=") {
-        let plural = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
-        places.push(("webhook", format!("{plural}/{webhook}")));
-    }
-    let attempt = |(kind, path)| Attempt {
-        policy: format!("{account}-{kind}"),
+    let attempt = |policy, method, path: String, body| Attempt {
+        policy: format!("{account}-{policy}"),
         user: user.to_owned(),
-        method: "PATCH",
+        method,
         path: format!("{path}?dryRun=All"),
-        body: labelled(),
+        body,
     };
-    places.into_iter().map(attempt).collect()
+    let labels = places.into_iter();
+    let labels = labels.map(|(policy, path)| attempt(policy, "PATCH", path, labelled()));
+    let mut attempts: Vec<_> = labels.collect();
+    if !arguments(deployments, "--report-listen=").is_empty() {
+        let path = format!("/api/v1/namespaces/kube-system/pods/{NAME}/eviction");
+        attempts.push(attempt("eviction", "POST", path, eviction()));
+    }
+    attempts
 }
 
 /// What is created and labelled, if nobody minds.
 const NAME: &str = "plimsoll-doctor";
+
+fn eviction() -> Value {
+    json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": NAME, "namespace": "kube-system"}})
+}
 
 fn labelled() -> Value {
     json!({"metadata": {"labels": {"plimsoll.dev/doctor": "forbidden"}}})

@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,30 +32,6 @@ fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
 
 fn names() -> [String; 1] {
     ["plimsoll-metrics.plimsoll.svc".to_owned()]
-}
-
-#[test]
-fn over_three_years_the_path_that_is_told_is_known_to_every_replica_that_looked_within_a_day() {
-    let mut leader = Authorities::default();
-    let mut yesterday: Option<Authorities> = None;
-    let mut told = BTreeSet::new();
-    for day in 0..3 * 365 {
-        let now = later(begun(), 24 * day);
-        if let Some(renewed) = leader.renewed(now).unwrap() {
-            leader = renewed;
-        }
-        let path = leader.hooks(now).remove(0);
-        for replica in [yesterday.as_ref(), Some(&leader)].into_iter().flatten() {
-            assert!(replica.hooks(now).contains(&path), "day {day}");
-        }
-        yesterday = Some(leader.clone());
-        told.insert(path);
-    }
-    assert!(told.len() > 3, "it is not the same for ever");
-    assert!(
-        told.iter()
-            .all(|path| path.len() == "/evictions/".len() + 64)
-    );
 }
 
 #[test]

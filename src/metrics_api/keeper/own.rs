@@ -53,7 +53,6 @@ impl Own {
         Ok(Held {
             pair: Arc::clone(&mine.pair),
             roots: roots::read(authorities.bundle(now).as_bytes()),
-            hooks: authorities.hooks(now),
             ends: mine.ends,
         })
     }

@@ -6,7 +6,6 @@ use jiff::{SignedDuration, Timestamp};
 use rustls::pki_types::CertificateDer;
 
 use super::super::certificates::Pair;
-use super::super::hook;
 use super::Held;
 
 /// So long is a new certificate known before it is served: other replicas have its files by then, API servers its
@@ -67,9 +66,6 @@ impl Succession {
         Some(Held {
             pair: Arc::clone(&served.pair),
             roots: both().flat_map(|found| found.roots.clone()).collect(),
-            hooks: both()
-                .map(|found| hook::path(found.pair.key.secret_der()))
-                .collect(),
             ends: served.ends,
         })
     }
@@ -119,7 +115,6 @@ mod tests {
             let held = succession.held().unwrap();
             assert_eq!(held.pair.chain[0][0], 1, "at {second} s");
             assert_eq!(held.roots.len(), 2, "both authorities are told");
-            assert_eq!(held.hooks.len(), 2, "both paths are known");
         }
         assert!(succession.is_due(at(310)));
         succession.advance(at(310));

@@ -1,4 +1,4 @@
-//! One report to its answer.
+//! One request of an agent to its answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,8 +21,10 @@ use super::token::BadToken;
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
 use crate::crd::Report;
+use crate::crd::eviction::{self, EvictionRequest, Misdirected};
 use crate::crd::report::{Acknowledgement, Missed, PATH, REFUSED_BYTES, Relayed};
 use crate::engine::time::BootTime;
+use crate::evictions::{Evictions, Reply};
 
 /// A body has to be here by then.
 const BODY: Duration = Duration::from_secs(5);
@@ -41,6 +43,8 @@ pub struct Desk {
     latest: Mutex<Latest>,
     pace: Mutex<Pace>,
     arrived: Notify,
+    /// Takes requests to evict pods.
+    pub evictions: Evictions,
     /// What Prometheus is told.
     pub metrics: ReportMetrics,
 }
@@ -59,6 +63,7 @@ impl Desk {
         identity: Identity,
         standing: watch::Receiver<Standing>,
         metrics: ReportMetrics,
+        evictions: Evictions,
     ) -> Self {
         Self {
             identity,
@@ -66,6 +71,7 @@ impl Desk {
             latest: Mutex::default(),
             pace: Mutex::default(),
             arrived: Notify::new(),
+            evictions,
             metrics,
         }
     }
@@ -114,6 +120,13 @@ impl Desk {
 
     /// Answers one request.
     pub async fn answer(&self, request: Request<Incoming>) -> Answered {
+        if request.uri().path() == eviction::PATH {
+            let answer = self.evict(request).await;
+            return answer.unwrap_or_else(|(result, refusal)| {
+                self.metrics.count(result);
+                refused(&refusal)
+            });
+        }
         let begun = clock::now();
         let taken = self.take_in(request).await;
         let (result, answered) = match taken {
@@ -165,6 +178,20 @@ impl Desk {
                 Err(("too_soon", refusal.after(self.pace().retry_after())))
             }
         }
+    }
+
+    /// Answers a request to evict a pod of the node that its token names.
+    async fn evict(&self, request: Request<Incoming>) -> Result<Answered, Refused> {
+        if *request.method() != Method::POST {
+            let message = "evictions are asked for by POST";
+            return Err(("method", Refusal::new(405, "MethodNotAllowed", message)));
+        }
+        let node = self.identify(request.headers()).await?;
+        let body = read_body(request, eviction::MAX_BYTES).await?;
+        let request = EvictionRequest::parse(&body);
+        let request = request.map_err(|error| invalid(&error))?;
+        let answer = replied(&self.evictions.evict(node, request).await);
+        Ok(Answered { answer, node: None })
     }
 
     /// Keeps a report for whoever takes them.
@@ -289,31 +316,55 @@ fn denied(why: Denied) -> Refused {
 }
 
 async fn read(request: Request<Incoming>) -> Result<Report, Refused> {
+    let body = read_body(request, REFUSED_BYTES).await?;
+    Report::parse(&body).map_err(|error| invalid(&error))
+}
+
+fn invalid(error: &dyn std::error::Error) -> Refused {
+    ("invalid", Refusal::bad_request(error.to_string()))
+}
+
+async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refused> {
     let too_large = || {
-        let message = format!("the report has more than {REFUSED_BYTES} bytes");
+        let message = format!("the request has more than {max} bytes");
         (
             "too_large",
             Refusal::new(413, "RequestEntityTooLarge", message),
         )
     };
     let body = request.into_body();
-    if body.size_hint().lower() > REFUSED_BYTES as u64 {
+    if body.size_hint().lower() > max as u64 {
         return Err(too_large());
     }
-    let body = Limited::new(body, REFUSED_BYTES).collect();
+    let body = Limited::new(body, max).collect();
     let Ok(body) = timeout(BODY, body).await else {
-        let message = format!("the report did not come within {} s", BODY.as_secs());
+        let message = format!("the request did not come within {} s", BODY.as_secs());
         return Err(("too_slow", Refusal::new(408, "Timeout", message)));
     };
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
             too_large()
         } else {
-            ("broken_off", Refusal::bad_request("the report broke off"))
+            ("broken_off", Refusal::bad_request("the request broke off"))
         }
     })?;
-    Report::parse(&body.to_bytes())
-        .map_err(|error| ("invalid", Refusal::bad_request(error.to_string())))
+    Ok(body.to_bytes())
+}
+
+/// What the leader has answered to a request to evict, or where it is.
+fn replied(reply: &Reply) -> Answer {
+    match reply {
+        Reply::Answer(answer) => json(StatusCode::OK, body(answer)),
+        Reply::NotLeading(leader) => {
+            let misdirected = Misdirected { leader: *leader };
+            json(StatusCode::MISDIRECTED_REQUEST, body(&misdirected))
+        }
+    }
+}
+
+fn body(answer: &impl serde::Serialize) -> Vec<u8> {
+    // Nothing in them can't be written as JSON.
+    serde_json::to_vec(answer).unwrap_or_default()
 }
 
 fn refused(refusal: &Refusal) -> Answered {

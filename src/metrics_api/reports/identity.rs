@@ -19,7 +19,7 @@ use crate::crd::report::AUDIENCE;
 use crate::engine::time::BootTime;
 
 /// What a review says of the node that a token is bound to.
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+pub const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Tokens of so many agents are kept; each has two for a moment when the kubelet renews it.
 const MOST_TOKENS: usize = 1 << 15;
 /// A review is good for so long, at most.
@@ -48,7 +48,7 @@ pub enum Denied {
 pub struct Identity {
     client: Client,
     /// The name of the agents' `ServiceAccount`, as a user.
-    agents: String,
+    pub agents: String,
     keys: Arc<KeyRing>,
     /// The nodes of good tokens, each for as long as its token is valid.
     good: Reviews<Arc<str>>,

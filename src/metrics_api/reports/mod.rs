@@ -1,4 +1,5 @@
-//! Direct reports: agents tell every replica of their nodes' load, by `POST /v1/report`.
+//! What agents send to the controller: reports of their nodes' load to every replica, by `POST /v1/report`, and requests to evict
+//! pods to the leader, by `POST /v1/evict`.
 //!
 //! They are taken on a thread of their own, so that nothing else the controller does makes an agent wait. What comes is
 //! kept by node until the controller takes it from [`Reports`].
@@ -22,12 +23,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cluster::client::Server;
 use crate::cluster::election::Standing;
 use crate::cluster::requests::Observer;
 use crate::crd::report::Missed;
+use crate::evictions::{self, Evictions, RuleQuery};
 use crate::serve;
 
 use super::certificates::Tls;
@@ -35,6 +37,7 @@ use super::serving::StartError;
 use desk::Desk;
 use identity::Identity;
 
+pub use identity::NODE_NAME;
 pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
 
@@ -47,6 +50,8 @@ pub struct Options {
     pub agents: String,
     /// What Prometheus is told.
     pub metrics: ReportMetrics,
+    /// How the leader evicts.
+    pub evictions: evictions::Options,
 }
 
 /// What came, for the controller to take.
@@ -92,6 +97,16 @@ impl Reports {
         self.0.relay(missed, most)
     }
 
+    /// The agents' `ServiceAccount`, as a user.
+    pub fn agents(&self) -> &str {
+        &self.0.identity.agents
+    }
+
+    /// Takes requests of agents to evict pods.
+    pub fn evictions(&self) -> &Evictions {
+        &self.0.evictions
+    }
+
     /// What Prometheus is told.
     pub fn metrics(&self) -> &ReportMetrics {
         &self.0.metrics
@@ -105,7 +120,8 @@ impl Reports {
         let (_, standing) = watch::channel(Standing::default());
         let metrics = ReportMetrics::default();
         let identity = Identity::new(client, String::new(), metrics.clone());
-        Self(Arc::new(Desk::new(identity, standing, metrics)))
+        let evictions = Evictions::unconnected();
+        Self(Arc::new(Desk::new(identity, standing, metrics, evictions)))
     }
 
     /// One comes; whether it is kept.
@@ -115,7 +131,7 @@ impl Reports {
 }
 
 /// Listens, and says what has to be awaited for that to go on: it ends when taking reports does. `requests` is told of what
-/// is asked of the API server.
+/// is asked of the API server, `rules` asked which rules a node has been given.
 ///
 /// # Errors
 /// The address can't be listened on, there is no client for the API server, or no thread to be had.
@@ -123,6 +139,7 @@ pub async fn start(
     server: &Server,
     requests: Arc<dyn Observer>,
     options: Options,
+    rules: mpsc::Sender<RuleQuery>,
     standing: watch::Receiver<Standing>,
     tls: watch::Receiver<Option<Tls>>,
 ) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
@@ -142,8 +159,11 @@ pub async fn start(
             return Err(error.into());
         }
     };
-    let identity = Identity::new(client, options.agents, options.metrics.clone());
-    let desk = Arc::new(Desk::new(identity, standing, options.metrics));
+    let identity = Identity::new(client.clone(), options.agents, options.metrics.clone());
+    let (evictions, evicting) =
+        evictions::start(client, options.evictions, rules, standing.clone());
+    let desk = Desk::new(identity, standing, options.metrics, evictions);
+    let desk = Arc::new(desk);
     let (stop, stopped) = oneshot::channel::<()>();
     let (end, ended) = oneshot::channel::<()>();
     let taking = Arc::clone(&desk);
@@ -155,6 +175,7 @@ pub async fn start(
             };
             tokio::select! {
                 () = listener::listen(listener, taking, tls) => {}
+                () = evicting => {}
                 _ = stopped => {}
             }
         });
@@ -206,14 +227,22 @@ mod tests {
             listen: "127.0.0.1:0".parse().unwrap(),
             agents: "system:serviceaccount:plimsoll:plimsoll-agent".to_owned(),
             metrics: ReportMetrics::default(),
+            evictions: evictions::Options::unconnected(),
         };
         // The controller's runtime: it does nothing more for as long as this test lasts.
         let controller = runtime();
         let (reports, _taking) = controller.block_on(async {
             let server = Server::find(Some(kubeconfig.path())).await.unwrap();
-            start(&server, Arc::new(()), options, elected, kept)
-                .await
-                .unwrap()
+            start(
+                &server,
+                Arc::new(()),
+                options,
+                mpsc::channel(1).0,
+                elected,
+                kept,
+            )
+            .await
+            .unwrap()
         });
         api_server.set_nonblocking(true).unwrap();
         let asked = async {

@@ -10,7 +10,7 @@ use kube::Client;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::evict_api::{Evictions, Evictor, Fate, Obstacle, Outcome, Request};
+use super::evict_api::{Evictions, Evictor, Fate, InForce, Obstacle, Outcome, Request, Requester};
 use super::taint::{self, Standing, Wanted, Watched};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};
@@ -56,7 +56,7 @@ pub struct Evicted {
 pub struct ApiServer {
     wanted: watch::Sender<Wanted>,
     standing: watch::Receiver<Standing>,
-    policies: watch::Sender<Arc<PolicySet>>,
+    in_force: watch::Sender<InForce>,
     evictions: Evictions,
     /// Asked for, and nothing is known yet.
     asked: Vec<PodUid>,
@@ -69,18 +69,25 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// For the node of this name, which `seen` shows as a watch sees it. Spawns its tasks, which end with it.
-    pub fn start(client: Client, node: &str, seen: watch::Receiver<Watched>) -> Self {
-        let (policies, watched) = watch::channel(Arc::default());
+    /// For the node of this name, which `seen` shows as a watch sees it; `requester` evicts its pods. Spawns its tasks, which end
+    /// with it.
+    pub fn start(
+        client: Client,
+        node: &str,
+        requester: impl Requester,
+        seen: watch::Receiver<Watched>,
+    ) -> Self {
+        let (in_force, watched) = watch::channel(InForce::default());
         let (wanted, wants) = watch::channel(Wanted::default());
         let (stands, standing) = watch::channel(Standing::default());
-        let (evictor, evictions) = Evictor::new(client.clone(), node, watched, standing.clone());
+        let (evictor, evictions) =
+            Evictor::new(client.clone(), requester, node, watched, standing.clone());
         tokio::spawn(evictor.run());
         tokio::spawn(taint::run(client, wants, seen, stands));
         Self {
             wanted,
             standing,
-            policies,
+            in_force,
             evictions,
             asked: Vec::new(),
             closing: BTreeMap::new(),
@@ -89,9 +96,10 @@ impl ApiServer {
         }
     }
 
-    /// The policies in force: an eviction that they no longer want is not sent.
-    pub fn set_policy(&self, policy: Arc<PolicySet>) {
-        self.policies.send_replace(policy);
+    /// The policies in force, and the hash of the `NodeWatermark` they are from: an eviction that they no longer want is not asked
+    /// for.
+    pub fn set_policy(&self, policy: Arc<PolicySet>, hash: Arc<str>) {
+        self.in_force.send_replace(InForce { policy, hash });
     }
 
     /// Of these pods nothing is there any more, unless `is_there`.
@@ -110,13 +118,13 @@ impl ApiServer {
 
     /// Gives the taint and the condition the words of what was just judged. To be called after a tick, where they have none.
     pub fn explain(&mut self, reports: impl Iterator<Item = RuleReport>) {
-        let (policies, closing) = (&self.policies, &mut self.closing);
+        let (in_force, closing) = (&self.in_force, &mut self.closing);
         self.wanted.send_if_modified(|wanted| {
             let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
                 return false;
             };
             let asking = reports.filter(|report| rules.contains(&report.id));
-            excess(&policies.borrow(), asking, closing);
+            excess(&in_force.borrow().policy, asking, closing);
             let words: Vec<&str> = closing.values().map(|(_, words)| words.as_str()).collect();
             wanted.message = words.join("; ");
             true
@@ -190,8 +198,8 @@ impl ApiServer {
 
     /// When the rule is judged next: what was not sent by then is decided anew.
     fn expiry(&self, rule: &RuleId, now: BootTime) -> BootTime {
-        let policy = self.policies.borrow();
-        let rule = policy.rules.iter().find(|known| known.id == *rule);
+        let in_force = self.in_force.borrow();
+        let rule = in_force.policy.rules.iter().find(|known| known.id == *rule);
         rule.map_or(now, |rule| now + rule.period)
     }
 }

@@ -1,7 +1,6 @@
-//! Eviction through the API server: a task that sends one request at a time, each checked once more against the pod
+//! Evictions of a node's pods: a task that asks the controller's leader for one at a time, each checked once more against the pod
 //! as it is at that moment.
 
-mod check;
 mod refusal;
 
 use std::collections::BTreeMap;
@@ -12,18 +11,18 @@ use std::time::Duration;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
-pub use self::check::Objection;
 pub use self::refusal::{Obstacle, Refusal};
 use super::taint::Standing;
 use crate::cluster::backoff::{backoff, jittered};
 use crate::cluster::client::CallError;
-use crate::cluster::eviction::{self, Answer, Delay, Target};
+use crate::cluster::eviction;
+use crate::crd::eviction::{Answer, Delay, Objection, Target, permit};
+use crate::crd::pod_facts::PodObject;
 use crate::engine::plan::Evict;
 use crate::engine::pod::{Pod as Facts, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
-use crate::node::pod_facts::PodObject;
 
 /// More are not asked for at a time.
 const MOST_REQUESTS: usize = 64;
@@ -32,8 +31,10 @@ const LEAST_BACKOFF: Duration = Duration::from_secs(10);
 const MOST_BACKOFF: Duration = Duration::from_mins(5);
 /// A pod that was not refused for so long begins anew.
 const FORGET: Duration = Duration::from_mins(15);
-/// Pauses between looks at a pod of which nobody knows whether it was evicted.
+/// Pauses between looks at a pod of which it is not known whether it was evicted.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// A request without an answer is carried out by then, or never.
+const LONGEST_CALL: Duration = Duration::from_secs(10);
 /// After that it is left to the next decision, which begins with a look.
 const LONGEST_LOOK: Duration = Duration::from_mins(2);
 
@@ -145,41 +146,75 @@ const fn late(now: BootTime) -> Fate {
     }
 }
 
-/// Evicts pods of one node, as long as the policies in force still want it.
-pub struct Evictor {
+/// What a node enforces.
+#[derive(Clone, Debug, Default)]
+pub struct InForce {
+    /// The policies.
+    pub policy: Arc<PolicySet>,
+    /// `spec.hash` of the `NodeWatermark` that carries them; empty where they are from none.
+    pub hash: Arc<str>,
+}
+
+/// Whoever evicts pods for a node: the controller's leader.
+pub trait Requester: Send + Sync + 'static {
+    /// Asks for the eviction of a pod, for a rule of the `NodeWatermark` with this hash.
+    fn evict(
+        &self,
+        target: &Target,
+        rule: &RuleId,
+        hash: &str,
+    ) -> impl Future<Output = Answer> + Send;
+}
+
+/// Has pods of one node evicted, as long as the policies in force still want it.
+pub struct Evictor<R> {
     client: Client,
+    requester: R,
     node: String,
-    policies: watch::Receiver<Arc<PolicySet>>,
+    in_force: watch::Receiver<InForce>,
     /// What stands on the Node.
     standing: watch::Receiver<Standing>,
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
+    longest_call: Duration,
     /// Until then nothing is asked: by whose wish, and why.
     wait: Option<(BootTime, Delay, String)>,
 }
 
-impl Evictor {
+impl<R: Requester> Evictor<R> {
     /// For the node of this name; to be [run](Self::run).
     pub fn new(
         client: Client,
+        requester: R,
         node: &str,
-        policies: watch::Receiver<Arc<PolicySet>>,
+        in_force: watch::Receiver<InForce>,
         standing: watch::Receiver<Standing>,
     ) -> (Self, Evictions) {
         let (requests, taken) = mpsc::channel(MOST_REQUESTS);
         let (told, outcomes) = mpsc::unbounded_channel();
         let evictor = Self {
             client,
+            requester,
             node: node.to_owned(),
-            policies,
+            in_force,
             standing,
             requests: taken,
             outcomes: told,
             refusals: Refusals::default(),
+            longest_call: LONGEST_CALL,
             wait: None,
         };
         (evictor, Evictions { requests, outcomes })
+    }
+
+    /// The same, where a request without an answer is carried out within so long, or never: 10 s if nothing else is said.
+    #[must_use]
+    pub fn with_longest_call(self, longest_call: Duration) -> Self {
+        Self {
+            longest_call,
+            ..self
+        }
     }
 
     /// Runs until the other end is gone.
@@ -223,10 +258,10 @@ impl Evictor {
 
     /// Waits until new pods are kept away as the rule's action says, as long as the request holds.
     async fn closed(&mut self, request: &Request) -> Result<(), Fate> {
-        let policies = &self.policies;
-        let closed = self
-            .standing
-            .wait_for(|standing| standing.effect >= wanted_effect(&policies.borrow(), request));
+        let in_force = &self.in_force;
+        let closed = self.standing.wait_for(|standing| {
+            standing.effect >= wanted_effect(&in_force.borrow().policy, request)
+        });
         let left = request.expires.since(clock::boot_time());
         if let Ok(Ok(_)) = tokio::time::timeout(left, closed).await {
             return Ok(());
@@ -263,18 +298,20 @@ impl Evictor {
         if clock::boot_time() >= request.expires {
             return late(clock::boot_time());
         }
-        match eviction::evict(&self.client, target, request.grace).await {
+        let hash = Arc::clone(&self.in_force.borrow().hash);
+        match self.requester.evict(target, &request.rule, &hash).await {
             Answer::Accepted => Fate::Accepted,
+            Answer::Terminating => Fate::Terminating,
             Answer::Gone => Fate::Gone,
-            Answer::Budget(why) => self.refuse(request, Refusal::Budget(why)),
-            Answer::ManyBudgets(why) => self.refuse(request, Refusal::ManyBudgets(why)),
-            Answer::Refused(why) => self.refuse(request, Refusal::Server(why)),
-            Answer::Wait(wait, by, why) => self.hold(wait, by, why),
-            Answer::Away(why) => Fate::Refused {
+            Answer::Budget { why } => self.refuse(request, Refusal::Budget(why)),
+            Answer::ManyBudgets { why } => self.refuse(request, Refusal::ManyBudgets(why)),
+            Answer::Refused { why } => self.refuse(request, Refusal::Server(why)),
+            Answer::Wait { wait, by, why } => self.hold(wait, by, why),
+            Answer::Away { why } => Fate::Refused {
                 until: clock::boot_time(),
                 why: Refusal::Away(why),
             },
-            Answer::Unknown(why) => self.find_out(request, why).await,
+            Answer::Unknown { why } => self.find_out(request, why).await,
         }
     }
 
@@ -296,8 +333,8 @@ impl Evictor {
 
     fn objects(&mut self, request: &Request, pod: &PodObject) -> Option<Fate> {
         let objection = {
-            let policy = self.policies.borrow();
-            check::objection(pod, &self.node, &request.rule, &policy)?
+            let in_force = self.in_force.borrow();
+            permit(pod, &self.node, &request.rule, &in_force.policy).err()?
         };
         Some(match objection {
             Objection::Terminating => Fate::Terminating,
@@ -336,12 +373,16 @@ impl Evictor {
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;
                 }
-                Ok(Some(_)) => break,
+                Ok(Some(_)) if clock::boot_time().since(begun) >= self.longest_call => break,
                 Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
-                Err(_) => {}
+                Ok(Some(_)) | Err(_) => {}
             }
         }
-        self.refuse(request, Refusal::Unanswered(why))
+        // It was waited for long enough.
+        Fate::Refused {
+            until: clock::boot_time(),
+            why: Refusal::Unanswered(why),
+        }
     }
 }
 

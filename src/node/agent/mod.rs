@@ -47,7 +47,7 @@ use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::clock;
 use crate::node::collect::Sampler;
-use crate::node::direct_report;
+use crate::node::direct_report::{self, Links};
 use crate::node::journal::LockError;
 use crate::node::machine::{self, MachineError};
 use crate::serve::{self, ServeError};
@@ -165,8 +165,9 @@ pub async fn run(
     let own = server.client(metrics.clone())?;
     let listener = serve::listen(options.listen).await?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
-    let vitals = Vitals::start(&client, own, &options, &metrics, now);
-    let agent = Agent::new(client, options, hierarchy, metrics, vitals, now)?;
+    let links = Links::default();
+    let vitals = Vitals::start(&client, own, &options, &metrics, links.clone(), now);
+    let agent = Agent::new(client, options, hierarchy, metrics, vitals, links, now)?;
     let ended = Box::pin(agent.run(stop)).await;
     serving.abort();
     ended

@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use crate::cluster::taint::Marked;
 use crate::cluster::typed::Typed;
+use crate::crd::pod_facts::{
+    ContainerFacts, PodObject, annotation, container_facts, phase, pod_facts,
+};
 use crate::crd::{NodeWatermark, NodeWatermarkSpec};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::units::MilliCpu;
-use crate::node::pod_facts::{
-    ContainerFacts, PodObject, annotation, container_facts, phase, pod_facts,
-};
 
 /// `metadata.uid`
 pub fn uid(object: &impl Resource) -> &str {

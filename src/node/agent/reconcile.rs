@@ -32,6 +32,7 @@ use crate::node::actuate::api::ApiServer;
 use crate::node::actuate::taint::Watched;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock;
+use crate::node::direct_report::{Leader, Links};
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, Settings};
@@ -67,6 +68,8 @@ pub struct Agent {
     reporter: Reporter,
     /// Of the `NodeMetric`.
     builder: node_metric::Builder,
+    /// Evicts pods for this node.
+    leader: Leader,
     vitals: Vitals,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
@@ -90,13 +93,22 @@ impl Agent {
         hierarchy: Hierarchy,
         metrics: Arc<Metrics>,
         vitals: Vitals,
+        links: Links,
         now: BootTime,
     ) -> Result<Self, AgentError> {
         let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
         let this = Writer::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
+        let leader = Leader::new(
+            client.clone(),
+            &options.node,
+            &this.boot_id,
+            options.reports.as_ref(),
+            links,
+        );
         Ok(Self {
+            leader,
             feed: feed(&client, &options.node, &options.lease_namespace),
             place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: Pods::new(options.own.clone()),
@@ -351,7 +363,8 @@ impl Agent {
         let policy = self.stop.leaves(self.rules.policy()).unwrap_or_default();
         let pods = workloads.clone();
         let (client, node) = (self.client.clone(), &self.options.node);
-        let api = |_: &_| ApiServer::start(client, node, self.marked.subscribe());
+        let leader = self.leader.clone();
+        let api = |_: &_| ApiServer::start(client, node, leader, self.marked.subscribe());
         let machine = Machine::open(settings, api, policy, workloads, now)?;
         tracing::info!(
             node = self.options.node,
@@ -401,7 +414,9 @@ impl Agent {
         };
         self.memory.keep_stop(stopped);
         let Some(policy) = policy else { return };
-        machine.outside().set_policy(Arc::clone(&policy));
+        let hash = self.rules.spec().map(|spec| spec.hash.as_str());
+        let hash = Arc::from(hash.unwrap_or_default());
+        machine.outside().set_policy(Arc::clone(&policy), hash);
         machine.outside().leave_no_trace(stopped.is_some());
         machine.set_policy(Arc::clone(&policy));
         if stopped.is_some() {

@@ -31,7 +31,9 @@ pub async fn undo(
     now: BootTime,
 ) -> bool {
     // What was asked for and not sent yet is not sent any more: no rule wants it.
-    machine.outside_mut().set_policy(Arc::default());
+    machine
+        .outside_mut()
+        .set_policy(Arc::default(), Arc::default());
     machine.restore(now).iter().for_each(log);
     let names = machine.records();
     let names = names.filter_map(|it| Some((it.uid.clone(), machine.name(&it.uid)?)));

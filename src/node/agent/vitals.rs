@@ -11,7 +11,7 @@ use crate::crd::NodeMetric;
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
 use crate::node::actuate::taint::Standing;
-use crate::node::direct_report::DirectReports;
+use crate::node::direct_report::{DirectReports, Links};
 use crate::node::heartbeat::digest::{self, Facts};
 use crate::node::heartbeat::{self, Heartbeat, Pulse};
 
@@ -26,13 +26,15 @@ pub struct Vitals {
 }
 
 impl Vitals {
-    /// Starts the heartbeat, which waits for the first turn of the loop, and direct reports where they are asked for.
+    /// Starts the heartbeat, which waits for the first turn of the loop, and direct reports where they are asked for; `links` follow
+    /// their connections.
     /// `own` is the heartbeat's client: nothing else that the agent asks for stands before it.
     pub fn start(
         client: &Client,
         own: Client,
         options: &Options,
         metrics: &Metrics,
+        links: Links,
         now: BootTime,
     ) -> Self {
         let (pulse, felt) = watch::channel(Pulse::default());
@@ -44,6 +46,7 @@ impl Vitals {
                 now,
                 leader_hears,
                 metrics.reports.clone(),
+                links,
             )
         });
         let stuck_after = options.sample_interval * INTERVALS;
@@ -137,7 +140,14 @@ mod tests {
             node: "node-a".to_owned(),
         };
         let figures = direct_report::metrics::Reports::default();
-        let reports = DirectReports::start(client.clone(), how, boot_time(), leader_hears, figures);
+        let reports = DirectReports::start(
+            client.clone(),
+            how,
+            boot_time(),
+            leader_hears,
+            figures,
+            Links::default(),
+        );
         let how = heartbeat::Options {
             namespace: "n".to_owned(),
             node: "node-a".to_owned(),

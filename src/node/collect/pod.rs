@@ -8,6 +8,7 @@ use super::container::ContainerReader;
 use super::refill::Refill;
 use super::sampler::Reading;
 use super::waits::{PERIODS, PressureFiles, io_bytes, periods};
+use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample, WaitCounters};
@@ -16,7 +17,6 @@ use crate::node::cgroup::gauge::{Gauge, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::pod_facts::ContainerFacts;
 
 /// A pod's cgroup does not exist.
 #[derive(Debug)]

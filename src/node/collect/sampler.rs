@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::node::NodeReader;
 use super::pod::PodReader;
 use super::refill::Refill;
+use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{LeverSample, PodSample, Sample};
@@ -14,7 +15,6 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock::boot_time;
-use crate::node::pod_facts::ContainerFacts;
 
 /// Reads the node and its pods into a [`Sample`].
 ///

@@ -82,6 +82,11 @@ impl Connection {
         Ok(Self { sender, tls, task })
     }
 
+    /// What else is sent by it.
+    pub(super) fn sender(&self) -> SendRequest<Full<Bytes>> {
+        self.sender.clone()
+    }
+
     /// Whether it can still be used by who knows the replica so.
     pub(super) fn is_of(&self, credentials: &Credentials) -> bool {
         !self.sender.is_closed() && Arc::ptr_eq(&self.tls, &credentials.tls)

@@ -13,6 +13,8 @@ mod body;
 mod connection;
 mod credentials;
 mod endpoints;
+mod leader;
+mod links;
 pub mod metrics;
 mod pace;
 mod replica;
@@ -30,6 +32,9 @@ use self::metrics::Reports;
 use self::pace::Newest;
 use crate::crd::NodeMetric;
 use crate::engine::time::BootTime;
+
+pub use self::leader::Leader;
+pub use self::links::Links;
 
 /// A report is given up that was not answered within so long; the connection is then taken for dead.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -85,17 +90,27 @@ pub struct DirectReports {
 }
 
 impl DirectReports {
-    /// Starts them. `started` is when this process began; `acknowledged` is kept true while the leader acknowledges.
+    /// Starts them. `started` is when this process began; `acknowledged` is kept true while the leader acknowledges; `links` follow
+    /// the connections.
     pub fn start(
         client: Client,
         options: Options,
         started: BootTime,
         acknowledged: watch::Sender<bool>,
         metrics: Reports,
+        links: Links,
     ) -> Self {
         metrics.begin(started);
         let (newest, taken) = watch::channel(None);
-        let run = run::run(client, options, started, taken, acknowledged, metrics);
+        let run = run::run(
+            client,
+            options,
+            started,
+            taken,
+            acknowledged,
+            metrics,
+            links,
+        );
         Self {
             newest,
             task: tokio::spawn(run),

@@ -16,7 +16,7 @@ use super::connection::{Connection, SendError};
 use super::credentials::{Credentials, CredentialsError, Files};
 use super::metrics::Reports;
 use super::pace::{Outcome, Pace, Step};
-use super::{DEADLINE, Measured, Options};
+use super::{DEADLINE, Links, Measured, Options};
 use crate::cluster::client::describe;
 use crate::crd::report::{Acknowledgement, Report};
 use crate::engine::time::BootTime;
@@ -30,6 +30,7 @@ pub(super) struct Sending {
     pub(super) newest: watch::Receiver<Option<Measured>>,
     pub(super) heard: watch::Sender<Acknowledged>,
     pub(super) metrics: Reports,
+    links: Links,
     files: Mutex<Source>,
 }
 
@@ -47,6 +48,7 @@ impl Sending {
         newest: watch::Receiver<Option<Measured>>,
         heard: watch::Sender<Acknowledged>,
         metrics: Reports,
+        links: Links,
     ) -> Self {
         let files = Files::new(&options.credentials);
         Self {
@@ -55,6 +57,7 @@ impl Sending {
             newest,
             heard,
             metrics,
+            links,
             files: Mutex::new(Source {
                 files,
                 trouble: String::new(),
@@ -155,6 +158,7 @@ impl Replica {
         let sending = Arc::clone(&self.sending);
         let Some(credentials) = sending.credentials() else {
             self.connection = None;
+            sending.links.closed(self.address);
             sending.metrics.count("unconfigured");
             return Outcome::Failed(None);
         };
@@ -181,7 +185,9 @@ impl Replica {
             Some(connection) => connection,
             none => {
                 let tls = Arc::clone(&credentials.tls);
-                none.insert(Connection::open(self.address, &name, tls).await?)
+                let open = Connection::open(self.address, &name, tls).await?;
+                self.sending.links.opened(self.address, open.sender());
+                none.insert(open)
             }
         };
         connection.send(&name, credentials, body).await
@@ -195,6 +201,7 @@ impl Replica {
         self.sending.heard.send_modify(|heard| {
             counts = heard.hear(begun, answer);
         });
+        self.sending.links.leads(self.address, counts);
         if counts {
             metrics.acknowledged(measured, answer.next_interval());
         }
@@ -216,6 +223,7 @@ impl Replica {
         self.sending.metrics.count(result);
         if !matches!(error, SendError::Refused(..)) {
             self.connection = None;
+            self.sending.links.closed(self.address);
         }
         let why = describe(error);
         if self.failure != why {
@@ -223,5 +231,11 @@ impl Replica {
             self.failure = why;
         }
         Outcome::Failed(wait)
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.sending.links.closed(self.address);
     }
 }

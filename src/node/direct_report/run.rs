@@ -13,7 +13,7 @@ use super::acknowledged::Acknowledged;
 use super::endpoints::Endpoints;
 use super::metrics::Reports;
 use super::replica::{Replica, Sending};
-use super::{Measured, Options};
+use super::{Links, Measured, Options};
 use crate::cluster::backoff::rest;
 use crate::cluster::watch::{self as objects, Change};
 use crate::engine::time::BootTime;
@@ -27,12 +27,13 @@ pub(super) async fn run(
     newest: watch::Receiver<Option<Measured>>,
     acknowledged: watch::Sender<bool>,
     metrics: Reports,
+    links: Links,
 ) {
     let kind = objects::resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
     let labels = format!("kubernetes.io/service-name={}", options.service);
     let mut changes = objects::labelled(client, &kind, &options.namespace, &labels);
     let (heard, mut answers) = watch::channel(Acknowledged::default());
-    let sending = Sending::new(options, started, newest, heard, metrics);
+    let sending = Sending::new(options, started, newest, heard, metrics, links);
     let mut replicas = Replicas::new(Arc::new(sending));
     loop {
         let left = answers.borrow_and_update().left(clock::boot_time());

@@ -227,9 +227,9 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::crd::pod_facts::ContainerFacts;
     use crate::engine::pod::{Pod, PodUid, QosClass};
     use crate::node::cgroup::CgroupPath;
-    use crate::node::pod_facts::ContainerFacts;
 
     fn kept(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
         Kept::new(dir.path(), "file.json", version, worth).expect("a boot id")

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::pod::Pod;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::pod_facts::ContainerFacts;
 
 /// A pod and the cgroup that it runs in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

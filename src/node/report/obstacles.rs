@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::cluster::eviction::Delay;
+use crate::crd::eviction::Delay;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict_api::{Fate, Obstacle, Outcome, Request};
@@ -106,7 +106,7 @@ impl Obstacles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::eviction::Target;
+    use crate::crd::eviction::Target;
     use crate::node::actuate::evict_api::Refusal;
 
     fn at(seconds: u64) -> BootTime {
@@ -139,7 +139,7 @@ mod tests {
     fn guard_is_down(why: &str) -> Refusal {
         Refusal::Wait {
             wait: Duration::from_secs(10),
-            by: Delay::Webhook,
+            by: Delay::Leader,
             why: why.to_owned(),
         }
     }

@@ -121,6 +121,11 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// Whether nothing has to be awaited of it before the controller acts.
+    pub(super) fn is_known(&self) -> bool {
+        self.complete || !self.source.is_needed()
+    }
+
     pub(super) const fn new(source: Source) -> Self {
         Self {
             source,

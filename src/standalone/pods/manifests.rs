@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Declared, Found, overlap};
+use crate::crd::pod_facts::{PodObject, annotation, pod_facts};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::{Workload, inode};
-use crate::node::pod_facts::{PodObject, annotation, pod_facts};
 use crate::standalone::manifest;
 use crate::standalone::sources::absolute;
 

@@ -11,13 +11,12 @@ import (
 	"testing"
 	"time"
 
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"plimsoll.dev/suite/pages"
 	"plimsoll.dev/suite/plane"
+	"plimsoll.dev/suite/report"
 )
 
 const (
@@ -33,10 +32,9 @@ func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testi
 	t.Parallel()
 	haveAllNodes(t) // others may restart neither controllers nor agents
 	s := newScene(t, nodes[0])
-	s.running(work{name: "victim", args: []string{"burn", "10"}})
 	withCertManager(t)
 	isServed(t, 5*time.Minute)
-	mayEvict(t, s, "victim")
+	answersEvictions(t, s.node)
 	if out, err := helm("", "test", "plimsoll", "--namespace", namespace); err != nil {
 		t.Fatalf("helm test: %v\n%s", err, out)
 	}
@@ -56,7 +54,7 @@ func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testi
 	}
 	// A kubelet brings it within some two minutes, and it waits five.
 	t.Logf("both replicas serve what was made anew after %s", isServed(t, 12*time.Minute).Round(time.Second))
-	mayEvict(t, s, "victim")
+	answersEvictions(t, s.node)
 	events, broken := unharmed()
 	// A machine that stands still may have another replica lead: then a watch begins anew, as ever.
 	if isAsEver := changesOfLeader(t) > changes; (broken != nil || events == 0) && !isAsEver {
@@ -158,22 +156,25 @@ func renew(t *testing.T, name string) {
 	eventually(t, 2*time.Minute, name+" is renewed", made)
 }
 
-// mayEvict asks, without doing it, whether the agent of the scene's node may evict a pod: an API server asks a replica.
-func mayEvict(t *testing.T, s *scene, name string) {
+// answersEvictions asks, as the agent of a node and through the API server, for the eviction of a pod that is gone: the leader says so.
+func answersEvictions(t *testing.T, node string) {
 	t.Helper()
-	as := rest.CopyConfig(access)
-	as.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + namespace + ":plimsoll-agent",
-		Extra:    map[string][]string{"authentication.kubernetes.io/node-name": {s.node}},
-	}
-	agent, err := kubernetes.NewForConfig(as)
+	agent, err := kubernetes.NewForConfig(plane.AsAgent(access, namespace, node))
 	if err != nil {
 		t.Fatal(err)
 	}
-	wish := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.name}, DeleteOptions: &metav1.DeleteOptions{
-		Preconditions: metav1.NewUIDPreconditions(string(s.pod(name).UID)), DryRun: []string{metav1.DryRunAll},
-	}}
-	eventually(t, time.Minute, "an agent may evict", func() error { return agent.CoreV1().Pods(s.name).EvictV1(background, wish) })
+	eventually(t, time.Minute, "an agent has an answer", func() error {
+		said, err := plane.Evict(background, agent, node, gone())
+		if err == nil && said.Result != "gone" {
+			err = fmt.Errorf("it is answered %+v", said)
+		}
+		return err
+	})
+}
+
+// gone is a request to evict a pod that is gone. Each is another one, of a boot that is nobody's.
+func gone() report.Eviction {
+	return report.Eviction{BootID: "e2e", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
 }
 
 // changesOfLeader is how often the replicas have begun, or ceased, to lead.

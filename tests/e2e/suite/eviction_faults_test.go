@@ -51,7 +51,7 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 	s.waitKept(s.name)
 
 	spent := fmt.Sprintf("the node's budget of evictions, %d in 1m, is spent", nodeBudget)
-	event := "EvictionRefused: an agent may not evict a pod now: " + spent
+	event := "EvictionRefused: no pod of the node is evicted now: " + spent
 	before := timesTold(t, "Node", "", s.node)[event]
 	s.set(hot)
 	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.heldUp(spent) })
@@ -87,7 +87,7 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 	}
 	t.Cleanup(func() { scale(2) })
 	scale(0)
-	eventually(t, time.Minute, "no controller is left that could answer", func() error {
+	eventually(t, time.Minute, "no controller is left that could evict", func() error {
 		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("%v", podNames(list.Items))
@@ -95,13 +95,13 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		return err
 	})
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that nobody could be asked", func() error { return s.heldUp("failed calling webhook") })
+	eventually(t, 45*time.Second, "the status says that nobody could be asked", func() error { return s.heldUp("the controller can't be asked") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
 		t.Errorf("an administrator may not evict: %v", err)
 	}
 	s.waitGone(60*time.Second, fifth)
-	always(t, 6*time.Second, "an agent evicts nobody", e.only(first, second, third, fifth))
+	always(t, 6*time.Second, "nobody is evicted for an agent", e.only(first, second, third, fifth))
 	scale(2)
 	s.waitEnding(2*time.Minute, fourth)
 	s.set(cold)

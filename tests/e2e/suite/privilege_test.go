@@ -3,6 +3,7 @@
 package suite
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -24,6 +25,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/plane"
+	"plimsoll.dev/suite/report"
 )
 
 // escape is a shell that was got in the agent's place: it says of each attempt whether it left its container, and of the one thing that
@@ -393,7 +397,7 @@ func steal(s *scene) *thief {
 	return stolen
 }
 
-// refused tries something until it is refused in these words: a Lease may be renewed meanwhile, and the guard be slow to answer.
+// refused tries something until it is refused in these words: a Lease may be renewed meanwhile, and the controller be slow to answer.
 func (th *thief) refused(what, words string, try func() error) {
 	th.Helper()
 	eventually(th, time.Minute, "it is forbidden to "+what, func() error {
@@ -432,6 +436,7 @@ func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
 			})
 		}
 		th.removesNoGuard()
+		th.evictsNothingByItself(node)
 		if len(nodes) > 1 {
 			their, only := other(node), "may write no Node but its own, not "+other(node)
 			taint := `{"spec":{"taints":[{"key":"` + taintKey + `","value":"$MARK","effect":"NoSchedule"}]}}`
@@ -463,9 +468,9 @@ func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
 // removesNoGuard tries to delete what holds it.
 func (th *thief) removesNoGuard() {
 	th.Helper()
-	guards := strings.Fields(kubectl(th, "get", "validatingwebhookconfiguration,validatingadmissionpolicy,validatingadmissionpolicybinding",
+	guards := strings.Fields(kubectl(th, "get", "validatingadmissionpolicy,validatingadmissionpolicybinding",
 		"-l", "app.kubernetes.io/instance=plimsoll", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {end}`))
-	kinds := map[string]string{"ValidatingWebhookConfiguration": "", "ValidatingAdmissionPolicy": "", "ValidatingAdmissionPolicyBinding": ""}
+	kinds := map[string]string{"ValidatingAdmissionPolicy": "", "ValidatingAdmissionPolicyBinding": ""}
 	for _, guard := range guards {
 		kind, name, _ := strings.Cut(guard, "/")
 		delete(kinds, kind)
@@ -494,17 +499,59 @@ func (th *thief) renew(node string) error {
 	return err
 }
 
-// evictsNobodyOn tries to evict a pod of another node.
+// evictsNothingByItself tries to evict a pod of its own node, and to have one evicted that no rule names.
+func (th *thief) evictsNothingByItself(node string) {
+	th.Helper()
+	th.running(work{name: "own-" + node, args: []string{"pause"}})
+	own := th.pod("own-" + node)
+	th.refused("evict a pod of its own node", `cannot create resource "pods/eviction"`, func() error {
+		return th.kube.PolicyV1().Evictions(th.name).Evict(background, &policyv1.Eviction{
+			ObjectMeta: metav1.ObjectMeta{Name: own.Name, Namespace: own.Namespace}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &own.UID}}})
+	})
+	th.hasNotEvicted(own, "no rule asks for it any more")
+}
+
+// evictsNobodyOn tries to have a pod of another node evicted, as itself and in the name of its agent.
 func (th *thief) evictsNobodyOn(node string) {
 	th.Helper()
 	there := &scene{th.T, node, th.name, th.calm}
 	there.running(work{name: "elsewhere", args: []string{"pause"}})
-	uid := there.pod("elsewhere").UID
-	th.refused("evict a pod of another node", "the pod is on "+node+", and the agent on "+th.node, func() error {
-		return th.kube.PolicyV1().Evictions(th.name).Evict(background, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Name: "elsewhere", Namespace: th.name}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}})
+	pod := there.pod("elsewhere")
+	th.hasNotEvicted(pod, "it is not on this node any more")
+	th.refused("ask in the name of another agent", fmt.Sprintf("only the agent of node %q may have pods of it evicted", node), func() error {
+		_, err := plane.Evict(background, th.kube, node, th.wish(pod, ""))
+		return err
 	})
 	if err := there.alive("elsewhere"); err != nil {
+		th.Error(err)
+	}
+}
+
+// wish is a request to evict a pod, for a rule that there is not.
+func (th *thief) wish(pod *corev1.Pod, hash string) report.Eviction {
+	return report.Eviction{BootID: th.mark, Sequence: time.Now().UnixNano(), Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+		Rule: th.mark + "/hot", Hash: cmp.Or(hash, "none")}
+}
+
+// hasNotEvicted asks for the eviction of a pod with all that the agent's token can read, until the leader refuses it in these words.
+func (th *thief) hasNotEvicted(pod *corev1.Pod, words string) {
+	th.Helper()
+	eventually(th, time.Minute, "the leader refuses to evict "+pod.Name, func() error {
+		now, err := watermarkOf(th.node)
+		if err != nil {
+			return err
+		}
+		said, err := plane.Evict(background, th.kube, th.node, th.wish(pod, now.Spec.Hash))
+		if said.Result == "accepted" {
+			th.Fatalf("whoever has the agent's token may have %s evicted", pod.Name)
+		}
+		// Other scenes may change the rules of the node, or be evicting there.
+		if err != nil || said.Result != "refused" || !strings.Contains(said.Why, words) {
+			return fmt.Errorf("it is answered %+v (%v)", said, err)
+		}
+		return nil
+	})
+	if err := (&scene{th.T, th.node, pod.Namespace, th.calm}).alive(pod.Name); err != nil {
 		th.Error(err)
 	}
 }

@@ -58,6 +58,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 		{"installed with nothing to edit it says that all is well", installedAnew},
 		{"the policies of a preset came with it, are changed, and go", anotherPreset},
 		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
+		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradedInTheMiddleOfARound},
 		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
 		{"without Helm it comes, acts and goes as well", withoutHelm},
 	} {
@@ -377,6 +378,57 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 		t.Skipf("NOT TESTED: nothing was upgraded but the name of an image, as chart and binary of revision %s are not to be had here (make previous): %v",
 			previousRelease, missing)
 	}
+}
+
+// upgradedInTheMiddleOfARound: agents of before evict by themselves, and those of now ask the leader. While one of a node's pods ends the next one's
+// release is another.
+func upgradedInTheMiddleOfARound(t *testing.T, r *release) {
+	onlyLong(t)
+	chart, older, missing := olderRelease(t)
+	if missing != nil {
+		t.Skipf("NOT TESTED: chart and binary of revision %s are not to be had here (make previous): %v", previousRelease, missing)
+	}
+	before, err := load("previous", older)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := values(before, "latest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, tag, err := image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tolerant := strings.Replace(old, "controller: {", "controller: {tolerations: [{key: "+taintKey+", operator: Exists}], ", 1)
+	r.page.Run(t, "Uninstall")
+	if _, err := helm(tolerant, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-"); err != nil {
+		t.Fatal(err)
+	}
+	agentsRun(t, before)
+	s := newScene(t, nodes[0])
+	const grace = 45 // longer than agents take to be replaced
+	pods := s.owned(s.lingers("first", grace), s.lingers("second", grace), s.lingers("third", grace), s.lingers("fourth", grace))
+	e := s.watchEndings(pods)
+	s.evictsOneARound()
+	s.set(hot)
+	next := func(count int, by string) {
+		t.Helper()
+		eventually(t, 3*time.Minute, fmt.Sprintf("pod %d is evicted by %s", count, by), func() error { return e.count(count) })
+	}
+	next(1, "the agent of before")
+	r.have(t, now, tag, generous)
+	r.page.Run(t, "Upgrade")
+	agentsRun(t, now)
+	next(2, "the leader")
+	r.page.Run(t, "Roll back")
+	agentsRun(t, before)
+	next(3, "the agent of before")
+	r.page.Run(t, "Upgrade")
+	agentsRun(t, now)
+	eventually(t, 2*time.Minute, "the third is gone", func() error { return cmp.Or(e.count(3), e.allGone()) })
+	s.set(cold)
+	e.onePerRound()
 }
 
 // olderRelease is the folder of the chart as it was, and its binary, or why they are not to be had. A binary that somebody names has to be there.

@@ -36,8 +36,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		"PlimsollAgentsSilent":           nodes[0],
 		"PlimsollReportsNotAcknowledged": "plimsoll-report",
 		"PlimsollRulesRefused":           nodes[0],
-		"PlimsollEvictionsRefused":       "plimsoll-metrics",
-		"PlimsollEvictionsUnguarded":     "caBundle",
+		"PlimsollEvictionsRefused":       "plimsoll-report",
 		"PlimsollEvictionsUnrecorded":    "evictions.json",
 		"PlimsollStopped":                "resume",
 	}

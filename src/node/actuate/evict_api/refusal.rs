@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::Objection;
-use crate::cluster::eviction::Delay;
+use crate::crd::eviction::{Delay, Objection};
 
 /// Why a pod was not evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,8 +16,8 @@ pub enum Refusal {
     /// It must not be evicted any more.
     #[error("{0}")]
     Objection(Objection),
-    /// The API server, or a webhook, forbids it.
-    #[error("the API server refused it: {0}")]
+    /// The controller, the API server or a webhook forbids it.
+    #[error("it was refused: {0}")]
     Server(String),
     /// Somebody who has to be asked wants to be left alone, or has no answer.
     #[error("{}{why}", introduction(*by))]
@@ -46,7 +45,7 @@ pub enum Refusal {
 
 const fn introduction(by: Delay) -> &'static str {
     match by {
-        Delay::Budget | Delay::Webhook => "",
+        Delay::Budget | Delay::Leader => "",
         Delay::Server => "the API server is busy: ",
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::cluster::eviction::Target;
+use crate::crd::eviction::Target;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Transition;
 use crate::engine::policy::{Action, CpuThrottle, Strategy};

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::eviction::{Delay, Target};
+use crate::crd::eviction::{Delay, Target};
 use crate::engine::plan::Unknown;
 use crate::engine::policy::{PodPolicy, Scope, Strategy};
 use crate::engine::selector::Selector;
@@ -261,7 +261,7 @@ fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_trie
     let mut builder = StatusBuilder::default();
     let down = || Refusal::Wait {
         wait: Duration::from_secs(10),
-        by: Delay::Webhook,
+        by: Delay::Leader,
         why: "failed calling webhook \"evictions.plimsoll.dev\": connection refused".to_owned(),
     };
     assert!(builder.hear_outcome(&refused("a", down())));
@@ -384,7 +384,7 @@ fn each_policy_counts_the_pods_that_it_matches() {
             "spec": {"containers": []}, "status": {"phase": "Running"},
         });
         let pod = serde_json::from_value(pod).expect("a pod");
-        Arc::new(crate::node::pod_facts::pod_facts(&pod).expect("facts"))
+        Arc::new(crate::crd::pod_facts::pod_facts(&pod).expect("facts"))
     };
     let policy = |name: &str, labels: Option<Selector>, scopes: Vec<Scope>| PodPolicy {
         name: name.to_owned(),

@@ -118,7 +118,7 @@ func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
 	}
 }
 
-func TestAnIssuerOfOnesOwnSignsAloneAndWithoutTheAPIThereIsNothingToSign(t *testing.T) {
+func TestAnIssuerOfOnesOwnSignsAloneAndAlsoWithoutTheAPI(t *testing.T) {
 	kinds := func(args ...string) (found []string) {
 		rendered, err := render(t, args...)
 		if err != nil {
@@ -134,7 +134,9 @@ func TestAnIssuerOfOnesOwnSignsAloneAndWithoutTheAPIThereIsNothingToSign(t *test
 	if found := kinds("--values", combinations(t)["everything"]); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("with an issuer there are %v", found)
 	}
-	if found := kinds("--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true"); found != nil {
+	// The port of reports has the same certificate.
+	signed := []string{"--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true,metricsAPI.certManager.issuerRef.name=internal"}
+	if found := kinds(signed...); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("without the API there are %v", found)
 	}
 }

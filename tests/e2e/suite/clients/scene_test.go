@@ -148,7 +148,7 @@ func (s *scene) begin(name string, with setting) {
 	}
 	if with.issued {
 		m := s.mounts(secret, lag*time.Duration(len(s.replicas)))
-		flags = append(flags, "--eviction-webhook", "plimsoll-evictions", "--tls-cert-file", m.file("tls.crt"),
+		flags = append(flags, "--tls-cert-file", m.file("tls.crt"),
 			"--tls-private-key-file", m.file("tls.key"), "--tls-ca-file", m.file("ca.crt"))
 	}
 	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), with.ahead, flags...)

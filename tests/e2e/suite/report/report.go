@@ -83,14 +83,14 @@ func (s *Signer) Token(node string) (string, error) {
 
 // A Connection is one agent's to one replica.
 type Connection struct {
-	url    string
-	client http.Client
+	address string
+	client  http.Client
 }
 
-// Connect prepares one; it is made with the first report.
+// Connect prepares one; it is made with the first request.
 func Connect(replica string, config *tls.Config) *Connection {
 	transport := &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true, MaxConnsPerHost: 1, DisableCompression: true}
-	return &Connection{"https://" + replica + "/v1/report", http.Client{Transport: transport, Timeout: Patience}}
+	return &Connection{"https://" + replica, http.Client{Transport: transport}}
 }
 
 // An Answer is what a replica says to a report.
@@ -102,21 +102,29 @@ type Answer struct {
 
 // Post reports.
 func (c *Connection) Post(running context.Context, token string, body []byte) (Answer, error) {
-	request, err := http.NewRequestWithContext(running, http.MethodPost, c.url, bytes.NewReader(body))
+	code, content, err := c.post(running, Patience, "/v1/report", token, body)
+	said := Answer{Code: code}
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(content, &said)
+	}
+	return said, err
+}
+
+// post sends a body, and gives the answer within so long.
+func (c *Connection) post(running context.Context, limit time.Duration, path, token string, body []byte) (int, []byte, error) {
+	waiting, end := context.WithTimeout(running, limit)
+	defer end()
+	request, err := http.NewRequestWithContext(waiting, http.MethodPost, c.address+path, bytes.NewReader(body))
 	if err != nil {
-		return Answer{}, err
+		return 0, nil, err
 	}
 	request.Header.Set("Authorization", "Bearer "+token)
 	request.Header.Set("Content-Type", "application/json")
 	response, err := c.client.Do(request)
 	if err != nil {
-		return Answer{}, err
+		return 0, nil, err
 	}
 	defer response.Body.Close()
-	said := Answer{Code: response.StatusCode}
-	content, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err == nil && said.Code == http.StatusOK {
-		err = json.Unmarshal(content, &said)
-	}
-	return said, err
+	content, err := io.ReadAll(io.LimitReader(response.Body, 16<<10))
+	return response.StatusCode, content, err
 }

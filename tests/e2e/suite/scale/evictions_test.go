@@ -4,10 +4,10 @@ package scale
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"os/exec"
 	"slices"
 	"strings"
@@ -17,16 +17,15 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	shared "plimsoll.dev/suite/plane"
+	"plimsoll.dev/suite/report"
 )
 
 const (
@@ -38,7 +37,21 @@ const (
 	victimsPerNode = 3
 )
 
-// evictors stand for the agents of the nodes: each evicts one pod of its node after the other, as fast as it is let.
+// expected are the words of refusals while the fleet's budget is spent, and while a leader is found.
+var expected = []string{"the fleet's budget", "leads", "another eviction of the same node is under way"}
+
+// evicts are the policies by which agents evict victims: nobody judges the rule but agents, and these say that it is breached.
+var evicts = []string{
+	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "move", "annotations": {"plimsoll.dev/rollout": "immediate"}},
+		"spec": {"eviction": {"terminationGracePeriodSeconds": 30, "evictUnowned": true}}}`,
+	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "PodQOS", "metadata": {"name": "victims", "annotations": {"plimsoll.dev/rollout": "immediate"}},
+		"spec": {"allowedActions": ["eviction"], "labelSelector": {"matchLabels": {"app": "victim"}}}}`,
+	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "metadata": {"name": "busy", "annotations": {"plimsoll.dev/rollout": "immediate"}},
+		"spec": {"selector": {}, "rules": [{"name": "cpu", "avoidanceThreshold": 1, "actionName": "move", "strategy": "None",
+		"metricRule": {"name": "cpu_total_usage", "value": 4000}}]}}`,
+}
+
+// evictors stand for the agents of the nodes: each has one pod of its node evicted after the other, as fast as it is let.
 type evictors struct {
 	lock sync.Mutex
 	// begun has when each pod began to end, cut to the second, as the API server has stamped it: also of an eviction whose answer got lost.
@@ -49,20 +62,25 @@ type evictors struct {
 	refusals map[string]int
 }
 
-// TestTheFleetsBudgetOfEvictionsHoldsOverFailovers: fifty agents want to evict at once, for as long as they are let; the leader is
+// TestTheFleetsBudgetOfEvictionsHoldsOverFailovers: fifty agents ask for evictions at once, for as long as they are let; the leader is
 // killed twice meanwhile.
 func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
-	p := guarded(t)
+	p := installed(t)
 	nodes := p.nodes(evicting)
 	p.victims(nodes)
-	replicas := []*replica{p.guard("first"), p.guard("second")}
+	replicas := []*replica{p.begin("first"), p.begin("second")}
+	p.Apply(evicts...)
 	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
+	var agents []*evictor
 	for _, node := range nodes {
-		agent := p.agentOf(node)
-		all.Go(func() { e.act(running, agent, node) })
+		agents = append(agents, p.agentOf(node, replicas))
+	}
+	haveTheRule(p.Plane, agents)
+	for _, agent := range agents {
+		all.Go(func() { e.act(running, agent) })
 	}
 	until := func(what string, evictions int) {
 		t.Helper()
@@ -87,10 +105,78 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	e.holds(t)
 	t.Logf("%d evictions on %d nodes, of which %d were answered; refused: %v", e.count(), evicting, len(e.accepted), e.said())
 	for reason := range e.refusals {
-		if !strings.Contains(reason, "the fleet's budget") && !strings.Contains(reason, "leads") && !strings.Contains(reason, "failed calling webhook") {
+		if !slices.ContainsFunc(expected, func(words string) bool { return strings.Contains(reason, words) }) {
 			t.Errorf("refused for another reason: %s", reason)
 		}
 	}
+}
+
+// TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes: an edit comes between what the agent enforces and what it asks.
+func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *testing.T) {
+	p := installed(t)
+	node := p.nodes(1)[0]
+	p.victims([]string{node})
+	a := p.agentOf(node, []*replica{p.begin("only")})
+	p.Apply(evicts...)
+	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e.watch(p)
+	older := ""
+	p.Eventually(time.Minute, "the node has rules", func() (err error) {
+		if older, err = a.hash(); err == nil && older == "" {
+			err = fmt.Errorf("none")
+		}
+		return err
+	})
+	victim := func() *corev1.Pod {
+		pod, err := p.Kube.CoreV1().Pods("default").Get(background, "victim-"+node+"-0", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod
+	}
+	p.Eventually(time.Minute, "the pod runs", func() error {
+		if phase := victim().Status.Phase; phase != corev1.PodRunning {
+			return fmt.Errorf("it is %s", phase)
+		}
+		return nil
+	})
+	pod := victim()
+	p.Apply(strings.Replace(evicts[2], "4000", "3000", 1))
+	newer := older
+	p.Eventually(time.Minute, "the node has other rules", func() (err error) {
+		if newer, err = a.hash(); err == nil && newer == older {
+			err = fmt.Errorf("they are as before")
+		}
+		return err
+	})
+	for range 3 {
+		said, err := a.ask(background, a.wish(pod, older))
+		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "other rules") {
+			t.Errorf("with the older rules it is answered %+v (%v)", said, err)
+		}
+	}
+	if count := e.count(); count != 0 {
+		t.Fatalf("%d pods were evicted by older rules", count)
+	}
+	var wish report.Eviction
+	p.Eventually(time.Minute, "the pod is evicted by the new rules", func() error {
+		wish = a.wish(pod, newer) // which the leader may see a moment later than others
+		said, err := a.ask(background, wish)
+		if err == nil && said.Result != "accepted" {
+			err = fmt.Errorf("it is answered %+v", said)
+		}
+		return err
+	})
+	// The same request once more, as after an answer that was lost.
+	if said, err := a.ask(background, wish); err != nil || said.Result != "accepted" {
+		t.Errorf("asked again it is answered %+v (%v)", said, err)
+	}
+	p.Eventually(time.Minute, "the pod ends", func() error {
+		if count := e.count(); count != 1 {
+			return fmt.Errorf("%d pods do", count)
+		}
+		return nil
+	})
 }
 
 // watch has every pod that begins to end noted, until the test ends.
@@ -174,15 +260,15 @@ func (e *evictors) said() string {
 	return fmt.Sprint(e.refusals)
 }
 
-// act evicts the pods of a node, one after the other.
-func (e *evictors) act(running context.Context, client kubernetes.Interface, node string) {
-	pods := client.CoreV1().Pods("default")
+// act has the pods of a node evicted, one after the other.
+func (e *evictors) act(running context.Context, a *evictor) {
+	pods := a.Kube.CoreV1().Pods("default")
 	for running.Err() == nil {
-		list, err := pods.List(running, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node, LabelSelector: "app=victim"})
+		list, err := pods.List(running, metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.node, LabelSelector: "app=victim"})
 		if err == nil {
 			for _, pod := range list.Items {
-				if pod.DeletionTimestamp == nil {
-					e.evict(running, client, &pod)
+				if pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
+					e.evict(running, a, &pod)
 				}
 			}
 		}
@@ -193,30 +279,104 @@ func (e *evictors) act(running context.Context, client kubernetes.Interface, nod
 	}
 }
 
-func (e *evictors) evict(running context.Context, client kubernetes.Interface, pod *corev1.Pod) {
-	err := client.CoreV1().Pods("default").EvictV1(running, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
-	})
+func (e *evictors) evict(running context.Context, a *evictor, pod *corev1.Pod) {
+	hash, err := a.hash()
+	if err != nil || hash == "" {
+		return
+	}
+	said, err := a.ask(running, a.wish(pod, hash))
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	var status *apierrors.StatusError
 	switch {
-	case err == nil:
+	case errors.Is(err, report.NotLeading):
+		e.refusals["no replica leads"]++
+	case err != nil: // whoever was killed has no answer
+	case said.Result == "accepted":
 		e.accepted = append(e.accepted, pod.UID)
-	case errors.As(err, &status) && !apierrors.IsNotFound(err):
-		reason, _, _ := strings.Cut(status.ErrStatus.Message, ": Post")
-		e.refusals[reason]++
+	case said.Result != "gone" && said.Result != "terminating":
+		e.refusals[said.Why]++
 	}
 }
 
-// guarded is a plane whose API server asks controllers about evictions, with what the chart installs.
-func guarded(t *testing.T) *plane {
-	p := &plane{Plane: shared.Start(t, []string{"--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
-		// There is no kube-proxy: endpoints are dialled.
-		"--enable-aggregator-routing=true"})}
+// An evictor is the agent of one node.
+type evictor struct {
+	*plane
+	node, token string
+	sequence    int64
+	replicas    []*report.Connection
+}
+
+// agentOf asks these replicas with the token of the agent on a node.
+func (p *plane) agentOf(node string, replicas []*replica) *evictor {
+	p.T.Helper()
+	signer, err := report.NewSigner(p.SigningKey())
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	a := &evictor{plane: p, node: node}
+	if a.token, err = signer.Token(node); err != nil {
+		p.T.Fatal(err)
+	}
+	for _, r := range replicas {
+		a.replicas = append(a.replicas, report.Connect(fmt.Sprintf("127.0.0.1:%d", r.reports), &tls.Config{InsecureSkipVerify: true}))
+	}
+	return a
+}
+
+// haveTheRule waits until the controller has given all of their nodes the rule.
+func haveTheRule(p *shared.Plane, agents []*evictor) {
+	p.T.Helper()
+	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
+		for _, a := range agents {
+			object, err := p.Objects.Resource(watermarks).Get(background, a.node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if text, err := object.MarshalJSON(); err != nil || !strings.Contains(string(text), "busy/cpu") {
+				return fmt.Errorf("%s has not (%v)", a.node, err)
+			}
+		}
+		return nil
+	})
+}
+
+// hash is that of the rules which the controller has given the node.
+func (a *evictor) hash() (string, error) {
+	object, err := a.Objects.Resource(watermarks).Get(background, a.node, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	hash, _, err := unstructured.NestedString(object.Object, "spec", "hash")
+	return hash, err
+}
+
+// wish is the agent's next request.
+func (a *evictor) wish(pod *corev1.Pod, hash string) report.Eviction {
+	a.sequence++
+	return report.Eviction{BootID: "boot-" + a.node, Sequence: a.sequence, Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Rule: "busy/cpu", Hash: hash}
+}
+
+// ask asks one replica after the other until one answers that leads: the same request is carried out once.
+func (a *evictor) ask(running context.Context, wish report.Eviction) (said report.Verdict, err error) {
+	for _, to := range a.replicas {
+		var failed error
+		if said, failed = to.Evict(running, a.token, wish); failed == nil {
+			return said, nil
+		}
+		// Of a replica that is gone nobody knows whether it leads.
+		if err == nil || errors.Is(err, report.NotLeading) {
+			err = failed
+		}
+	}
+	return said, err
+}
+
+// installed is a plane with what the chart installs, but for the API of NodeMetrics: evictions do without.
+func installed(t *testing.T) *plane {
+	p := &plane{Plane: shared.Start(t, []string{"--max-requests-inflight=800", "--max-mutating-requests-inflight=400"})}
 	p.Run("kwok", "--kubeconfig="+p.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
-	objects, err := exec.Command(p.Tool("helm"), "template", "plimsoll", shared.Absolute(t, "charts/plimsoll"), "--namespace=default").Output()
+	objects, err := exec.Command(p.Tool("helm"), "template", "plimsoll", shared.Absolute(t, "charts/plimsoll"), "--namespace=default",
+		"--set=metricsAPI.enabled=false").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,9 +386,18 @@ func guarded(t *testing.T) *plane {
 	return p
 }
 
-// token is one of an account of the chart's.
-func (p *plane) token(account string, bound *authenticationv1.BoundObjectReference) string {
+// ownToken is one of the controller's account that is bound to a pod, as a kubelet asks for it: by another the controller may not evict.
+func (p *plane) ownToken(name string) string {
 	p.T.Helper()
+	const account = "plimsoll-controller"
+	pod, err := p.Kube.CoreV1().Pods("default").Create(background, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "controller-" + name},
+		Spec:       corev1.PodSpec{ServiceAccountName: account, Containers: []corev1.Container{{Name: "it", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	bound := &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
 	token, err := p.Kube.CoreV1().ServiceAccounts("default").CreateToken(background, account, request, metav1.CreateOptions{})
 	if err != nil {
@@ -237,16 +406,15 @@ func (p *plane) token(account string, bound *authenticationv1.BoundObjectReferen
 	return token.Status.Token
 }
 
-// guard starts a replica of the controller that is asked about evictions.
-func (p *plane) guard(name string) *replica {
-	r := &replica{metrics: shared.FreePort(p.T), api: shared.FreePort(p.T)}
-	args := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip=127.0.0.1",
-		"--eviction-webhook=plimsoll-evictions", fmt.Sprintf("--eviction-budget-fleet=%d/%s", allowed, window)}
+// begin starts a replica of the controller that evicts for agents, with the rights of the chart.
+func (p *plane) begin(name string) *replica {
+	r := &replica{metrics: shared.FreePort(p.T), reports: shared.FreePort(p.T)}
+	args := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--report-listen", fmt.Sprintf("127.0.0.1:%d", r.reports), "--pod-ip=127.0.0.1",
+		fmt.Sprintf("--eviction-budget-fleet=%d/%s", allowed, window)}
 	for _, scope := range []string{"zone", "node", "namespace", "owner"} {
 		args = append(args, fmt.Sprintf("--eviction-budget-%s=1000/%s", scope, window))
 	}
-	r.Process = p.ControllerBy(p.KubeconfigBy(name, p.token("plimsoll-controller", nil)), 0, args...)
-	p.Endpoint("plimsoll-metrics", name, r.api)
+	r.Process = p.ControllerBy(p.KubeconfigBy(name, p.ownToken(name)), 0, args...)
 	p.Eventually(time.Minute, "the replica is ready", r.ready)
 	return r
 }
@@ -278,24 +446,4 @@ func (p *plane) victims(nodes []string) {
 			}
 		}
 	}
-}
-
-// agentOf asks with the token of the agent on a node, once for each question: whoever is told to wait decides for itself.
-func (p *plane) agentOf(node string) kubernetes.Interface {
-	token := p.token("plimsoll-agent", &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: node})
-	config := p.Config()
-	config.BearerToken, config.QPS, config.Timeout = token, -1, 10*time.Second
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return once{next} })
-	return kubernetes.NewForConfigOrDie(config)
-}
-
-// once hides from client-go how long to wait, so that it does not ask again by itself.
-type once struct{ next http.RoundTripper }
-
-func (o once) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := o.next.RoundTrip(request)
-	if err == nil {
-		response.Header.Del("Retry-After")
-	}
-	return response, err
 }

@@ -103,9 +103,7 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 	if kill {
 		flags = flags[:len(flags)-1]
 	}
-	within := max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
-	// The first round connects, and the second says that the Leases are relaxed.
-	settled := within + 15*time.Second
+	within, settled := f.settled()
 	args := slices.Concat(reach, []string{"--kubeconfig", f.account(), "--begin", within.String()}, flags)
 	var reading sync.WaitGroup
 	var loads []*exec.Cmd
@@ -144,6 +142,13 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 		load.Wait()
 	}
 	return p
+}
+
+// settled is within what time all agents begin, and when their first rounds are over: the first connects, and the second says that the Leases
+// are relaxed.
+func (f *fleet) settled() (within, settled time.Duration) {
+	within = max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
+	return within, within + 15*time.Second
 }
 
 // usage is what was used at a time.

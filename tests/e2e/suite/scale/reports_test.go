@@ -69,25 +69,8 @@ const size = 5000
 
 // TestAFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
 func TestAFleetReportsDirectly(t *testing.T) {
-	agents := setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
-	length := setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
-	interval := setting(t, "PLIMSOLL_SCALE_INTERVAL", time.ParseDuration, 10*time.Second)
-	f := &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
-	f.program = f.BuildLoad()
-	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
-			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,
-		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"heartbeats"},
-			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"heartbeats"},
-			"subjects":[{"kind":"ServiceAccount","name":"plimsoll-agent","namespace":"default"}]}`)
-	f.nodes()
-	for index := range 2 {
-		f.begin(index)
-		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
-	}
-	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
-	f.announce()
-	reach := append(f.LoadFlags(), "--interval", interval.String())
-
+	agents, length, interval := sizes(t)
+	f, reach := newFleet(t, agents, interval)
 	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())
 	// Without reports a larger fleet writes more Leases than an API server on one machine takes.
 	if agents <= size {
@@ -119,6 +102,34 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	if lost.absent+both.absent > 0 {
 		t.Errorf("%d lists lacked nodes", lost.absent+both.absent)
 	}
+}
+
+// sizes are how many agents there are, how long a phase is, and how often each agent reports.
+func sizes(t *testing.T) (agents int, length, interval time.Duration) {
+	agents = setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
+	length = setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
+	interval = setting(t, "PLIMSOLL_SCALE_INTERVAL", time.ParseDuration, 10*time.Second)
+	return agents, length, interval
+}
+
+// newFleet starts two replicas of the controller beside the nodes of so many agents, and says how these reach them.
+func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach []string) {
+	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
+	f.program = f.BuildLoad()
+	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
+			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,
+		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"heartbeats"},
+			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"heartbeats"},
+			"subjects":[{"kind":"ServiceAccount","name":"plimsoll-agent","namespace":"default"}]}`)
+	f.nodes()
+	for index := range 2 {
+		f.begin(index)
+		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
+	}
+	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
+	f.announce()
+	reach = append(f.LoadFlags(), "--interval", interval.String())
+	return f, reach
 }
 
 // account is how agents reach the API server: as one of many clients, who have to wait while it has too much to do.
@@ -157,7 +168,7 @@ func (f *fleet) nodes() {
 			size := corev1.ResourceList{"cpu": quantity("8"), "memory": quantity("32Gi"), "pods": quantity("110")}
 			ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}
 			node := &corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node%04d", index)},
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node%04d", index), Labels: map[string]string{"evicts": strconv.FormatBool(index < evicting)}},
 				Status:     corev1.NodeStatus{Capacity: size, Allocatable: size, Conditions: []corev1.NodeCondition{ready}},
 			}
 			if _, err := f.Kube.CoreV1().Nodes().Create(background, node, metav1.CreateOptions{}); err != nil {
@@ -172,7 +183,8 @@ func (f *fleet) begin(index int) {
 	r := &replica{address: fmt.Sprintf("127.0.0.%d", 11+index), metrics: shared.FreePort(f.T), api: shared.FreePort(f.T), reports: shared.FreePort(f.T)}
 	r.Process = f.Controller("admin", "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--pod-ip", r.address,
 		"--metrics-api-listen", fmt.Sprintf("%s:%d", r.address, r.api), "--report-listen", fmt.Sprintf("%s:%d", r.address, r.reports),
-		"--report-service", shared.ReportService)
+		"--report-service", shared.ReportService, "--eviction-budget-fleet=1000/1s", "--eviction-budget-zone=1000/1s",
+		"--eviction-budget-node=1000/1s", "--eviction-budget-namespace=1000/1s", "--eviction-budget-owner=1000/1s")
 	f.lock.Lock()
 	defer f.lock.Unlock()
 	f.replicas = append(f.replicas, r)

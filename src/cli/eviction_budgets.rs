@@ -1,18 +1,17 @@
 //! The arguments of `plimsoll controller` about evictions.
 
 use super::duration;
-use crate::guard::budget::{Budget, Budgets, LONGEST, MOST};
+use crate::evictions::budget::{Budget, Budgets, LONGEST, MOST};
 
-/// Whether evictions are guarded, and by which budgets.
+/// How many pods the leader evicts for agents.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Evictions by agents")]
+#[command(next_help_heading = "Evictions, for which agents ask at --report-listen")]
 #[allow(clippy::struct_field_names, reason = "they are the names of the flags")]
-pub struct GuardArgs {
-    /// The ValidatingWebhookConfiguration by which API servers ask, at --metrics-api-listen, whether an agent may evict a
-    /// pod [default: none; agents then evict without a budget]
+pub struct EvictionArgs {
+    /// Evict any number of pods, as long as rules, PodQOS and disruption budgets allow it
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
-    #[arg(long, value_name = "NAME", requires = "metrics_api_listen")]
-    pub eviction_webhook: Option<String>,
+    #[arg(long)]
+    no_eviction_budgets: bool,
 
     /// The ConfigMap, in --namespace, in which the leader keeps which evictions count; made if missing
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
@@ -41,16 +40,16 @@ pub struct GuardArgs {
     eviction_budget_owner: Budget,
 }
 
-impl GuardArgs {
-    /// All budgets.
-    pub const fn budgets(&self) -> Budgets {
-        Budgets {
+impl EvictionArgs {
+    /// All budgets; `None`: any number may be evicted.
+    pub fn budgets(&self) -> Option<Budgets> {
+        (!self.no_eviction_budgets).then_some(Budgets {
             fleet: self.eviction_budget_fleet,
             zone: self.eviction_budget_zone,
             node: self.eviction_budget_node,
             namespace: self.eviction_budget_namespace,
             owner: self.eviction_budget_owner,
-        }
+        })
     }
 }
 

@@ -98,7 +98,9 @@ pub enum Stage {
 struct Entry {
     victim: Victim,
     stage: Stage,
-    /// When it was allowed last, or else when the pod was first seen ending.
+    /// When it was reserved first.
+    reserved: BootTime,
+    /// When it was reserved last, or else when the pod was first seen ending.
     since: BootTime,
     /// When a look at the pod was begun last.
     looked: BootTime,
@@ -181,6 +183,7 @@ impl Ledger {
             let entry = Entry {
                 victim: recorded.victim,
                 stage,
+                reserved: since,
                 since,
                 looked: BootTime::default(),
             };
@@ -277,6 +280,7 @@ impl Ledger {
         }
         let entry = Entry {
             stage: Stage::Reserved,
+            reserved: now,
             since: now,
             looked: now,
             victim,
@@ -335,6 +339,44 @@ impl Ledger {
             }
             _ => None,
         }
+    }
+
+    /// Whether another pod of the node may still be evicted: it is reserved, and nothing is known of it yet.
+    pub fn is_unsettled(&self, node: &str, uid: &str) -> bool {
+        let mut others = self.entries.values().filter(|it| it.victim.uid != uid);
+        others.any(|it| it.stage == Stage::Reserved && it.victim.node == node)
+    }
+
+    /// The reservation is on record only now: its Eviction follows.
+    pub fn renew(&mut self, uid: &str, now: BootTime) {
+        let reserved = self.entries.get_mut(uid);
+        if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
+            entry.since = now;
+        }
+    }
+
+    /// The API server has refused a pod that was reserved before: that may still be carried out, for no longer than without
+    /// this request.
+    pub fn refused_again(&mut self, uid: &str) {
+        let reserved = self.entries.get_mut(uid);
+        if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
+            entry.since = entry.reserved;
+        }
+    }
+
+    /// Takes in what the API server answered to the Eviction of a reserved pod; whether it was still reserved.
+    pub fn settle(&mut self, uid: &str, settled: Settled, now: BootTime) -> bool {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return false;
+        };
+        if entry.stage != Stage::Reserved {
+            return false;
+        }
+        match settled {
+            Settled::Confirmed => (entry.stage, entry.since) = (Stage::Ending, now),
+            Settled::Returned => drop(self.entries.remove(uid)),
+        }
+        true
     }
 
     /// Forgets what counts for no budget any more.

@@ -1,12 +1,13 @@
-//! What Prometheus is told of evictions.
+//! Figures on evictions for Prometheus.
 
-use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
 
 use super::budget::Scope;
 use super::ledger::{Ledger, Settled, Stage};
@@ -24,29 +25,48 @@ struct StateLabels {
 }
 
 /// The figures; a clone is the same figures.
-#[derive(Clone, Debug, Default)]
-pub struct GuardMetrics {
+#[derive(Clone, Debug)]
+pub struct EvictionMetrics {
     answers: Family<ResultLabels, Counter>,
     settled: Family<ResultLabels, Counter>,
     stages: Family<StateLabels, Gauge>,
     fleet: Gauge,
     unrecorded: Counter,
-    guards: Gauge<f64, AtomicU64>,
+    seconds: Histogram,
 }
 
-impl GuardMetrics {
+impl Default for EvictionMetrics {
+    fn default() -> Self {
+        Self {
+            answers: Family::default(),
+            settled: Family::default(),
+            stages: Family::default(),
+            fleet: Gauge::default(),
+            unrecorded: Counter::default(),
+            seconds: Histogram::new(exponential_buckets(1e-3, 2.0, 14)),
+        }
+    }
+}
+
+impl EvictionMetrics {
     /// Makes them known, and counts from 0: a counter that appears with its first count has not grown, to Prometheus.
     pub fn register(&self, registry: &mut Registry) {
-        for result in Scope::ALL.map(Scope::name).into_iter().chain(["allowed"]) {
+        for result in Scope::ALL.map(Scope::name).into_iter().chain(["accepted"]) {
             drop(self.answers.get_or_create(&ResultLabels { result }));
         }
         for result in ["confirmed", "returned"] {
             drop(self.settled.get_or_create(&ResultLabels { result }));
         }
-        self.guards(None);
-        let help = "Answers to whether an agent may evict a pod: allowed, again (as before), dry_run, ending (the pod already is), or why not: the budget that is spent, or what is wrong with it";
+        let help = "Answers to agents that ask for an eviction: accepted, what else the API server said, or why it was not asked: the budget that is spent, or what is wrong with the request";
         registry.register("eviction_answers", help, self.answers.clone());
         let help = "Evictions that were allowed, by what came of them: confirmed, or returned to the budgets";
+        let seconds = "Time from an agent's request for an eviction to its answer";
+        registry.register_with_unit(
+            "eviction_answer",
+            seconds,
+            Unit::Seconds,
+            self.seconds.clone(),
+        );
         registry.register("eviction_settled", help, self.settled.clone());
         let help =
             "Evictions that count, by how far they are: reserved, ending or ended; of the leader";
@@ -55,9 +75,6 @@ impl GuardMetrics {
         registry.register("eviction_fleet_used", help, self.fleet.clone());
         let help = "Times the record of evictions could not be written or read: nothing is allowed meanwhile";
         registry.register("eviction_record_errors", help, self.unrecorded.clone());
-        let help = "1 while API servers are told to ask about evictions by agents, 0 while they can't be told: agents then evict \
-                    unguarded, or not at all; NaN on a standby, and without a guard";
-        registry.register("eviction_guarded", help, self.guards.clone());
     }
 
     /// One series of each family: for the documentation.
@@ -65,14 +82,9 @@ impl GuardMetrics {
         with_one_series(&self.stages);
     }
 
-    /// Whether API servers know whom to ask; `None`: it is not ours to tell them.
-    pub fn guards(&self, guards: Option<bool>) {
-        let value = guards.map_or(f64::NAN, |guards| f64::from(u8::from(guards)));
-        self.guards.set(value);
-    }
-
-    pub(super) fn answered(&self, result: &'static str) {
+    pub(super) fn answered(&self, result: &'static str, after: Duration) {
         self.answers.get_or_create(&ResultLabels { result }).inc();
+        self.seconds.observe(after.as_secs_f64());
     }
 
     pub(super) fn settled(&self, settled: Settled) {

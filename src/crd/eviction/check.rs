@@ -1,9 +1,11 @@
 //! Whether a pod may be evicted, judged by the object as it is right before the request.
 
+use std::time::Duration;
+
+use super::super::pod_facts::{PodObject, pod_facts};
 use crate::engine::metric::ActionKind;
 use crate::engine::pod::{Kept, Pod as Facts};
 use crate::engine::policy::{Action, Allowed, EvictionSpec, PolicySet, RuleId, Strategy};
-use crate::node::pod_facts::{PodObject, pod_facts};
 
 /// Why it may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,40 +48,42 @@ const fn kept(kept: Kept) -> &'static str {
     }
 }
 
-/// What speaks against evicting `pod` for `rule`, if anything does.
-pub(super) fn objection(
+/// Whether `rule` of the policies of `node` may have `pod` evicted, and with which grace period: from the first signal to the
+/// kill.
+///
+/// # Errors
+/// It may not.
+pub fn permit(
     pod: &PodObject,
     node: &str,
     rule: &RuleId,
     policy: &PolicySet,
-) -> Option<Objection> {
-    let facts = match pod_facts(pod) {
-        Ok(facts) => facts,
-        Err(error) => return Some(Objection::Unreadable(error.to_string())),
-    };
-    let place = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+) -> Result<Duration, Objection> {
+    let facts = pod_facts(pod).map_err(|error| Objection::Unreadable(error.to_string()))?;
+    let runs_on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     if facts.terminating {
-        return Some(Objection::Terminating);
+        return Err(Objection::Terminating);
     }
-    if place != Some(node) {
-        return Some(Objection::OtherNode);
+    if runs_on != Some(node) {
+        return Err(Objection::OtherNode);
     }
-    let Some((action, eviction)) = wanted(rule, policy) else {
-        return Some(Objection::NotWanted);
-    };
+    let (action, eviction) = wanted(rule, policy).ok_or(Objection::NotWanted)?;
     if !facts.running {
-        return Some(Objection::NotRunning);
+        return Err(Objection::NotRunning);
     }
     if facts.protected {
-        return Some(Objection::Protected);
+        return Err(Objection::Protected);
     }
     if let Some(kept) = facts.kept {
-        return Some(Objection::Kept(kept));
+        return Err(Objection::Kept(kept));
     }
     if !facts.owned && !eviction.evict_unowned {
-        return Some(Objection::Unowned);
+        return Err(Objection::Unowned);
     }
-    (!allows(policy, &facts, action)).then_some(Objection::NotAllowed)
+    if !allows(policy, &facts, action) {
+        return Err(Objection::NotAllowed);
+    }
+    Ok(eviction.grace_of(&facts))
 }
 
 fn wanted<'a>(rule: &RuleId, policy: &'a PolicySet) -> Option<(&'a Action, EvictionSpec)> {
@@ -158,13 +162,28 @@ mod tests {
         serde_json::from_value(pod).expect("a pod")
     }
 
+    fn judged(pod: &PodObject, policy: &PolicySet) -> Result<Duration, Objection> {
+        permit(pod, "n", &RuleId::from("q/r"), policy)
+    }
+
     fn objection_to(pod: &PodObject, policy: &PolicySet) -> Option<Objection> {
-        objection(pod, "n", &RuleId::from("q/r"), policy)
+        judged(pod, policy).err()
     }
 
     #[test]
-    fn a_pod_that_may_be_evicted_meets_no_objection() {
-        assert_eq!(objection_to(&pod(|_| {}), &policy()), None);
+    fn a_pod_that_may_be_evicted_has_the_grace_period_of_the_action_or_else_its_own() {
+        let seconds = |grace| judged(&pod(|_| {}), &grace).map(|grace| grace.as_secs());
+        assert_eq!(seconds(policy()), Ok(30), "Kubernetes' default");
+        let mut own = policy();
+        let action = Arc::make_mut(&mut own.rules[0].action);
+        let eviction = action.eviction.as_mut().expect("it evicts");
+        eviction.grace = Some(Duration::from_secs(7));
+        assert_eq!(seconds(own.clone()), Ok(7));
+        let action = Arc::make_mut(&mut own.rules[0].action);
+        action.eviction.as_mut().expect("it evicts").grace = Some(Duration::ZERO);
+        assert_eq!(seconds(own), Ok(1), "never a forced deletion");
+        let patient = pod(|pod| pod["spec"]["terminationGracePeriodSeconds"] = json!(90));
+        assert_eq!(judged(&patient, &policy()), Ok(Duration::from_secs(90)));
     }
 
     #[test]

@@ -113,6 +113,26 @@ fn a_reservation_is_given_back_only_when_a_look_begun_after_its_time_shows_the_p
 }
 
 #[test]
+fn the_answer_of_the_api_server_settles_a_reservation_at_once() {
+    let mut ledger = empty(Budgets {
+        fleet: budget(1, 60),
+        ..generous()
+    });
+    assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
+    assert!(ledger.settle("u1", Settled::Returned, at(0)));
+    assert_eq!(ledger.ask(victim(2), at(0)), Ok(Granted::New));
+    assert!(ledger.settle("u2", Settled::Confirmed, at(1)));
+    assert!(
+        !ledger.settle("u2", Settled::Returned, at(2)),
+        "what was done stays done"
+    );
+    assert!(ledger.ask(victim(3), at(60)).is_err());
+    assert_eq!(ledger.look("u2", Seen::Gone, at(3), at(3)), None);
+    assert_eq!(ledger.ask(victim(3), at(61)), Ok(Granted::New));
+    assert!(!ledger.settle("u9", Settled::Confirmed, at(61)), "unknown");
+}
+
+#[test]
 fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_ends() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),

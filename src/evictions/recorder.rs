@@ -1,5 +1,5 @@
-//! The task that keeps the ledger: what is to be allowed is recorded before it is, and whoever leads next begins with the
-//! record. That is written by its version, so that nobody who leads no more can allow anything.
+//! Records what counts against the budgets before an Eviction is posted; the next leader begins with the record. It is written by
+//! its version, so that a replica that no longer leads can reserve nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,13 +18,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{Granted, Ledger, Seen, Spent, Victim};
-use super::metrics::GuardMetrics;
-use super::objects;
+use super::ledger::{Granted, Ledger, Seen, Settled, Spent, Victim};
+use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
 use crate::cluster::client::{CallError, call, describe, found, stored};
 use crate::cluster::clock;
 use crate::cluster::election::Standing;
+use crate::cluster::eviction;
+use crate::crd::eviction::Target;
+use crate::crd::pod_facts::PodObject;
 use crate::engine::time::BootTime;
 
 const FIELD: &str = "evictions.json";
@@ -39,7 +41,7 @@ const TRIES: usize = 3;
 
 /// Why nothing can be allowed.
 #[derive(Debug, Error)]
-pub enum BookError {
+pub enum RecordError {
     /// The record can't be read or written.
     #[error("failed to keep the ConfigMap {0}: {words}", words = .1.words())]
     Keep(String, CallError),
@@ -51,19 +53,43 @@ pub enum BookError {
     Contested(String),
 }
 
-/// A question, and where its answer goes: nowhere, if it can't be recorded.
-pub struct Ask {
-    /// Who is to be evicted.
-    pub victim: Victim,
-    /// The answer.
-    pub reply: oneshot::Sender<Result<Granted, Spent>>,
+/// A change of the ledger.
+pub enum Change {
+    /// A pod is to be evicted.
+    Reserve {
+        /// The pod.
+        victim: Victim,
+        /// Whether the budgets allow it; dropped where it can't be recorded.
+        reply: oneshot::Sender<Result<Granted, Spent>>,
+    },
+    /// The API server has answered what became of it.
+    Settle {
+        /// The pod's UID.
+        uid: String,
+        /// What became of it.
+        settled: Settlement,
+        /// It is in the ledger.
+        done: oneshot::Sender<()>,
+    },
 }
+
+/// What the API server's answer says of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// The pod is being terminated, or is not.
+    Known(Settled),
+    /// It is not by this request; an earlier one of the same pod may still be carried out.
+    RefusedAgain,
+}
+
+/// A pod to reserve an eviction for, and where the answer goes.
+type Reservation = (Victim, oneshot::Sender<Result<Granted, Spent>>);
 
 /// The ledger as others read it; `None`: this replica does not lead, or has not read the record yet.
 #[derive(Clone, Default)]
-pub struct Shared(Arc<Mutex<Option<Ledger>>>);
+pub struct SharedLedger(Arc<Mutex<Option<Ledger>>>);
 
-impl Shared {
+impl SharedLedger {
     fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +106,7 @@ impl Shared {
 
 /// Where the record is, and what it counts for.
 #[derive(Clone)]
-pub struct Place {
+pub struct Location {
     /// The namespace of the `ConfigMap`.
     pub namespace: String,
     /// Its name.
@@ -92,15 +118,15 @@ pub struct Place {
 /// A pod that was looked at from then on, and what was to be seen.
 type Look = (String, BootTime, Result<Seen, CallError>);
 
-/// Keeps it.
-pub struct Books {
+/// Records it.
+pub struct Recorder {
     client: Client,
     records: Api<ConfigMap>,
-    place: Place,
+    location: Location,
     standing: watch::Receiver<Standing>,
-    shared: Shared,
-    asks: mpsc::Receiver<Ask>,
-    metrics: GuardMetrics,
+    ledger: SharedLedger,
+    changes: mpsc::Receiver<Change>,
+    metrics: EvictionMetrics,
     first_seen: FirstSeen,
     looks: FuturesUnordered<BoxFuture<'static, Look>>,
     /// The term in which the ledger was opened.
@@ -112,23 +138,23 @@ pub struct Books {
     wrong: String,
 }
 
-impl Books {
+impl Recorder {
     /// Begins with nothing.
     pub fn new(
         client: Client,
-        place: Place,
+        location: Location,
         standing: watch::Receiver<Standing>,
-        shared: Shared,
-        asks: mpsc::Receiver<Ask>,
-        metrics: GuardMetrics,
+        ledger: SharedLedger,
+        changes: mpsc::Receiver<Change>,
+        metrics: EvictionMetrics,
     ) -> Self {
         Self {
-            records: Api::namespaced(client.clone(), &place.namespace),
+            records: Api::namespaced(client.clone(), &location.namespace),
             client,
-            place,
+            location,
             standing,
-            shared,
-            asks,
+            ledger,
+            changes,
             metrics,
             first_seen: FirstSeen::default(),
             looks: FuturesUnordered::new(),
@@ -139,17 +165,17 @@ impl Books {
         }
     }
 
-    /// For as long as somebody may ask.
-    pub async fn keep(mut self) {
-        let followed = watch_object(self.records.clone(), &self.place.name).default_backoff();
+    /// Runs for as long as the ledger can be changed.
+    pub async fn run(mut self) {
+        let followed = watch_object(self.records.clone(), &self.location.name).default_backoff();
         let mut followed = followed.boxed();
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut standing = self.standing.clone();
         loop {
             tokio::select! {
-                ask = self.asks.recv() => match ask {
-                    Some(ask) => self.answer(ask).await,
+                change = self.changes.recv() => match change {
+                    Some(change) => self.take(change).await,
                     None => return,
                 },
                 Some(record) = followed.next() => self.follow(record.ok().flatten().as_ref()),
@@ -186,7 +212,7 @@ impl Books {
         };
         self.note(outcome);
         let now = clock::now();
-        let ledger = self.shared.lock();
+        let ledger = self.ledger.lock();
         self.metrics.counts(ledger.as_ref(), now);
     }
 
@@ -197,12 +223,12 @@ impl Books {
 
     fn close(&mut self) {
         self.epoch = None;
-        *self.shared.lock() = None;
+        *self.ledger.lock() = None;
         self.looks.clear();
         self.metrics.counts(None, clock::now());
     }
 
-    fn note(&mut self, outcome: Result<(), BookError>) {
+    fn note(&mut self, outcome: Result<(), RecordError>) {
         let why = outcome
             .err()
             .map_or_else(String::new, |error| describe(&error));
@@ -210,53 +236,53 @@ impl Books {
             self.metrics.unrecorded();
         }
         if why != self.wrong && !why.is_empty() {
-            tracing::error!(why, "no agent may evict a pod");
+            tracing::error!(why, "no pod is evicted");
         }
         self.wrong = why;
     }
 
     /// Begins a term with what the last leader has recorded.
-    async fn open(&mut self, epoch: u64) -> Result<(), BookError> {
+    async fn open(&mut self, epoch: u64) -> Result<(), RecordError> {
         let record = self.read(epoch).await?;
         let now = clock::now();
         let ledger = if let Ok(record) = record {
             self.first_seen.take(&record, now);
-            Ledger::resume(self.place.budgets, record, &self.first_seen, now)
+            Ledger::resume(self.location.budgets, record, &self.first_seen, now)
         } else {
             let nothing = Record::default();
-            Ledger::resume(self.place.budgets, nothing, &self.first_seen, now).shut(now)
+            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).shut(now)
         };
         // By the version that was read: where the last leader has recorded more since, that is read first.
         let stored = self.store(&ledger.record(epoch, now)).await;
-        stored.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
+        stored.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
         let counting = self.written.evictions.len();
         tracing::info!(
             epoch,
             counting,
-            "agents may evict pods, as far as the budgets allow"
+            "evicting pods for agents, as far as the budgets allow"
         );
-        *self.shared.lock() = Some(ledger);
+        *self.ledger.lock() = Some(ledger);
         self.epoch = Some(epoch);
         Ok(())
     }
 
     /// Looks at pods, and records what was settled since.
-    async fn settle(&mut self, epoch: u64) -> Result<(), BookError> {
+    async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
         let now = clock::now();
         let room = MOST_LOOKS.saturating_sub(self.looks.len());
-        let due = self.shared.change(|ledger| {
+        let due = self.ledger.change(|ledger| {
             ledger.forget(now);
             ledger.due(now, room)
         });
         for victim in due.unwrap_or_default() {
             let client = self.client.clone();
             let look = async move {
-                let seen = objects::look(&client, &victim).await;
+                let seen = look(&client, &victim).await;
                 (victim.uid, now, seen)
             };
             self.looks.push(look.boxed());
         }
-        match self.shared.read(|ledger| ledger.record(epoch, now)) {
+        match self.ledger.read(|ledger| ledger.record(epoch, now)) {
             Some(record) if record != self.written => self.write(epoch, &record).await,
             _ => Ok(()),
         }
@@ -269,31 +295,63 @@ impl Books {
         };
         let now = clock::now();
         let settled = self
-            .shared
+            .ledger
             .change(|ledger| ledger.look(&uid, seen, begun, now));
         if let Some(settled) = settled.flatten() {
             self.metrics.settled(settled);
         }
     }
 
-    /// Answers it, and what else was asked meanwhile, with one write.
-    async fn answer(&mut self, ask: Ask) {
-        let mut asks = vec![ask];
-        while asks.len() < MOST_AT_ONCE
-            && let Ok(more) = self.asks.try_recv()
+    /// Makes this change and those that came meanwhile, with one write.
+    async fn take(&mut self, change: Change) {
+        let mut changes = vec![change];
+        while changes.len() < MOST_AT_ONCE
+            && let Ok(more) = self.changes.try_recv()
         {
-            asks.push(more);
+            changes.push(more);
         }
         let Some(epoch) = self.term().filter(|epoch| self.epoch == Some(*epoch)) else {
             return;
         };
-        let Some(mut ledger) = self.shared.read(Ledger::clone) else {
+        let reservations = changes.into_iter().filter_map(|change| match change {
+            Change::Reserve { victim, reply } => Some((victim, reply)),
+            Change::Settle { uid, settled, done } => {
+                self.settled(&uid, settled);
+                // The handler waits, so that its node's next request finds this.
+                done.send(()).ok();
+                None
+            }
+        });
+        let reservations: Vec<Reservation> = reservations.collect();
+        if !reservations.is_empty() {
+            self.reserve(epoch, reservations).await;
+        }
+    }
+
+    /// The next look at what is due records it.
+    fn settled(&self, uid: &str, settlement: Settlement) {
+        let Settlement::Known(settled) = settlement else {
+            self.ledger.change(|ledger| ledger.refused_again(uid));
             return;
         };
         let now = clock::now();
-        let (replies, answers): (Vec<_>, Vec<_>) = asks
+        let is_new = self
+            .ledger
+            .change(|ledger| ledger.settle(uid, settled, now));
+        if is_new == Some(true) {
+            self.metrics.settled(settled);
+        }
+    }
+
+    async fn reserve(&mut self, epoch: u64, reservations: Vec<Reservation>) {
+        let Some(mut ledger) = self.ledger.read(Ledger::clone) else {
+            return;
+        };
+        let now = clock::now();
+        let reserved: Vec<String> = reservations.iter().map(|(it, _)| it.uid.clone()).collect();
+        let (replies, answers): (Vec<_>, Vec<_>) = reservations
             .into_iter()
-            .map(|ask| (ask.reply, ledger.ask(ask.victim, now)))
+            .map(|(victim, reply)| (reply, ledger.ask(victim, now)))
             .unzip();
         let record = ledger.record(epoch, now);
         let outcome = if record == self.written {
@@ -306,28 +364,29 @@ impl Books {
         if !recorded {
             return;
         }
-        *self.shared.lock() = Some(ledger);
+        for uid in &reserved {
+            ledger.renew(uid, clock::now());
+        }
+        *self.ledger.lock() = Some(ledger);
         for (reply, answer) in replies.into_iter().zip(answers) {
-            if reply.send(answer).is_err() {
-                // They may ask again: it is the same reservation.
-                tracing::debug!("nobody waits for the answer any more");
-            }
+            // Asked again it is the same reservation.
+            reply.send(answer).ok();
         }
     }
 
     /// Reads the record, and its version; within, an error says that somebody else wrote it, and what was in it is lost.
-    async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, BookError> {
-        let map = found(call(self.records.get(&self.place.name)).await);
-        let map = map.map_err(|error| BookError::Keep(self.place.name.clone(), error))?;
+    async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, RecordError> {
+        let map = found(call(self.records.get(&self.location.name)).await);
+        let map = map.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
         self.version = map
             .as_ref()
             .and_then(|map| map.metadata.resource_version.clone());
         let record = map.as_ref().map_or_else(|| Ok(Record::default()), read);
         match &record {
-            Ok(record) if record.epoch > epoch => return Err(BookError::Deposed(epoch)),
+            Ok(record) if record.epoch > epoch => return Err(RecordError::Deposed(epoch)),
             Ok(_) => {}
             Err(error) => {
-                let name = &self.place.name;
+                let name = &self.location.name;
                 tracing::error!(%error, "the ConfigMap {name} is not as we wrote it, and is written anew");
             }
         }
@@ -335,7 +394,7 @@ impl Books {
     }
 
     /// Writes it in our term, unless another replica has begun to lead.
-    async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), BookError> {
+    async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), RecordError> {
         for _ in 0..TRIES {
             match self.store(record).await {
                 Ok(()) => return Ok(()),
@@ -343,19 +402,19 @@ impl Books {
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {
                     drop(self.read(epoch).await?);
                     if self.term() != Some(epoch) {
-                        return Err(BookError::Deposed(epoch));
+                        return Err(RecordError::Deposed(epoch));
                     }
                 }
-                Err(error) => return Err(BookError::Keep(self.place.name.clone(), error)),
+                Err(error) => return Err(RecordError::Keep(self.location.name.clone(), error)),
             }
         }
-        Err(BookError::Contested(self.place.name.clone()))
+        Err(RecordError::Contested(self.location.name.clone()))
     }
 
     /// Writes it over the version that was read or written last.
     async fn store(&mut self, record: &Record) -> Result<(), CallError> {
         let version = self.version.as_deref();
-        let map = put(&self.records, &self.place.name, version, record).await?;
+        let map = put(&self.records, &self.location.name, version, record).await?;
         self.version = map.metadata.resource_version;
         self.written = record.clone();
         Ok(())
@@ -383,6 +442,21 @@ async fn put(
     });
     let params = PatchParams::apply(&manager);
     call(stored(records.patch(name, &params, &Patch::Apply(&map)))).await
+}
+
+/// Whether a pod runs, ends or is gone.
+async fn look(client: &Client, victim: &Victim) -> Result<Seen, CallError> {
+    let target = Target {
+        namespace: victim.namespace.clone(),
+        name: victim.name.clone(),
+        uid: victim.uid.clone(),
+    };
+    let pod = eviction::look::<PodObject>(client, &target).await?;
+    Ok(match pod {
+        None => Seen::Gone,
+        Some(pod) if pod.metadata.deletion_timestamp.is_some() => Seen::Ending,
+        Some(_) => Seen::Running,
+    })
 }
 
 /// What a `ConfigMap` holds; a new one nothing.

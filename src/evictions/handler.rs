@@ -1,0 +1,315 @@
+//! One request: what speaks against it, the budgets, and the Eviction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use super::events::RefusalEvents;
+use super::ledger::{Granted, Place, Settled, Victim};
+use super::metrics::EvictionMetrics;
+use super::recorder::{Change, Settlement, SharedLedger};
+use super::refusal::Refusal;
+use super::{Denial, Permit, RuleQuery};
+use crate::cluster::client::{CallError, call, found};
+use crate::cluster::clock;
+use crate::cluster::election::Standing;
+use crate::cluster::eviction;
+use crate::crd::emergency_stop;
+use crate::crd::eviction::{Answer, EvictionRequest};
+use crate::crd::pod_facts::PodObject;
+use crate::engine::policy::RuleId;
+use crate::engine::time::BootTime;
+
+/// How far a request has come before the API server is asked.
+enum Prepared {
+    /// The pod may be evicted.
+    Reserved { grace: Duration, granted: Granted },
+    /// It was, by an earlier request.
+    Done(Answer),
+}
+
+/// Decides about requests, and posts Evictions.
+pub struct Handler {
+    pub(super) client: Client,
+    pub(super) leadership: watch::Receiver<Standing>,
+    pub(super) lease_namespace: String,
+    pub(super) rules: mpsc::Sender<RuleQuery>,
+    /// The ledger, and the way to change it; `None`: there are no budgets.
+    pub(super) budgets: Option<(SharedLedger, mpsc::Sender<Change>)>,
+    pub(super) events: RefusalEvents,
+    pub(super) metrics: EvictionMetrics,
+}
+
+impl Handler {
+    /// Whether this replica may act for the cluster now.
+    pub fn leads(&self) -> bool {
+        self.leadership.borrow().term(clock::now()).is_some()
+    }
+
+    /// Evicts the pod, unless something speaks against it, or nothing is known by `deadline`.
+    pub async fn evict(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+        deadline: BootTime,
+    ) -> Answer {
+        let begun = clock::now();
+        let (result, answer) = match self.try_evict(node, request, deadline).await {
+            Ok(answer) => (label(&answer), answer),
+            Err(refusal) => {
+                // That a pod is gone, or on its way, is what was wanted.
+                if !matches!(refusal.answer, Answer::Gone | Answer::Terminating) {
+                    self.events.refused(node, &request.target, &refusal);
+                }
+                (refusal.label, refusal.answer)
+            }
+        };
+        self.metrics.answered(result, clock::now().since(begun));
+        answer
+    }
+
+    async fn try_evict(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+        deadline: BootTime,
+    ) -> Result<Answer, Refusal> {
+        let prepared = timeout(deadline.since(clock::now()), self.prepare(node, request));
+        let prepared = prepared.await.unwrap_or_else(|_| Err(Refusal::late()))?;
+        let uid = &request.target.uid;
+        let (grace, granted) = match prepared {
+            Prepared::Reserved { grace, granted } => (grace, granted),
+            Prepared::Done(answer) => return Ok(answer),
+        };
+        if let Err(refusal) = self.is_still_wanted(deadline).await {
+            self.settle(uid, returned(granted)).await;
+            return Err(refusal);
+        }
+        let answer = eviction::evict(&self.client, &request.target, grace).await;
+        if let Some(settlement) = settlement(&answer, granted) {
+            self.settle(uid, settlement).await;
+        }
+        Ok(answer)
+    }
+
+    /// Right before the Eviction: the emergency stop, the deadline, and whether this replica still leads.
+    async fn is_still_wanted(&self, deadline: BootTime) -> Result<(), Refusal> {
+        if self.is_stopped().await? {
+            return Err(Refusal::later("stopped", "an emergency stop is in force"));
+        }
+        if clock::now() >= deadline {
+            return Err(Refusal::late());
+        }
+        if !self.leads() {
+            return Err(not_ready());
+        }
+        Ok(())
+    }
+
+    /// All that can speak against it, in the order of what it costs, and a reservation.
+    async fn prepare(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+    ) -> Result<Prepared, Refusal> {
+        let target = &request.target;
+        let here = Place {
+            node,
+            namespace: &target.namespace,
+            zone: None,
+            owner: None,
+        };
+        self.within_budgets(&target.uid, &here)?;
+        let pod = eviction::look::<PodObject>(&self.client, target).await;
+        let pod = pod.map_err(|error| unread("the pod", &error))?;
+        let pod = pod.ok_or_else(Refusal::gone)?;
+        if pod.metadata.deletion_timestamp.is_some() && self.is_ours(&target.uid) {
+            return Ok(Prepared::Done(Answer::Accepted));
+        }
+        let owner = controller(&pod);
+        let Permit { grace, zone } = self.permit(node, request, pod).await?;
+        let victim = Victim {
+            uid: target.uid.clone(),
+            namespace: target.namespace.clone(),
+            name: target.name.clone(),
+            node: node.to_string(),
+            zone,
+            owner,
+        };
+        let granted = self.reserve(victim).await?;
+        Ok(Prepared::Reserved { grace, granted })
+    }
+
+    /// Whether an emergency stop is in force, as the API server says now.
+    async fn is_stopped(&self) -> Result<bool, Refusal> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.lease_namespace);
+        let object = found(call(api.get_metadata(emergency_stop::OBJECT)).await);
+        let object = object.map_err(|error| unread("the emergency stop", &error))?;
+        let annotations = |object: PartialObjectMeta<ConfigMap>| object.metadata.annotations;
+        let annotations = object.and_then(annotations);
+        Ok(emergency_stop::order(annotations.as_ref()).is_some())
+    }
+
+    async fn permit(
+        &self,
+        node: &Arc<str>,
+        request: &EvictionRequest,
+        pod: PodObject,
+    ) -> Result<Permit, Refusal> {
+        let (reply, permit) = oneshot::channel();
+        let query = RuleQuery {
+            node: Arc::clone(node),
+            hash: request.hash.clone(),
+            rule: RuleId::from(request.rule.as_str()),
+            pod: Box::new(pod),
+            reply,
+        };
+        if self.rules.send(query).await.is_err() {
+            return Err(not_ready());
+        }
+        match permit.await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(Denial::NotReady)) | Err(_) => Err(not_ready()),
+            Ok(Err(Denial::OtherRules)) => {
+                let why = "the controller has given the node other rules since: the agent asks again when it has them";
+                Err(Refusal::later("other_rules", why))
+            }
+            Ok(Err(Denial::Objection(objection))) => Err(Refusal::objection(&objection)),
+        }
+    }
+
+    /// Whether the budgets allow one more there, or this one already.
+    fn within_budgets(&self, uid: &str, place: &Place<'_>) -> Result<(), Refusal> {
+        let Some((ledger, _)) = &self.budgets else {
+            return Ok(());
+        };
+        let verdict = ledger.read(|ledger| {
+            if ledger.is_unsettled(place.node, uid) {
+                let why = "it is not known yet what became of another eviction on the node";
+                return Err(Refusal::later("unsettled", why));
+            }
+            match ledger.spent(place, clock::now()) {
+                Some(spent) if !ledger.knows(uid) => Err(Refusal::spent(&spent)),
+                _ => Ok(()),
+            }
+        });
+        verdict.unwrap_or_else(|| Err(not_ready()))
+    }
+
+    fn is_ours(&self, uid: &str) -> bool {
+        let ledger = self.budgets.as_ref().map(|(ledger, _)| ledger);
+        ledger.is_some_and(|ledger| ledger.read(|ledger| ledger.knows(uid)) == Some(true))
+    }
+
+    /// Writes down that the pod is to be evicted; an eviction that is not on record is not posted.
+    async fn reserve(&self, victim: Victim) -> Result<Granted, Refusal> {
+        let Some((_, changes)) = &self.budgets else {
+            return Ok(Granted::New);
+        };
+        let (reply, granted) = oneshot::channel();
+        let reserved = changes.send(Change::Reserve { victim, reply }).await;
+        reserved.map_err(|_| unrecorded())?;
+        match granted.await {
+            Ok(Ok(granted)) => Ok(granted),
+            Ok(Err(spent)) => Err(Refusal::spent(&spent)),
+            Err(_) if !self.leads() => Err(not_ready()),
+            Err(_) => Err(unrecorded()),
+        }
+    }
+
+    /// Has the ledger follow the answer; done when it has.
+    async fn settle(&self, uid: &str, settled: Settlement) {
+        let Some((_, changes)) = &self.budgets else {
+            return;
+        };
+        let (done, is_done) = oneshot::channel();
+        let uid = uid.to_owned();
+        let change = Change::Settle { uid, settled, done };
+        // The recorder ends with this process.
+        if changes.send(change).await.is_ok() {
+            is_done.await.ok();
+        }
+    }
+}
+
+/// What an answer says of a reservation; `None`: nothing is certain, and looks at the pod settle it.
+const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
+    match answer {
+        Answer::Accepted | Answer::Terminating => Some(Settlement::Known(Settled::Confirmed)),
+        Answer::Gone
+        | Answer::Budget { .. }
+        | Answer::ManyBudgets { .. }
+        | Answer::Refused { .. }
+        | Answer::Away { .. } => Some(returned(granted)),
+        Answer::Wait { .. } | Answer::Unknown { .. } => None,
+    }
+}
+
+const fn returned(granted: Granted) -> Settlement {
+    match granted {
+        Granted::New => Settlement::Known(Settled::Returned),
+        Granted::Again => Settlement::RefusedAgain,
+    }
+}
+
+fn not_ready() -> Refusal {
+    let why = "the replica that leads has still to read what counts";
+    Refusal::later("not_ready", why)
+}
+
+fn unrecorded() -> Refusal {
+    let why = "the controller can't record the eviction: its log says why";
+    Refusal::later("unrecorded", why)
+}
+
+fn unread(what: &str, error: &CallError) -> Refusal {
+    let why = format!("{what} can't be read: {}", error.words());
+    Refusal::later("unread", why)
+}
+
+/// The word by which an answer of the API server is counted.
+const fn label(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Accepted => "accepted",
+        Answer::Terminating => "terminating",
+        Answer::Gone => "gone",
+        Answer::Budget { .. } => "disruption_budget",
+        Answer::ManyBudgets { .. } => "many_disruption_budgets",
+        Answer::Wait { .. } => "server_busy",
+        Answer::Refused { .. } => "server_refused",
+        Answer::Away { .. } => "server_away",
+        Answer::Unknown { .. } => "unknown",
+    }
+}
+
+/// Kind and name of the pod's controller, if it has one.
+fn controller(pod: &PodObject) -> Option<String> {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+    let owner = controllers.next()?;
+    Some(format!("{}/{}", owner.kind, owner.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_pod_its_controller_counts_and_no_other_owner() {
+        let pod = |owners: serde_json::Value| -> PodObject {
+            serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": owners}}))
+                .unwrap()
+        };
+        let owner = |kind: &str, controller: bool| json!({"apiVersion": "v1", "kind": kind, "name": "x", "uid": "u", "controller": controller});
+        let both = pod(json!([owner("Node", false), owner("ReplicaSet", true)]));
+        assert_eq!(controller(&both).as_deref(), Some("ReplicaSet/x"));
+        assert_eq!(controller(&pod(json!([owner("Node", false)]))), None);
+    }
+}

@@ -1,0 +1,211 @@
+//! The leader evicts: agents ask for evictions of pods of their own nodes, and it decides whether, and does it.
+//!
+//! ```text
+//! agent ─► report listener or aggregated API ─► Evictions ─► handler ─► ledger (budgets) ─► Eviction (policy/v1)
+//!                                                              │
+//!                                                              └─ the controller's rules of that node
+//! ```
+//! [`ledger::Ledger`] decides about budgets and does no I/O; the recorder writes down what counts before it is done, so that the
+//! next leader knows.
+
+pub mod budget;
+mod events;
+mod handler;
+pub mod ledger;
+mod metrics;
+mod queue;
+pub mod record;
+mod recorder;
+mod refusal;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt};
+use kube::Client;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::cluster::election::Standing;
+use crate::crd::eviction::{Answer, EvictionRequest, Objection};
+use crate::crd::pod_facts::PodObject;
+use crate::engine::policy::RuleId;
+use budget::Budgets;
+use events::RefusalEvents;
+use handler::Handler;
+use queue::{Pending, Queue};
+use recorder::{Location, Recorder, SharedLedger};
+use refusal::Refusal;
+
+pub use metrics::EvictionMetrics;
+
+/// So many requests wait to be taken up; agents of further ones ask again.
+const MAX_WAITING: usize = 256;
+
+/// How the leader evicts.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The namespace of the record.
+    pub namespace: String,
+    /// The `ConfigMap` with the evictions that count.
+    pub record: String,
+    /// How many are allowed; `None`: any number.
+    pub budgets: Option<Budgets>,
+    /// The namespace of the emergency stop, which is that of the agents' Leases.
+    pub lease_namespace: String,
+    /// This replica.
+    pub identity: String,
+    /// The figures for Prometheus.
+    pub metrics: EvictionMetrics,
+}
+
+/// Whether the rules that the controller has given `node` allow an eviction.
+#[derive(Debug)]
+pub struct RuleQuery {
+    /// The node, as its agent's token says.
+    pub node: Arc<str>,
+    /// `spec.hash` of the `NodeWatermark` that the agent enforces.
+    pub hash: String,
+    /// The rule that asks for it.
+    pub rule: RuleId,
+    /// The pod as the API server has it.
+    pub pod: Box<PodObject>,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<Permit, Denial>>,
+}
+
+/// That a node's rules allow an eviction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// From the first signal to the kill.
+    pub grace: Duration,
+    /// The zone of the node, if it is in one.
+    pub zone: Option<String>,
+}
+
+/// That they do not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The controller has not read all policies and nodes yet, or does not lead.
+    NotReady,
+    /// The agent enforces other rules than the controller has given its node last.
+    OtherRules,
+    /// The pod must not be evicted for this rule.
+    Objection(Objection),
+}
+
+/// What a request is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// By the leader.
+    Answer(Answer),
+    /// This replica does not lead; the one that does, if that is known, is there.
+    NotLeading(Option<IpAddr>),
+}
+
+/// Takes requests; a clone takes them to the same place.
+#[derive(Clone, Debug)]
+pub struct Evictions {
+    requests: mpsc::Sender<Pending>,
+    metrics: EvictionMetrics,
+    leadership: watch::Receiver<Standing>,
+}
+
+impl Evictions {
+    /// Evicts a pod of `node`, whose agent asks for it, unless something speaks against it.
+    pub async fn evict(&self, node: Arc<str>, request: EvictionRequest) -> Reply {
+        let (reply, answer) = oneshot::channel();
+        let pending = Pending {
+            node,
+            request,
+            reply,
+        };
+        if self.requests.try_send(pending).is_err() {
+            let refusal = Refusal::later("busy", "too many evictions are asked for at once");
+            self.metrics.answered(refusal.label, Duration::ZERO);
+            return Reply::Answer(refusal.answer);
+        }
+        if let Ok(Some(answer)) = answer.await {
+            return Reply::Answer(answer);
+        }
+        let leader = self.leadership.borrow().leader();
+        Reply::NotLeading(leader.map(|leader| leader.ip()))
+    }
+}
+
+#[cfg(test)]
+impl Evictions {
+    /// Of a replica that never leads.
+    pub fn unconnected() -> Self {
+        Self {
+            requests: mpsc::channel(1).0,
+            metrics: EvictionMetrics::default(),
+            leadership: watch::channel(Standing::default()).1,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Options {
+    /// Without budgets.
+    pub fn unconnected() -> Self {
+        Self {
+            namespace: "plimsoll".to_owned(),
+            record: "plimsoll-evictions".to_owned(),
+            budgets: None,
+            lease_namespace: "plimsoll-node-lease".to_owned(),
+            identity: "test".to_owned(),
+            metrics: EvictionMetrics::default(),
+        }
+    }
+}
+
+/// Takes requests, and what has to be awaited for them to be carried out. `rules` is where the controller answers what it has
+/// given a node.
+pub fn start(
+    client: Client,
+    options: Options,
+    rules: mpsc::Sender<RuleQuery>,
+    leadership: watch::Receiver<Standing>,
+) -> (Evictions, BoxFuture<'static, ()>) {
+    let (requests, pending) = mpsc::channel(MAX_WAITING);
+    let (changes, to_record) = mpsc::channel(MAX_WAITING);
+    let ledger = SharedLedger::default();
+    let recorder = options.budgets.map(|budgets| {
+        let location = Location {
+            namespace: options.namespace.clone(),
+            name: options.record.clone(),
+            budgets,
+        };
+        Recorder::new(
+            client.clone(),
+            location,
+            leadership.clone(),
+            ledger.clone(),
+            to_record,
+            options.metrics.clone(),
+        )
+    });
+    let handler = Handler {
+        events: RefusalEvents::new(client.clone(), &options.identity),
+        budgets: recorder.is_some().then_some((ledger, changes)),
+        lease_namespace: options.lease_namespace,
+        rules,
+        metrics: options.metrics.clone(),
+        leadership: leadership.clone(),
+        client,
+    };
+    let queue = Queue::new(handler, pending);
+    let evictions = Evictions {
+        requests,
+        metrics: options.metrics,
+        leadership,
+    };
+    let run = async move {
+        match recorder {
+            Some(recorder) => drop(tokio::join!(queue.run(), recorder.run())),
+            None => queue.run().await,
+        }
+    };
+    (evictions, run.boxed())
+}

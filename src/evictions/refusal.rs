@@ -1,0 +1,139 @@
+//! Why a pod is not evicted, or not now.
+
+use std::time::Duration;
+
+use super::budget::Scope;
+use super::ledger::Spent;
+use crate::crd::eviction::{Answer, Delay, Objection};
+
+/// The leader can know soon what it does not know now.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why a pod is not evicted; the API server was not asked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The word by which it is counted.
+    pub label: &'static str,
+    /// For people.
+    pub why: String,
+    /// It is about no pod in particular.
+    pub is_general: bool,
+    /// What the agent is answered.
+    pub answer: Answer,
+}
+
+impl Refusal {
+    fn new(label: &'static str, is_general: bool, why: &str, answer: Answer) -> Self {
+        Self {
+            label,
+            why: why.to_owned(),
+            is_general,
+            answer,
+        }
+    }
+
+    /// Not now, for a reason that is not about the pod.
+    pub fn later(label: &'static str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        let answer = Answer::Wait {
+            wait: RETRY,
+            by: Delay::Leader,
+            why: why.clone(),
+        };
+        Self::new(label, true, &why, answer)
+    }
+
+    /// There was no time left to find out, and the agent no longer waits.
+    pub fn late() -> Self {
+        Self::later(
+            "late",
+            "it could not be found out in time whether the pod may be evicted",
+        )
+    }
+
+    /// The pod is gone, or another has its name.
+    pub fn gone() -> Self {
+        Self::new("gone", false, "it is gone", Answer::Gone)
+    }
+
+    /// It must not be evicted.
+    pub fn objection(objection: &Objection) -> Self {
+        let why = objection.to_string();
+        let (label, answer) = match objection {
+            Objection::Terminating => ("terminating", Answer::Terminating),
+            Objection::OtherNode => ("other_node", refused(&why)),
+            Objection::NotWanted => ("no_rule", refused(&why)),
+            Objection::NotAllowed => ("not_allowed", refused(&why)),
+            _ => ("protected", refused(&why)),
+        };
+        Self::new(label, false, &why, answer)
+    }
+
+    /// A request that is older than one that came before.
+    pub fn outdated() -> Self {
+        let why = "the node's agent has sent a later request since";
+        Self::new("outdated", false, why, refused(why))
+    }
+
+    /// A budget is spent. The message does not change from one time to the next.
+    pub fn spent(spent: &Spent) -> Self {
+        let whose = match spent.scope {
+            Scope::Fleet => "the fleet's budget of evictions",
+            Scope::Zone => "the zone's budget of evictions",
+            Scope::Node => "the node's budget of evictions",
+            Scope::Namespace => "the namespace's budget of evictions",
+            Scope::Owner => "the owner's budget of evictions",
+        };
+        let why = format!("{whose}, {}, is spent", spent.budget);
+        let answer = match spent.scope {
+            // Another pod of the node may be of neither.
+            Scope::Namespace | Scope::Owner => Answer::Budget { why: why.clone() },
+            Scope::Fleet | Scope::Zone | Scope::Node => Answer::Wait {
+                wait: spent.retry_after,
+                by: Delay::Budget,
+                why: why.clone(),
+            },
+        };
+        Self::new(spent.scope.name(), true, &why, answer)
+    }
+}
+
+fn refused(why: &str) -> Answer {
+    Answer::Refused {
+        why: why.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::budget::Budget;
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_budget_and_whether_another_pod_may_be_tried() {
+        let of = |scope| {
+            let budget = Budget {
+                evictions: 10,
+                window: Duration::from_mins(1),
+            };
+            let retry_after = Duration::from_millis(6100);
+            Refusal::spent(&Spent {
+                scope,
+                budget,
+                retry_after,
+            })
+        };
+        let fleet = of(Scope::Fleet);
+        let why = "the fleet's budget of evictions, 10 in 1m, is spent";
+        let wait = Answer::Wait {
+            wait: Duration::from_millis(6100),
+            by: Delay::Budget,
+            why: why.to_owned(),
+        };
+        assert_eq!((fleet.label, fleet.answer), ("fleet", wait));
+        for scope in [Scope::Namespace, Scope::Owner] {
+            let refusal = of(scope);
+            assert!(matches!(refusal.answer, Answer::Budget { .. }), "{scope:?}");
+        }
+    }
+}

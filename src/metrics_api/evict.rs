@@ -1,0 +1,144 @@
+//! Requests of agents to evict pods that come through the API server, where agents can't reach the listener of reports. A standby
+//! passes them on to the leader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode};
+use rustls::pki_types::CertificateDer;
+use tokio::time::timeout;
+
+use crate::crd::eviction::{
+    self, Delay, EvictionRequest, LEADERLESS_WAIT, MAX_BYTES, SUBRESOURCE, api_path,
+};
+use crate::crd::node_metric::{API_VERSION, PLURAL};
+use crate::evictions::Reply;
+
+use super::forward;
+use super::reports::{NODE_NAME, Reports};
+use super::server::{Answer, Api, JSON, whole};
+use super::status::Refusal;
+
+/// A request has to be here by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The node whose agent asks for an eviction at this path.
+pub fn node_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/apis/")?.strip_prefix(API_VERSION)?;
+    let rest = rest.strip_prefix('/')?.strip_prefix(PLURAL)?;
+    let (node, subresource) = rest.strip_prefix('/')?.split_once('/')?;
+    (subresource == SUBRESOURCE && !node.is_empty()).then_some(node)
+}
+
+impl Api {
+    /// Answers a request of the agent of `node`.
+    pub(super) async fn evict(
+        &self,
+        reports: &Reports,
+        node: Arc<str>,
+        request: Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+        is_passed_on: bool,
+    ) -> Result<Answer, Refusal> {
+        if *request.method() != Method::POST {
+            return Err(Refusal::method());
+        }
+        // The replica that passed it on has asked who it is.
+        if !is_passed_on {
+            let agents = reports.agents();
+            self.is_agent_of(&node, agents, &request, certificates)
+                .await?;
+        }
+        let body = Limited::new(request.into_body(), MAX_BYTES).collect();
+        let body = timeout(BODY_TIMEOUT, body).await.ok().and_then(Result::ok);
+        let broken = || Refusal::bad_request("the request is too long, or broke off");
+        let body = body.ok_or_else(broken)?.to_bytes();
+        let request = EvictionRequest::parse(&body);
+        let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
+        match reports.evictions().evict(Arc::clone(&node), request).await {
+            Reply::Answer(answer) => Ok(answered(&answer)),
+            // What was passed on is not passed on again.
+            Reply::NotLeading(_) if is_passed_on => Ok(answered(&leaderless())),
+            Reply::NotLeading(_) => Ok(self.pass_to_leader(&node, body).await),
+        }
+    }
+
+    /// The user has to be the agents' account, with a token that is bound to a pod on that very node.
+    async fn is_agent_of(
+        &self,
+        node: &str,
+        agents: &str,
+        request: &Request<Incoming>,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<(), Refusal> {
+        let user = self
+            .authenticator
+            .identify(request.headers(), certificates)
+            .await?;
+        let of = user.extra.get(NODE_NAME).and_then(|names| names.first());
+        if user.name == agents && of.is_some_and(|name| *name == *node) {
+            return Ok(());
+        }
+        let message = format!("only the agent of node {node:?} may have pods of it evicted");
+        Err(Refusal::new(403, "Forbidden", message))
+    }
+
+    /// The leader's answer. Where the request has left and there is none, the pod says what became of it.
+    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Answer {
+        let leader = self.standing.borrow().leader();
+        let tls = self.tls.borrow().clone();
+        let (Some(leader), Some(tls)) = (leader, tls) else {
+            return answered(&leaderless());
+        };
+        let (path, name) = (api_path(node), &self.server_name);
+        let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
+        match forward::pass(leader, tls.client, name, &path, JSON, body, patience).await {
+            Ok(answer) if answer.status() == StatusCode::OK => answer,
+            Ok(answer) => unknown(&format!("the leader answers {}", answer.status())),
+            Err(error) if error.may_have_arrived() => unknown(&error.to_string()),
+            Err(_) => answered(&leaderless()),
+        }
+    }
+}
+
+fn leaderless() -> eviction::Answer {
+    eviction::Answer::Wait {
+        wait: LEADERLESS_WAIT,
+        by: Delay::Leader,
+        why: "no replica of the controller leads".to_owned(),
+    }
+}
+
+fn unknown(why: &str) -> Answer {
+    let why = why.to_owned();
+    answered(&eviction::Answer::Unknown { why })
+}
+
+fn answered(answer: &eviction::Answer) -> Answer {
+    // Nothing in it can't be written as JSON.
+    let answer = serde_json::to_vec(answer).unwrap_or_default();
+    whole(StatusCode::OK, JSON, answer.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_names_the_node() {
+        assert_eq!(node_of(&api_path("node-a")), Some("node-a"));
+        let nodes = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
+        for path in [
+            "",
+            "/node-a",
+            "/node-a/",
+            "//evictions",
+            "/node-a/status",
+            "/a/b/evictions",
+        ] {
+            assert_eq!(node_of(&format!("{nodes}{path}")), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Asks the controller's leader to evict pods: by the connection that reports go by, and where that fails through the API server.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use kube::Client;
+use tokio::time::{Instant, timeout_at};
+
+use super::Options;
+use super::credentials::Files;
+use super::links::{Links, Sender};
+use crate::cluster::client::{CallError, call};
+use crate::cluster::eviction::was_not_sent;
+use crate::crd::eviction::{
+    ANSWER_TIMEOUT, Answer, Delay, EvictionRequest, Key, LEADERLESS_WAIT, Misdirected, PATH,
+    Target, api_path,
+};
+use crate::engine::policy::RuleId;
+use crate::node::actuate::evict_api::Requester;
+use crate::node::clock;
+
+/// No answer is read further.
+const MAX_ANSWER: usize = 16 << 10;
+
+/// The controller's leader, as one node's agent asks it.
+#[derive(Clone)]
+pub struct Leader {
+    client: Client,
+    node: String,
+    boot_id: String,
+    links: Links,
+    /// The name in replicas' certificates, and what proves which node asks; `None`: there are no direct reports.
+    direct: Option<(String, Arc<Mutex<Files>>)>,
+}
+
+/// What came of asking a replica.
+enum Direct {
+    Answer(Answer),
+    /// It does not lead.
+    Misdirected(Misdirected),
+    /// It has taken nothing, as one of an earlier version.
+    Refused(String),
+}
+
+impl Leader {
+    /// For the agent of `node`, whose kernel has this boot id; `reports` say how replicas are reached.
+    pub fn new(
+        client: Client,
+        node: &str,
+        boot_id: &str,
+        reports: Option<&Options>,
+        links: Links,
+    ) -> Self {
+        let files = |folder: &Path| Arc::new(Mutex::new(Files::new(folder)));
+        let direct = reports.map(|reports| (reports.server_name(), files(&reports.credentials)));
+        Self {
+            client,
+            node: node.to_owned(),
+            boot_id: boot_id.to_owned(),
+            links,
+            direct,
+        }
+    }
+
+    /// The answer by the connection of reports. `Err` says why there is none, and whether the request may have arrived.
+    async fn ask_directly(&self, body: &Bytes) -> Result<Answer, (String, bool)> {
+        let not_sent = |why: &str| (why.to_owned(), false);
+        let (name, authorization) = self
+            .credentials()
+            .ok_or_else(|| not_sent("there are no credentials for direct reports"))?;
+        let none = || not_sent("no connection to the controller");
+        let mut sender = self.links.best().ok_or_else(none)?;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        // A standby names the leader, which may change meanwhile.
+        for _ in 0..2 {
+            if sender.ready().await.is_err() {
+                return Err(not_sent("the connection to the controller broke"));
+            }
+            let sent = send(&mut sender, &name, &authorization, body.clone());
+            let lost = |why: String| (why, true);
+            match timeout_at(deadline, sent).await {
+                Ok(Ok(Direct::Answer(answer))) => return Ok(answer),
+                Ok(Ok(Direct::Misdirected(Misdirected { leader }))) => {
+                    let leader = leader.and_then(|leader| self.links.to(leader));
+                    sender = leader.ok_or_else(|| not_sent("no connection to the leader"))?;
+                }
+                Ok(Ok(Direct::Refused(why))) => return Err((why, false)),
+                Ok(Err(error)) => return Err(lost(error.to_string())),
+                Err(_) => {
+                    let seconds = ANSWER_TIMEOUT.as_secs();
+                    return Err(lost(format!("no answer within {seconds} s")));
+                }
+            }
+        }
+        Err(not_sent("no replica of the controller leads"))
+    }
+
+    fn credentials(&self) -> Option<(String, HeaderValue)> {
+        let (name, files) = self.direct.as_ref()?;
+        let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
+        let credentials = files.current().ok()?;
+        Some((name.clone(), credentials.authorization))
+    }
+
+    async fn ask_by_api_server(&self, body: &Bytes) -> Result<Answer, CallError> {
+        let request = Request::post(api_path(&self.node))
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_vec());
+        let request = request.map_err(kube::Error::HttpError)?;
+        call(self.client.request(request)).await
+    }
+}
+
+impl Requester for Leader {
+    async fn evict(&self, target: &Target, rule: &RuleId, hash: &str) -> Answer {
+        let request = EvictionRequest {
+            key: Key {
+                boot_id: self.boot_id.clone(),
+                // Grows over restarts of the agent, too.
+                sequence: clock::boot_time().as_nanos(),
+            },
+            target: target.clone(),
+            rule: rule.to_string(),
+            hash: hash.to_owned(),
+        };
+        let body = match serde_json::to_vec(&request) {
+            Ok(body) => Bytes::from(body),
+            Err(error) => {
+                let why = error.to_string();
+                return Answer::Refused { why };
+            }
+        };
+        let (why, may_have_arrived) = match self.ask_directly(&body).await {
+            Ok(answer) => return answer,
+            Err(failed) => failed,
+        };
+        // The same request: one that has arrived is not carried out again.
+        match self.ask_by_api_server(&body).await {
+            // Another leader may not know what the first one has done.
+            Ok(answer) if may_have_arrived && !is_done(&answer) => Answer::Unknown { why },
+            Ok(answer) => answer,
+            Err(_) if may_have_arrived => Answer::Unknown { why },
+            Err(error) if may_have_been_done(&error) => Answer::Unknown { why: error.words() },
+            Err(error) => unreachable_leader(&why, &error),
+        }
+    }
+}
+
+/// The pod is being terminated, or is gone.
+const fn is_done(answer: &Answer) -> bool {
+    matches!(
+        answer,
+        Answer::Accepted | Answer::Terminating | Answer::Gone
+    )
+}
+
+/// The request has left, and no answer says what became of it.
+fn may_have_been_done(error: &CallError) -> bool {
+    let is_lost = error.code().is_none_or(|code| code >= 500);
+    is_lost && !was_not_sent(error) && !was_not_passed_on(error)
+}
+
+/// Whether the API server found no controller to pass the request on to. Other 5xx may come after the controller has taken it.
+fn was_not_passed_on(error: &CallError) -> bool {
+    let words = error.words();
+    let found_none = words.contains("service unavailable") || words.contains("dial ");
+    error.code() == Some(503) && found_none
+}
+
+fn unreachable_leader(direct: &str, error: &CallError) -> Answer {
+    let by_api_server = match error.code() {
+        Some(404) => "the controller takes no requests through the API server".to_owned(),
+        _ => error.words(),
+    };
+    Answer::Wait {
+        wait: error.retry_after().unwrap_or_default().max(LEADERLESS_WAIT),
+        by: Delay::Leader,
+        why: format!("the controller can't be asked: {direct}; {by_api_server}"),
+    }
+}
+
+async fn send(
+    sender: &mut Sender,
+    name: &str,
+    authorization: &HeaderValue,
+    body: Bytes,
+) -> Result<Direct, Box<dyn std::error::Error + Send + Sync>> {
+    let request = Request::post(format!("https://{name}{PATH}"))
+        .header(AUTHORIZATION, authorization)
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(body))?;
+    understood(sender.send_request(request).await?).await
+}
+
+async fn understood(
+    answer: Response<Incoming>,
+) -> Result<Direct, Box<dyn std::error::Error + Send + Sync>> {
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect();
+    let body = body.await?.to_bytes();
+    Ok(match status {
+        StatusCode::OK => Direct::Answer(serde_json::from_slice(&body)?),
+        StatusCode::MISDIRECTED_REQUEST => {
+            // Without a body that says so it is not known where the leader is.
+            Direct::Misdirected(serde_json::from_slice(&body).unwrap_or_default())
+        }
+        _ => Direct::Refused(format!("the controller answers {status}")),
+    })
+}

@@ -1,0 +1,286 @@
+//! The controller's leader, as far as agents ask it to evict: by the connection of their reports, or through the API server. It
+//! posts what the node's rules allow, and knows no budgets.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response};
+use kube::{Api, Client};
+use plimsoll::cluster::client::connect;
+use plimsoll::cluster::eviction;
+use plimsoll::crd::NodeWatermark;
+use plimsoll::crd::eviction::{Answer, EvictionRequest, Key, PATH, permit};
+use plimsoll::crd::pod_facts::PodObject;
+use plimsoll::engine::policy::RuleId;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::receiver::{Authority, Lost, Receiver, acknowledge, publish, slice};
+use super::{ControlPlane, aggregation, now};
+
+/// The Service that agents report to, and its namespace.
+const SERVICE: &str = "plimsoll-report";
+const NAMESPACE: &str = "default";
+/// What API servers ask of those they pass requests on to.
+const GROUP_VERSION: &str = "/apis/metrics.plimsoll.dev/v1alpha1";
+const SOON: Duration = Duration::from_mins(2);
+
+/// A request that came.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub path: String,
+    /// User and node, as the API server passed it on for them.
+    pub user: Option<(String, String)>,
+    pub request: EvictionRequest,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is carried out and answered.
+    Answered,
+    /// It is carried out, and the answer lost.
+    Lost,
+    /// It is not looked at.
+    Refused,
+}
+
+type Judge = Box<dyn Fn(&str) -> Fate + Send>;
+
+/// Carries requests out, each once.
+#[derive(Clone)]
+pub(super) struct Evicting {
+    kubeconfig: PathBuf,
+    node: String,
+    judge: Arc<Mutex<Judge>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    answers: Arc<Mutex<Vec<(Key, Answer)>>>,
+}
+
+impl Evicting {
+    /// Answers a request to evict, or that of an API server for what is served here.
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Lost> {
+        let path = request.uri().path().to_owned();
+        if request.method() != Method::POST {
+            return Ok(discovery(&path));
+        }
+        let user = passed_on(&request);
+        let body = request.into_body().collect().await.map_err(|_| Lost)?;
+        let request = EvictionRequest::parse(&body.to_bytes()).unwrap();
+        let fate = self.judge.lock().unwrap()(&path);
+        self.asked.lock().unwrap().push(Asked {
+            path,
+            user,
+            request: request.clone(),
+        });
+        if fate == Fate::Refused {
+            return Ok(respond(503, &json!({"message": "not now"})));
+        }
+        let answer = self.evict_once(&request).await;
+        match fate {
+            Fate::Lost => Err(Lost),
+            _ => Ok(respond(200, &json!(answer))),
+        }
+    }
+
+    async fn evict_once(&self, request: &EvictionRequest) -> Answer {
+        let answers = self.answers.lock().unwrap().clone();
+        if let Some((_, answer)) = answers.into_iter().find(|(key, _)| *key == request.key) {
+            return answer;
+        }
+        let client = connect(Some(&self.kubeconfig)).await.unwrap();
+        let answer = self.evict(&client, request).await;
+        let mut answers = self.answers.lock().unwrap();
+        answers.push((request.key.clone(), answer.clone()));
+        answer
+    }
+
+    async fn evict(&self, client: &Client, request: &EvictionRequest) -> Answer {
+        let refused = |why: String| Answer::Refused { why };
+        let rules = Api::<NodeWatermark>::all(client.clone())
+            .get(&self.node)
+            .await;
+        let rules = rules.unwrap().spec;
+        if rules.hash != request.hash {
+            return refused(format!("the rules are {}", rules.hash));
+        }
+        let target = &request.target;
+        let Some(pod) = eviction::look::<PodObject>(client, target).await.unwrap() else {
+            return Answer::Gone;
+        };
+        let rule = RuleId::from(request.rule.as_str());
+        match permit(&pod, &self.node, &rule, &rules.read().unwrap().policy) {
+            Ok(grace) => eviction::evict(client, target, grace).await,
+            Err(objection) => refused(objection.to_string()),
+        }
+    }
+}
+
+/// For whom the API server has passed it on.
+fn passed_on(request: &Request<Incoming>) -> Option<(String, String)> {
+    let header = |name: &str| {
+        let value = request.headers().get(name)?.to_str().ok()?;
+        Some(value.to_owned())
+    };
+    let node = header("x-remote-extra-authentication.kubernetes.io%2fnode-name");
+    Some((header("x-remote-user")?, node.unwrap_or_default()))
+}
+
+fn discovery(path: &str) -> Response<Full<Bytes>> {
+    if path != GROUP_VERSION {
+        return respond(404, &json!({}));
+    }
+    let group = path.trim_start_matches("/apis/");
+    let list = json!({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [],
+    });
+    respond(200, &list)
+}
+
+fn respond(code: u16, body: &Value) -> Response<Full<Bytes>> {
+    let answer = Response::builder()
+        .status(code)
+        .header("content-type", "application/json");
+    let body = Full::new(Bytes::from(body.to_string()));
+    answer.body(body).unwrap()
+}
+
+/// The leader; nobody finds it before it is published.
+pub struct Leader {
+    receiver: Receiver,
+    evicting: Evicting,
+    credentials: TempDir,
+}
+
+impl Leader {
+    /// One that evicts pods of this node. `None`, said: not on this machine.
+    pub fn start(plane: &ControlPlane, node: &str) -> Option<Self> {
+        let Some(address) = aggregation::address() else {
+            eprintln!(
+                "NOT TESTED: this machine has no address but loopback ones, which no endpoint may have"
+            );
+            return None;
+        };
+        let evicting = Evicting {
+            kubeconfig: plane.kubeconfig.clone(),
+            node: node.to_owned(),
+            judge: Arc::new(Mutex::new(Box::new(|_| Fate::Answered))),
+            asked: Arc::default(),
+            answers: Arc::default(),
+        };
+        Some(Self::at(address, evicting))
+    }
+
+    fn at(address: IpAddr, evicting: Evicting) -> Self {
+        let authority = Authority::make();
+        let name = format!("{SERVICE}.{NAMESPACE}.svc");
+        let receiver = Receiver::start(address, &authority, &name);
+        receiver.says(acknowledge(1, true));
+        receiver.evicts(evicting.clone());
+        let credentials = tempfile::tempdir().unwrap();
+        let files = [("token", "t"), ("ca.crt", &*authority.pem)];
+        publish(credentials.path(), &files);
+        Self {
+            receiver,
+            evicting,
+            credentials,
+        }
+    }
+
+    /// One whom agents with [these arguments](Self::args) find.
+    pub fn published(plane: &ControlPlane, node: &str) -> Option<Self> {
+        let leader = Self::start(plane, node)?;
+        leader.publish(plane);
+        Some(leader)
+    }
+
+    /// By which arguments an agent reports to it.
+    pub fn args(&self) -> [&str; 8] {
+        let credentials = self.credentials.path().to_str().unwrap();
+        [
+            "--namespace",
+            NAMESPACE,
+            "--pod-name",
+            "agent-x",
+            "--report-service",
+            SERVICE,
+            "--report-credentials",
+            credentials,
+        ]
+    }
+
+    /// Agents find it.
+    pub fn publish(&self, plane: &ControlPlane) {
+        self.publish_port(plane, self.receiver.address.port());
+    }
+
+    /// Agents look for it at this port.
+    pub fn publish_port(&self, plane: &ControlPlane, port: u16) {
+        let address = SocketAddr::new(self.receiver.address.ip(), port);
+        plane.apply(&[slice(NAMESPACE, SERVICE, SERVICE, address, true)]);
+    }
+
+    /// The API server passes requests on to it, as one of this namespace.
+    pub fn serve_through_api_server(&self, plane: &ControlPlane, namespace: &str) {
+        let (ip, port) = (self.receiver.address.ip(), self.receiver.address.port());
+        let mut objects = aggregation::objects(namespace, "plimsoll-metrics", ip, &[port]);
+        let mut services = objects.iter_mut();
+        let service = services.find(|object| object["kind"] == "APIService");
+        service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
+        plane.apply(&objects);
+        plane.until("the API server passes requests on", SOON, |plane| {
+            // One that found nobody looks again when something has changed.
+            let changed = format!("looked={:?}", now());
+            let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
+            plane.kubectl(&["annotate", "--overwrite", service, &changed]);
+            plane
+                .try_kubectl(&["get", "--raw", GROUP_VERSION], "")
+                .is_ok()
+        });
+    }
+
+    /// Whether an agent reports to it, so that it can ask by the same connection.
+    pub fn is_reported_to(&self) -> bool {
+        !self.receiver.seen().is_empty()
+    }
+
+    /// From now on requests fare as `judge` says, by their path.
+    pub fn judge(&self, judge: impl Fn(&str) -> Fate + Send + 'static) {
+        *self.evicting.judge.lock().unwrap() = Box::new(judge);
+    }
+
+    /// All requests that came.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.evicting.asked.lock().unwrap().clone()
+    }
+
+    /// The pods that were evicted, in this order.
+    pub fn evicted(&self) -> Vec<String> {
+        let answers = self.evicting.answers.lock().unwrap().clone();
+        let accepted = answers
+            .into_iter()
+            .filter(|(_, it)| *it == Answer::Accepted);
+        let asked = self.asked();
+        let name = |key: &Key| {
+            let mut asked = asked.iter();
+            let asked = asked.find(|asked| asked.request.key == *key).unwrap();
+            asked.request.target.name.clone()
+        };
+        accepted.map(|(key, _)| name(&key)).collect()
+    }
+}
+
+impl Asked {
+    /// Whether it came by the connection of reports.
+    pub fn is_direct(&self) -> bool {
+        self.path == PATH
+    }
+}

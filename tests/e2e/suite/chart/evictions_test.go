@@ -1,0 +1,98 @@
+//go:build e2e
+
+package chart
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// roles are those that may do this with the resource: the names of roles, each once.
+func roles(t *testing.T, rendered, resource string) (found []string) {
+	t.Helper()
+	for _, object := range objects(t, rendered) {
+		rules, _, _ := unstructured.NestedSlice(object.Object, "rules")
+		for _, rule := range rules {
+			if resources, _ := rule.(map[string]any)["resources"].([]any); slices.Contains(resources, any(resource)) {
+				found = append(found, object.GetKind()+" "+object.GetName())
+			}
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func TestTheControllerAloneMayEvict(t *testing.T) {
+	for name, file := range combinations(t) {
+		rendered, err := render(t, "--values", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := roles(t, rendered, "pods/eviction"); fmt.Sprint(found) != "[ClusterRole plimsoll-controller]" {
+			t.Errorf("%s: pods are evicted by %v", name, found)
+		}
+		if found := roles(t, rendered, "nodemetrics/evictions"); fmt.Sprint(found) != "[ClusterRole plimsoll-agent]" {
+			t.Errorf("%s: it is asked by %v", name, found)
+		}
+		one(t, rendered, "ValidatingAdmissionPolicy", "plimsoll-controller-eviction")
+		one(t, rendered, "ValidatingAdmissionPolicyBinding", "plimsoll-controller-eviction")
+		if strings.Contains(rendered, "WebhookConfiguration") {
+			t.Errorf("%s: there is a webhook", name)
+		}
+	}
+}
+
+func TestPodsOfKubeSystemAreEvictedOnlyWhereTheValuesSaySo(t *testing.T) {
+	for set, refused := range map[string]bool{"evictionBudget.kubeSystem=false": true, "evictionBudget.kubeSystem=true": false} {
+		rendered, err := render(t, "--set", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		policy := one(t, rendered, "ValidatingAdmissionPolicy", "plimsoll-controller-eviction")
+		if strings.Contains(fmt.Sprint(policy), "request.namespace != 'kube-system'") != refused {
+			t.Errorf("%s: it is refused: %t", set, !refused)
+		}
+	}
+}
+
+// TestWithoutTheAPIAgentsReportAndAskForEvictionsAllTheSame: what they reach the controller by does not go with the API.
+func TestWithoutTheAPIAgentsReportAndAskForEvictionsAllTheSame(t *testing.T) {
+	rendered, err := render(t, "--values", combinations(t)["least"], "--set", "networkPolicies.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, names := range map[string][]string{"Service": {"plimsoll-report"}, "Secret": {"plimsoll-metrics-ca"}, "ConfigMap": {"plimsoll-report-ca"}} {
+		for _, name := range names {
+			one(t, rendered, kind, name)
+		}
+	}
+	for _, object := range objects(t, rendered) {
+		if object.GetKind() == "APIService" || object.GetKind() == "Service" && object.GetName() == "plimsoll-metrics" {
+			t.Errorf("there is %s %s", object.GetKind(), object.GetName())
+		}
+	}
+	container := func(kind, name string) map[string]any {
+		return field[[]any](t, one(t, rendered, kind, name), "spec", "template", "spec", "containers")[0].(map[string]any)
+	}
+	controller, agent := container("Deployment", "plimsoll-controller"), container("DaemonSet", "plimsoll-agent-v2")
+	if listens := option(controller, "report-listen"); listens != "0.0.0.0:8444" {
+		t.Errorf("the controller listens at %q", listens)
+	}
+	if listens := option(controller, "metrics-api-listen"); listens != "" {
+		t.Errorf("the API is served at %s", listens)
+	}
+	if args := field[[]any](t, controller, "args"); !slices.Contains(args, any("--no-eviction-budgets")) {
+		t.Errorf("there are budgets: %v", args)
+	}
+	if asks := option(agent, "report-service"); !strings.HasPrefix(asks, "plimsoll-report") {
+		t.Errorf("the agent asks %q", asks)
+	}
+	ports := fmt.Sprint(field[[]any](t, one(t, rendered, "NetworkPolicy", "plimsoll-controller"), "spec", "ingress"))
+	if !strings.Contains(ports, "port:report") || strings.Contains(ports, "port:https") {
+		t.Errorf("it lets in %s", ports)
+	}
+}

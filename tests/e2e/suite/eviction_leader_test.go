@@ -1,0 +1,224 @@
+//go:build e2e
+
+package suite
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// lingers is a pod that ends only when it is killed, so many seconds after it was asked to. Whatever replaces it waits until the node is open again.
+func (s *scene) lingers(name string, grace int64) work {
+	return work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: grace, intolerant: true}
+}
+
+// evictsOneARound has the node's pods evicted, one a round, each with its own grace, while it is over its mark.
+func (s *scene) evictsOneARound() {
+	s.Helper()
+	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}")
+	s.allow(s.name, "", "eviction")
+	s.rule(s.name, rule{action: s.name})
+	s.waitKept(s.name)
+}
+
+// TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached: what the agent sends to port 8444 is dropped in silence.
+func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(t *testing.T) {
+	t.Parallel()
+	haveAllNodes(t) // others may not restart the agent
+	node := nodes[0]
+	if out, err := tryOnNode(node, "command -v nsenter iptables"); err != nil {
+		t.Skipf("%s has not all that this needs: %s", node, out)
+	}
+	s := newScene(t, node)
+	pods := s.owned(s.lingers("first", 30), work{name: "second", args: []string{"pause"}, requests: "10m", intolerant: true})
+	e := s.watchEndings(pods)
+	s.evictsOneARound()
+	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
+	const drop = "OUTPUT --protocol tcp --dport 8444 --jump DROP"
+	onNode(t, node, inside+"iptables --append "+drop)
+	t.Cleanup(func() { tryOnNode(node, inside+"iptables --delete "+drop) })
+	cut := time.Now()
+	s.set(hot)
+	// By the port it waits for an answer first, for 8 s.
+	s.waitEnding(45*time.Second, pods[0])
+	t.Logf("it was evicted after %s", time.Since(cut).Round(time.Second))
+	always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
+	s.set(cold)
+	if given == "" && !askedByAPIServer(t, node, cut) {
+		t.Error("the agent has not asked through the API server")
+	}
+	onNode(t, node, inside+"iptables --delete "+drop)
+	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return told(node) })
+}
+
+// askedByAPIServer tells whether an agent has asked through the API server since then to evict a pod of a node, and was answered.
+func askedByAPIServer(t *testing.T, node string, since time.Time) bool {
+	t.Helper()
+	all, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(event plane.AuditEvent) bool {
+		of := event.ObjectRef
+		return of.Resource == "nodemetrics" && of.Subresource == "evictions" && of.Name == node &&
+			event.StageTimestamp.After(since) && event.ResponseStatus.Code == 200 && strings.HasSuffix(event.User.Username, ":plimsoll-agent")
+	})
+}
+
+// TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone has the leader end twice for each pod, as kill -9 ends it: somewhere between the
+// decision, the record and the Eviction, and again right after the pod was asked to end.
+func TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone(t *testing.T) {
+	onlyLong(t)
+	needShell(t)
+	t.Parallel()
+	haveAllNodes(t) // nobody else may need a leader
+	s := newScene(t, nodes[0])
+	const grace = 12
+	var works []work
+	for _, name := range []string{"first", "second", "third", "fourth", "fifth"} {
+		works = append(works, s.lingers(name, grace))
+	}
+	pods := s.owned(works...)
+	e := s.watchEndings(pods)
+	s.evictsOneARound()
+	s.set(hot)
+	free := time.Now() // since when no pod ends
+	for round := range pods {
+		// An agent finds within some seconds that the need is still there.
+		time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
+		killLeader(t)
+		eventually(t, time.Minute, "another pod is evicted", func() error { return e.count(round + 1) })
+		took := time.Since(free)
+		t.Logf("round %d: a pod was evicted after %s", round+1, took.Round(time.Second))
+		// A request may be lost for 30 s, and the node sees its need again within some seconds.
+		if took > 40*time.Second {
+			t.Errorf("round %d: a pod was evicted only after %s", round+1, took)
+		}
+		killLeader(t)
+		eventually(t, time.Minute, "it is gone", e.allGone)
+		free = time.Now()
+	}
+	s.set(cold)
+	e.onePerRound()
+	leader(t)
+}
+
+// killLeader ends the replica that leads as kill -9 does, and its pod with it, so that no kubelet waits ever longer before it starts it again.
+func killLeader(t *testing.T) {
+	t.Helper()
+	_, pod := leader(t)
+	pids := strings.Join(processesOfPod(t, pod, "controller"), " ")
+	onNode(t, pod.Spec.NodeName, "kill -KILL "+pids)
+	if err := kube.CoreV1().Pods(namespace).Delete(background, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, 30*time.Second, "the replica is gone", func() error {
+		for _, each := range componentPods(t, "controller") {
+			if each.UID == pod.UID {
+				return fmt.Errorf("it is there")
+			}
+		}
+		return nil
+	})
+}
+
+// count tells whether so many pods have begun to end.
+func (e *endings) count(wanted int) error {
+	if err := e.look(); err != nil {
+		return err
+	}
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	if len(e.begun) < wanted {
+		return fmt.Errorf("%d have begun to end", len(e.begun))
+	}
+	return nil
+}
+
+// allGone tells whether all pods are gone that have begun to end.
+func (e *endings) allGone() error {
+	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil }) {
+		return fmt.Errorf("a pod is ending")
+	}
+	return nil
+}
+
+// onePerRound fails the test where two pods ended at the same time.
+func (e *endings) onePerRound() {
+	e.scene.Helper()
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	if len(e.together) > 0 {
+		e.scene.Errorf("%v ended at the same time", e.together)
+	}
+	for pod, at := range e.begun {
+		e.scene.Logf("%s began to end at %s", pod, at.Format(time.TimeOnly))
+	}
+}
+
+// TestRulesThatChangeWhileAPodIsToBeEvictedHaveItEvictedOnce: each edit gives the node another generation of rules, so that the agent asks by
+// one that the leader has replaced. It is refused, and asks again.
+func TestRulesThatChangeWhileAPodIsToBeEvictedHaveItEvictedOnce(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		pods := s.owned(s.lingers("first", 30), work{name: "second", args: []string{"pause"}, requests: "10m", intolerant: true})
+		e := s.watchEndings(pods)
+		s.evictsOneARound()
+		edits := 0
+		edit := func() {
+			edits++
+			// Of a rule that never acts: what the scene's own rule has counted stays.
+			s.rule(s.name+"-other", rule{action: s.name, strategy: "Preview", mark: 1000 + edits})
+		}
+		edit()
+		s.waitKept(s.name + "-other")
+		before, err := watermarkOf(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.set(hot)
+		for begun := time.Now(); time.Since(begun) < 10*time.Second; time.Sleep(200 * time.Millisecond) {
+			edit()
+		}
+		t.Logf("%d edits; evicted meanwhile: %t", edits, s.alive(pods[0]) != nil)
+		s.waitEnding(45*time.Second, pods[0])
+		always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
+		s.set(cold)
+		now, err := watermarkOf(node)
+		if err != nil || now.Spec.Hash == before.Spec.Hash {
+			t.Errorf("the rules of %s have the hash of before, %s (%v)", node, now.Spec.Hash, err)
+		}
+		if told := cmp.Or(s.evictedOnce(pods[0]), e.count(1)); told != nil {
+			t.Error(told)
+		}
+	})
+}
+
+// evictedOnce tells whether the agent says of one eviction of a pod, and of no second one.
+func (s *scene) evictedOnce(pod string) error {
+	told := 0
+	for event, times := range timesTold(s, "Pod", s.name, pod) {
+		if strings.HasPrefix(event, "PodEvicted: ") {
+			told += times
+		}
+	}
+	if told > 1 {
+		return fmt.Errorf("%d events tell of an eviction of %s", told, pod)
+	}
+	return nil
+}

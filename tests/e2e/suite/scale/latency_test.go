@@ -1,0 +1,168 @@
+//go:build e2e
+
+package scale
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"plimsoll.dev/suite/report"
+)
+
+// So many evictions are asked for in a phase at most, and in a second: far more than budgets usually let.
+const timedEvictions, aSecond = 500, 2
+
+// TestInAFleetThatReportsAnEvictionIsQuick: while all agents report, some of them ask for evictions. What is measured is the time from the
+// request, which an agent sends right after its decision, to the answer that the API server has taken the Eviction.
+func TestInAFleetThatReportsAnEvictionIsQuick(t *testing.T) {
+	agents, length, interval := sizes(t)
+	f, reach := newFleet(t, agents, interval)
+	f.Apply(strings.Replace(evicts[2], `"selector": {}`, `"selector": {"matchLabels": {"evicts": "true"}}`, 1), evicts[0], evicts[1])
+	evictors := f.evictors()
+	count := min(timedEvictions, int(length/time.Second)*aSecond)
+	f.victims(count)
+	_, settled := f.settled()
+	var took []float64
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		time.Sleep(settled)
+		took = f.evicts(evictors, count, length)
+	})
+	p := f.phase("with evictions", length, reach, "--reports=true")
+	asking.Wait()
+	t.Log(p)
+	t.Logf("%d of %d evictions were accepted: p50 %.1f, p90 %.1f, p99 %.1f, slowest %.1f ms",
+		len(took), count, quantile(took, 0.5), quantile(took, 0.9), quantile(took, 0.99), quantile(took, 1))
+	if len(took) < count {
+		t.Errorf("%d of %d evictions were accepted", len(took), count)
+	}
+	p.holds(t, "p99 from a decision to its Eviction, in ms", quantile(took, 0.99), 100, agents == size)
+}
+
+// evictors are agents that ask for evictions, once all of their nodes have rules. Each has a connection of its own to every replica.
+func (f *fleet) evictors() (all []*evictor) {
+	f.T.Helper()
+	signer, err := report.NewSigner(f.SigningKey())
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	for index := range min(evicting, f.agents) {
+		a := &evictor{plane: &plane{Plane: f.Plane}, node: fmt.Sprintf("node%04d", index)}
+		if a.token, err = signer.Token(a.node); err != nil {
+			f.T.Fatal(err)
+		}
+		for _, r := range f.known() {
+			a.replicas = append(a.replicas, report.Connect(fmt.Sprintf("%s:%d", r.address, r.reports), &tls.Config{InsecureSkipVerify: true}))
+		}
+		all = append(all, a)
+	}
+	haveTheRule(f.Plane, all)
+	return all
+}
+
+// victims makes pods that run, as their kubelets would say, on the nodes of those that ask.
+func (f *fleet) victims(count int) {
+	f.T.Helper()
+	running, err := json.Marshal(map[string]any{"status": map[string]any{"phase": "Running"}})
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	pods := f.Kube.CoreV1().Pods("default")
+	var all sync.WaitGroup
+	room := make(chan struct{}, 20)
+	for index := range count {
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: victimOf(index), Labels: map[string]string{"app": "victim"}},
+				Spec:       corev1.PodSpec{NodeName: fmt.Sprintf("node%04d", index%min(evicting, f.agents)), Containers: []corev1.Container{{Name: "it", Image: "none"}}},
+			}
+			_, err := pods.Create(background, pod, metav1.CreateOptions{})
+			if err == nil {
+				_, err = pods.Patch(background, pod.Name, types.MergePatchType, running, metav1.PatchOptions{}, "status")
+			}
+			if err != nil {
+				f.T.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func victimOf(index int) string { return fmt.Sprintf("victim-%04d", index) }
+
+// evicts has so many pods evicted, evenly over so long, and says how long each took, in milliseconds, that was accepted.
+func (f *fleet) evicts(evictors []*evictor, count int, length time.Duration) (took []float64) {
+	var lock sync.Mutex
+	busy := make([]sync.Mutex, len(evictors))
+	var all sync.WaitGroup
+	begun := time.Now()
+	for index := range count {
+		time.Sleep(time.Until(begun.Add(length * time.Duration(index) / time.Duration(count))))
+		all.Go(func() {
+			busy[index%len(evictors)].Lock()
+			defer busy[index%len(evictors)].Unlock()
+			millis, err := f.timed(evictors[index%len(evictors)], victimOf(index))
+			if err != nil {
+				f.T.Logf("%s: %v", victimOf(index), err)
+				return
+			}
+			lock.Lock()
+			defer lock.Unlock()
+			took = append(took, millis)
+		})
+	}
+	all.Wait()
+	return took
+}
+
+// reported sends a report by each connection, as an agent has before it asks: those by which none comes are closed. It is an older one than the
+// fleet's own, and so is not kept.
+func (f *fleet) reported(running context.Context, a *evictor) {
+	var index int
+	fmt.Sscanf(a.node, "node%d", &index)
+	body := fmt.Sprintf(`{"node":%q,"bootID":"00000000-0000-4000-8000-%012d","agentStartedMillis":1,"sequence":1,"intervalSeconds":10,"status":{}}`, a.node, index)
+	for _, to := range a.replicas {
+		if _, err := to.Post(running, a.token, []byte(body)); err != nil {
+			f.T.Logf("%s: %v", a.node, err)
+		}
+	}
+}
+
+// timed has one pod evicted, whose kubelet then ends it.
+func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
+	waiting, end := context.WithTimeout(background, 30*time.Second)
+	defer end()
+	pods := f.Kube.CoreV1().Pods("default")
+	pod, err := pods.Get(waiting, name, metav1.GetOptions{})
+	if err != nil {
+		return 0, err
+	}
+	hash, err := a.hash()
+	if err != nil {
+		return 0, err
+	}
+	f.reported(waiting, a)
+	decided := time.Now()
+	said, err := a.ask(waiting, a.wish(pod, hash))
+	millis = float64(time.Since(decided).Microseconds()) / 1000
+	if err == nil && said.Result != "accepted" {
+		err = fmt.Errorf("it is answered %+v", said)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return millis, pods.Delete(waiting, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})
+}
