@@ -301,8 +301,8 @@ fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
 
 /// The arguments of the one container of a workload, which has these instead from now on.
 fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
-    let path = "/spec/template/spec/containers/0/args";
-    let patch = json!([{"op": "replace", "path": path, "value": arguments}]).to_string();
+    let args = "/spec/template/spec/containers/0/args";
+    let patch = json!([{"op": "replace", "path": args, "value": arguments}]).to_string();
     let patch = ["--type=json", "-p", &patch];
     plane.kubectl(&[&["patch", "-n", NAMESPACE, workload][..], &patch].concat());
 }

@@ -367,6 +367,7 @@ async fn makes_again_what_is_its_own(plane: &ControlPlane, controller: &Actor) {
 
 /// The real controller with no other rights than the chart's.
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is one life of a controller")]
 fn the_controller_does_all_its_work_with_these_rights() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;

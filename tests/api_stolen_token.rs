@@ -13,6 +13,7 @@ mod api_support;
 mod chart_support;
 mod run_support;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use actor_support::attempts::{
@@ -24,7 +25,7 @@ use actor_support::{
     AGENT, Actor, Answer, CONTROLLER, JSON, MERGE, agent_pod, attempt, install, pod_of,
 };
 use agent_support::pod;
-use api_support::{ControlPlane, LEASES, aggregation, free_port, names, policy};
+use api_support::{ControlPlane, Controller, LEASES, aggregation, free_port, names, policy};
 use chart_support::{NAMESPACE, objects, rendered_with};
 use k8s_openapi::api::core::v1::ObjectReference;
 use plimsoll::cluster::events::{Events, Happening, about_node};
@@ -340,22 +341,17 @@ fn is_ending(plane: &ControlPlane, namespace: &str, pod: &str) -> bool {
     !field_of(plane, namespace, pod, "deletionTimestamp").is_empty()
 }
 
-/// Through the API server, by which a thief reaches the leader from anywhere.
-#[tokio::test]
-async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes_rules_name() {
-    let port = free_port();
-    let Some(plane) = aggregation::plane(&[port]) else {
-        return;
-    };
+/// Pods on two nodes, a rule that evicts them one in ten minutes, and a controller, with its kubeconfig.
+fn leader(plane: &ControlPlane, port: u16) -> (Controller, PathBuf) {
     plane.install_chart();
     plane.nodes(&names(2));
-    pod_of(&plane, CONTROLLER, ("default", "controller"), OTHER);
+    pod_of(plane, CONTROLLER, ("default", "controller"), OTHER);
     let bound = ["--bound-object-kind=Pod", "--bound-object-name=controller"];
     let kubeconfig = plane.as_account(CONTROLLER, &bound);
     plane.apply(&policies());
-    on_node(&plane, "default", "theirs", OTHER);
+    on_node(plane, "default", "theirs", OTHER);
     for name in ["mine", "next", "web"] {
-        on_node(&plane, "default", name, OWN);
+        on_node(plane, "default", name, OWN);
     }
     plane.kubectl(&["label", "pod", "web", "--overwrite", "app=web"]);
     let (api, reports) = (
@@ -364,7 +360,18 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
     );
     let budget = "--eviction-budget-node=1/10m";
     let args = [&*api, &*reports, "--pod-ip=127.0.0.1", budget];
-    let _controller = plane.controller_by(&kubeconfig, "controller", &args);
+    let controller = plane.controller_by(&kubeconfig, "controller", &args);
+    (controller, kubeconfig)
+}
+
+/// Through the API server, by which a thief reaches the leader from anywhere.
+#[tokio::test]
+async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes_rules_name() {
+    let port = free_port();
+    let Some(plane) = aggregation::plane(&[port]) else {
+        return;
+    };
+    let (_controller, kubeconfig) = leader(&plane, port);
     let bound = [
         "--bound-object-kind=Node",
         &format!("--bound-object-name={OWN}"),

@@ -1,6 +1,7 @@
 //! The controller's decisions, without a cluster: any history of edits ends where a full compile begins.
 #![allow(
     clippy::unwrap_used,
+    clippy::unwrap_in_result,
     clippy::panic,
     reason = "a test fails by panicking"
 )]

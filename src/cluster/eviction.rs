@@ -95,9 +95,6 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
     match code {
         200..=299 if status.is_success() => Answer::Accepted,
         404 if status.reason == "NotFound" => Answer::Gone,
-        // It was not the API server who answered, the UID is another, somebody wrote at the same time, or the server gave
-        // up: only a look tells.
-        200..=299 | 404 | 409 | 501 | 504..=599 => Answer::Unknown { why },
         429 => match budget(&status) {
             Some(why) => Answer::Budget { why },
             None => busy(waiting(wait, &status), why),
@@ -105,8 +102,9 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets { why },
         500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
         502 | 503 => busy(waiting(wait, &status), why),
-        // As where etcd has not answered: it may have been done.
-        500 => Answer::Unknown { why },
+        // It was not the API server who answered, the UID is another, another client wrote at the same time, or the server, or
+        // etcd behind it, gave up: only a look tells.
+        200..=299 | 404 | 409 | 500 | 501 | 504..=599 => Answer::Unknown { why },
         _ => Answer::Refused { why },
     }
 }
