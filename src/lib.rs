@@ -8,6 +8,9 @@ pub mod cluster;
 pub mod crd;
 pub mod demo;
 pub mod engine;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guard;
 pub mod metrics_api;
 pub mod node;

@@ -14,7 +14,7 @@ mod documents;
 pub mod encode;
 mod feed;
 mod forward;
-mod front_proxy;
+pub(crate) mod front_proxy;
 mod hook;
 mod keeper;
 mod listener;
