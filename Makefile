@@ -93,8 +93,9 @@ tools: ## Installs what a fresh Debian machine lacks
 clippy: ## Lints with warnings as errors
 	cargo clippy -q --all-targets --target $(TARGET) -- -D warnings
 
-deny: ## Checks licences, sources and duplicates of the dependencies
+deny: ## Checks licences, sources and duplicates of the dependencies, and the advisories about them where these can be fetched
 	cargo deny --log-level error check bans licenses sources
+	@scripts/advisories
 
 unit: ## Runs the tests on this machine's kernel
 	$(CARGO_TEST) --no-run
