@@ -22,7 +22,7 @@ FOR := 10m
 EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-.PHONY: help demo test bench generate build previous image image-check tools fmt clippy deny unit guest binary
+.PHONY: help demo test bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny unit guest binary
 .PHONY: versions chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -42,11 +42,18 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; thousands of nodes: make scale; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
+	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
+
+fuzz: FOR := 10s
+fuzz: tools ## Fuzzes what reads bytes from outside, each target FOR=10s, or ONLY="token report"; AGAIN=FILE runs one input
+	@scripts/fuzz $(if $(AGAIN),--again $(AGAIN),$(FOR) $(ONLY))
+
+fuzz-keep: tools ## Takes into fuzz/corpus what fuzzing found that reaches other code than its seeds
+	@scripts/fuzz --keep
 
 generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
@@ -86,8 +93,9 @@ tools: ## Installs what a fresh Debian machine lacks
 clippy: ## Lints with warnings as errors
 	cargo clippy -q --all-targets --target $(TARGET) -- -D warnings
 
-deny: ## Checks licences, sources and duplicates of the dependencies
+deny: ## Checks licences, sources and duplicates of the dependencies, and the advisories about them where these can be fetched
 	cargo deny --log-level error check bans licenses sources
+	@scripts/advisories
 
 unit: ## Runs the tests on this machine's kernel
 	$(CARGO_TEST) --no-run

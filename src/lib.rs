@@ -9,6 +9,9 @@ pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod evictions;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod metrics_api;
 pub mod node;
 mod ordered;

@@ -197,6 +197,24 @@ fn of_two_different_objects_of_one_name_neither_is_in_force() {
 }
 
 #[test]
+fn copies_that_differ_in_their_metadata_alone_are_judged_alike_in_either_order() {
+    let mut labelled = guide_throttle();
+    labelled[2]["metadata"]["labels"] = json!({"team": "shop"});
+    let mut invalid = guide_throttle();
+    invalid[2]["metadata"]["labels"] = json!({"team": 1});
+    for (copy, in_force) in [(&labelled[2], 1), (&invalid[2], 0)] {
+        let mut copied = guide_throttle();
+        copied.push(copy.clone());
+        let forwards = Objects::from_values(copied.clone());
+        copied.reverse();
+        assert_eq!(Objects::from_values(copied), forwards);
+        let is_valid = forwards.findings().is_empty();
+        assert_eq!(is_valid, in_force == 1, "{:?}", forwards.findings());
+        assert_eq!(compile(&forwards, &NodeFacts::default()).policy.pods.len(), in_force);
+    }
+}
+
+#[test]
 fn a_word_for_a_kind_allows_that_kind_alone_and_says_so_where_an_action_of_that_name_does_more() {
     let mut objects = guide_throttle();
     objects[0]["spec"]["eviction"] = json!({});

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 13] = [
+const LAYERS: [(&str, &[&str]); 14] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine", "crd"]),
@@ -48,6 +48,7 @@ const LAYERS: [(&str, &[&str]); 13] = [
             "demo",
         ],
     ),
+    ("fuzz", &["engine", "crd", "node", "metrics_api", "trace"]),
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -102,8 +102,9 @@ pub fn read(text: &str) -> Manifest {
         );
         return manifest;
     }
+    let mut room = tree::MAX_NODES;
     for (line, document) in documents(text.strip_prefix('\u{feff}').unwrap_or(text)) {
-        manifest.read_document(line, document);
+        manifest.read_document(line, document, &mut room);
     }
     manifest
 }
@@ -134,7 +135,8 @@ impl Manifest {
         });
     }
 
-    fn read_document(&mut self, base: usize, text: &str) {
+    /// `room` is for what aliases of the file add to its text: many small documents of them are as large as a large one.
+    fn read_document(&mut self, base: usize, text: &str, room: &mut usize) {
         if text.len() > MAX_DOCUMENT_BYTES {
             let size = text.len() / 1024;
             self.flaw(
@@ -143,9 +145,19 @@ impl Manifest {
             );
             return;
         }
-        match tree::parse(text) {
-            Ok(nodes) => nodes.iter().for_each(|node| self.add_root(base, node)),
-            Err(error) => self.flaw(base + error.line, explain(&error, text)),
+        let nodes = match tree::parse(text) {
+            Ok(nodes) => nodes,
+            Err(error) => return self.flaw(base + error.line, explain(&error, text)),
+        };
+        let size: usize = nodes.iter().map(|node| node.size).sum();
+        let Some(left) = room.checked_sub(size.saturating_sub(text.len())) else {
+            let message =
+                "the aliases in the file take too much when they are written out; split it";
+            return self.flaw(base + 1, message);
+        };
+        *room = left;
+        for node in nodes {
+            self.add_root(base, &node);
         }
     }
 

@@ -111,6 +111,50 @@ fn an_alias_bomb_is_refused_at_once() {
 }
 
 #[test]
+fn aliases_of_long_texts_are_refused_as_what_they_take() {
+    let key = "k".repeat(1000);
+    let text = "x".repeat(100_000);
+    for long in [
+        format!("a: &a \"{text}\"\nb: [{}]\n", "*a, ".repeat(10_000)),
+        format!(
+            "a: &a {{? {key}{key} : 1}}\nb: [{}]\n",
+            "*a, ".repeat(100_000)
+        ),
+    ] {
+        let memory = allocation_counter::measure(|| {
+            let (line, message) = flaw(&long);
+            assert!(line <= 2 && message.contains("split it"), "{message}");
+        });
+        assert!(memory.bytes_max < 100 << 20, "{memory:?}");
+    }
+}
+
+#[test]
+fn merges_are_counted_before_they_take_memory_and_time() {
+    let fields: Vec<String> = (0..5000).map(|i| format!("k{i}: 1")).collect();
+    let fields = fields.join(", ");
+    for maps in [
+        "{<<: *a}, ".repeat(10_000),
+        format!("{{<<: [{}]}}", "*a, ".repeat(100_000)),
+    ] {
+        let text = format!("a: &a {{{fields}}}\nb: [{maps}]\n");
+        let memory = allocation_counter::measure(|| {
+            let (_, message) = flaw(&text);
+            assert!(message.contains("split it"), "{message}");
+        });
+        assert!(memory.bytes_max < 100 << 20, "{memory:?}");
+    }
+}
+
+#[test]
+fn a_file_of_many_documents_with_aliases_is_no_larger_than_one() {
+    let bomb = "---\na: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n";
+    let manifest = read(&bomb.repeat(1000));
+    assert!((100..500).contains(&manifest.objects.len()));
+    assert!(manifest.flaws[0].message.contains("split it"));
+}
+
+#[test]
 fn too_deep_is_refused() {
     for text in [
         format!("a: {}{}", "[".repeat(100), "]".repeat(100)),

@@ -89,7 +89,7 @@ impl Objects {
             };
             let name = name(&value).to_owned();
             let same_name = named.entry((kind, name)).or_default();
-            if !same_name.iter().any(|known| known["spec"] == value["spec"]) {
+            if !same_name.contains(&value) {
                 same_name.push(value);
             }
         }
@@ -176,18 +176,25 @@ impl Objects {
             kind: kind.name().to_owned(),
             name: name.clone(),
         };
-        let [value] = values else {
+        if values
+            .iter()
+            .any(|value| value["spec"] != values[0]["spec"])
+        {
             self.findings.push(duplicate(object));
             return;
-        };
-        let (policy, problems) = admit(kind, value);
-        match policy {
+        }
+        // Copies that differ in their metadata alone: in force where an API server would take each of them.
+        let (policies, problems): (Vec<_>, Vec<_>) =
+            values.iter().map(|value| admit(kind, value)).unzip();
+        let policies: Option<Vec<Policy>> = policies.into_iter().collect();
+        let problems = problems.into_iter().flatten();
+        match policies.and_then(|mut policies| policies.pop()) {
             Some(Policy::Action(spec)) => drop(self.actions.insert(name, spec)),
             Some(Policy::Node(rules)) => drop(self.nodes.insert(name, *rules)),
             Some(Policy::Pods(spec)) => drop(self.pods.insert(name, spec)),
             None => {}
         }
-        let invalid = problems.into_iter().map(|problem| Finding {
+        let invalid = problems.map(|problem| Finding {
             object: object.clone(),
             path: problem.path,
             severity: Severity::Error,

@@ -142,11 +142,16 @@ impl Trust {
 }
 
 /// The common name of a certificate's subject: the last, as Go has it, where there are several.
-fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
+pub(crate) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
+    last_common_name(certificate.subject())
+}
+
+/// The same of a subject without its outer header.
+pub(crate) fn last_common_name(subject: &[u8]) -> Option<String> {
+    const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
     let mut found = None;
-    let read = yasna::parse_der(&sequence(certificate.subject())?, |subject| {
+    let read = yasna::parse_der(&sequence(subject)?, |subject| {
         subject.read_sequence_of(|names| {
             names.read_set_of(|name| {
                 name.read_sequence(|pair| {

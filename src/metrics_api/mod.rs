@@ -15,7 +15,7 @@ pub mod encode;
 mod evict;
 mod feed;
 mod forward;
-mod front_proxy;
+pub(crate) mod front_proxy;
 mod keeper;
 mod listener;
 pub mod negotiate;

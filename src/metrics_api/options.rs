@@ -1,6 +1,6 @@
 //! What a request for objects asks: the query parameters of the API conventions.
 
-mod selector;
+pub(crate) mod selector;
 
 use std::time::Duration;
 

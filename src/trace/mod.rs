@@ -38,7 +38,7 @@ pub enum Line {
 /// As [`Line`], borrowed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-enum LineRef<'a> {
+pub(crate) enum LineRef<'a> {
     Header(&'a Header),
     Pods(&'a [Arc<Pod>]),
     Tick(TickRef<'a>),
@@ -111,9 +111,9 @@ pub struct Tick {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct TickRef<'a> {
-    now: BootTime,
-    sample: &'a Sample,
+pub(crate) struct TickRef<'a> {
+    pub(crate) now: BootTime,
+    pub(crate) sample: &'a Sample,
 }
 
 impl Header {

@@ -9,8 +9,10 @@ use serde_json::Number;
 
 use super::scalar;
 
-/// Far more than any policy has.
-const MAX_NODES: usize = 200_000;
+/// The most values, aliases and merges written out. Far more than any policy has.
+pub(super) const MAX_NODES: usize = 200_000;
+/// So many bytes of text count as one value more: an alias of a long text is a copy of it when it is written out.
+const TEXT: usize = 64;
 /// Deeper than any policy is.
 const MAX_DEPTH: usize = 64;
 
@@ -19,8 +21,8 @@ const MAX_DEPTH: usize = 64;
 pub(super) struct Node {
     pub(super) line: usize,
     pub(super) content: Content,
-    /// Nodes in it, aliases written out; at least 1.
-    size: usize,
+    /// Nodes in it, aliases written out, and their texts; at least 1.
+    pub(super) size: usize,
     depth: usize,
 }
 
@@ -87,6 +89,8 @@ struct Builder {
     documents: Vec<Rc<Node>>,
     open: Vec<Frame>,
     anchors: HashMap<usize, Rc<Node>>,
+    /// Fields of merged maps that were looked at.
+    merged: usize,
 }
 
 /// A list or map whose end has not come yet.
@@ -184,7 +188,7 @@ impl Builder {
         };
         let content = match frame.inside {
             Inside::List(items) => Content::List(items),
-            Inside::Map(fields) => Content::Map(fields.finish(frame.line)?),
+            Inside::Map(fields) => Content::Map(fields.finish(frame.line, &mut self.merged)?),
         };
         self.node(frame.line, frame.anchor, content)
     }
@@ -250,19 +254,22 @@ impl Fields {
     }
 
     /// The fields, with those of merged maps that are not given here.
-    fn finish(mut self, line: usize) -> Result<Vec<Entry>, ParseError> {
+    /// `looked_at` counts over the whole text: each merge costs time and memory before the tree is judged by its size.
+    fn finish(mut self, line: usize, looked_at: &mut usize) -> Result<Vec<Entry>, ParseError> {
         for merged in std::mem::take(&mut self.merged) {
-            match &merged.content {
-                Content::Map(entries) => self.merge(entries),
-                Content::List(maps) => {
-                    for map in maps {
-                        let Content::Map(entries) = &map.content else {
-                            return Err(no_map(line));
-                        };
-                        self.merge(entries);
-                    }
+            let maps = match &merged.content {
+                Content::List(maps) => maps.as_slice(),
+                _ => std::slice::from_ref(&merged),
+            };
+            for map in maps {
+                let Content::Map(entries) = &map.content else {
+                    return Err(no_map(line));
+                };
+                *looked_at += 1 + entries.len();
+                if *looked_at > MAX_NODES {
+                    return Err(too_large(line));
                 }
-                _ => return Err(no_map(line)),
+                self.merge(entries);
             }
         }
         Ok(self.entries)
@@ -280,21 +287,27 @@ impl Fields {
 
 impl Node {
     fn new(line: usize, content: Content) -> Result<Rc<Self>, ParseError> {
-        let children: Box<dyn Iterator<Item = &Rc<Self>>> = match &content {
-            Content::List(items) => Box::new(items.iter()),
-            Content::Map(entries) => Box::new(entries.iter().map(|entry| &entry.value)),
-            _ => Box::new(std::iter::empty()),
-        };
         let (mut size, mut depth) = (1usize, 1);
-        for child in children {
-            size = size.saturating_add(child.size);
+        let mut add = |child: &Self, key: &str| {
+            size = size.saturating_add(child.size + key.len() / TEXT);
             depth = depth.max(child.depth + 1);
+        };
+        match &content {
+            Content::List(items) => {
+                for item in items {
+                    add(item, "");
+                }
+            }
+            Content::Map(entries) => {
+                for entry in entries {
+                    add(&entry.value, &entry.key);
+                }
+            }
+            Content::Text(text) => size += text.len() / TEXT,
+            Content::Null | Content::Bool(_) | Content::Number(_) | Content::NotFinite(_) => {}
         }
         if size > MAX_NODES {
-            return Err(ParseError::new(
-                line,
-                format!("holds more than {MAX_NODES} values, its aliases written out; split it"),
-            ));
+            return Err(too_large(line));
         }
         if depth > MAX_DEPTH {
             return Err(too_deep(line));
@@ -306,6 +319,13 @@ impl Node {
             depth,
         }))
     }
+}
+
+fn too_large(line: usize) -> ParseError {
+    ParseError::new(
+        line,
+        format!("holds more than {MAX_NODES} values, its aliases written out; split it"),
+    )
 }
 
 fn too_deep(line: usize) -> ParseError {

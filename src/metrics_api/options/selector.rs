@@ -7,7 +7,7 @@ use crate::ordered;
 ///
 /// # Errors
 /// In words, which part can't be read.
-pub(super) fn labels(text: &str) -> Result<Selector, String> {
+pub(crate) fn labels(text: &str) -> Result<Selector, String> {
     let parts = split(text).map(|part| {
         requirement(part).ok_or_else(|| {
             format!(
@@ -24,7 +24,7 @@ pub(super) fn labels(text: &str) -> Result<Selector, String> {
 ///
 /// # Errors
 /// In words, which field is not known.
-pub(super) fn names(text: &str) -> Result<Vec<(String, bool)>, String> {
+pub(crate) fn names(text: &str) -> Result<Vec<(String, bool)>, String> {
     let parts = text
         .split(',')
         .map(str::trim)

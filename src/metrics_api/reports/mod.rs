@@ -12,7 +12,7 @@ mod listener;
 mod metrics;
 mod pace;
 mod room;
-mod token;
+pub(crate) mod token;
 pub mod warm_up;
 
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ pub mod prometheus;
 mod refill;
 mod sampler;
 mod trusting;
-mod waits;
+pub(crate) mod waits;
 
 pub use probe::Prober;
 pub use sampler::{Sampler, Target};

@@ -232,19 +232,23 @@ impl Journal {
         records: impl IntoIterator<Item = Record>,
         effects: &mut Effects,
     ) -> Result<(), JournalError> {
-        let text = self.format(now, records);
+        let text = format(&self.boot_id, now, records);
         Ok(write_atomic_with(effects, &self.path, text.as_bytes())?)
     }
+}
 
-    fn format(&self, now: BootTime, records: impl IntoIterator<Item = Record>) -> String {
-        let mut text = format!("{MAGIC} {VERSION} {} {}\n", self.boot_id, now.as_nanos());
-        for record in records {
-            text.push_str(&line(&record));
-            text.push('\n');
-        }
-        let sum = crc32fast::hash(text.as_bytes());
-        text + &format!("crc32 {sum:08x}\n")
+pub(crate) fn format(
+    boot_id: &str,
+    now: BootTime,
+    records: impl IntoIterator<Item = Record>,
+) -> String {
+    let mut text = format!("{MAGIC} {VERSION} {boot_id} {}\n", now.as_nanos());
+    for record in records {
+        text.push_str(&line(&record));
+        text.push('\n');
     }
+    let sum = crc32fast::hash(text.as_bytes());
+    text + &format!("crc32 {sum:08x}\n")
 }
 
 #[expect(
@@ -255,7 +259,8 @@ fn line(record: &Record) -> String {
     serde_json::to_string(record).expect("JSON")
 }
 
-enum Bad {
+#[derive(Debug)]
+pub(crate) enum Bad {
     Foreign(String),
     Corrupt(String),
 }
@@ -275,7 +280,7 @@ fn corrupt(reason: impl Into<String>) -> Bad {
 }
 
 /// The boot id and the records of a journal.
-fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
     // What a file system may leave after a crash of the machine: the size, without the text.
     if bytes.iter().all(|byte| *byte == 0) {
         return Err(corrupt("it is empty"));

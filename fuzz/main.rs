@@ -1,0 +1,34 @@
+//! One target under libFuzzer: that of the environment variable `TARGET`. `make fuzz` starts it.
+#![no_main]
+
+use std::env;
+use std::sync::OnceLock;
+
+use allocation_counter::measure;
+use libfuzzer_sys::{Corpus, fuzz_target};
+use plimsoll::fuzz::{TARGETS, Target};
+
+static TARGET: OnceLock<Target> = OnceLock::new();
+
+fn target() -> Target {
+    let name = env::var("TARGET").unwrap_or_default();
+    let found = TARGETS.into_iter().find(|target| target.name == name);
+    found.unwrap_or_else(|| {
+        let names = TARGETS.map(|target| target.name);
+        panic!("TARGET is {name:?}, and has to be one of {names:?}")
+    })
+}
+
+fuzz_target!(|input: &[u8]| -> Corpus {
+    let target = TARGET.get_or_init(target);
+    if input.len() > target.max_len {
+        return Corpus::Reject;
+    }
+    let used = measure(|| (target.check)(input)).bytes_max;
+    assert!(
+        used <= target.max_memory(input.len()),
+        "{} bytes of input took {used} bytes of memory",
+        input.len()
+    );
+    Corpus::Keep
+});

@@ -1,0 +1,81 @@
+//! What reads bytes from outside, each with the laws that hold for any input. `make fuzz` runs them under libFuzzer, and the tests
+//! here over the corpus in `fuzz/corpus` and over mutations of it. No release contains this module.
+//!
+//! A new parser gets a function in one of the files here, a line in [`TARGETS`] and a folder of seeds.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "a law that does not hold is shown by a panic"
+)]
+
+mod files;
+mod http;
+mod kernel;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+/// One parser, or a few that read the same kind of input.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The argument of `make fuzz`, and the folder of its seeds.
+    pub name: &'static str,
+    /// Parses the input; panics where a law does not hold.
+    pub check: fn(&[u8]),
+    /// Longer inputs are refused before they get to the parser, or are like shorter ones.
+    pub max_len: usize,
+    /// MiB that any input may take, beside what its length allows.
+    fixed_mib: u64,
+}
+
+/// Bytes of memory that each byte of an input may take: a tree of values, some copies of it, and its texts.
+const MEMORY_PER_BYTE: u64 = 2 << 10;
+
+impl Target {
+    const fn new(name: &'static str, check: fn(&[u8]), max_len: usize) -> Self {
+        Self {
+            name,
+            check,
+            max_len,
+            fixed_mib: 4,
+        }
+    }
+
+    /// For a parser whose own limit is a constant.
+    const fn with_mib(self, fixed_mib: u64) -> Self {
+        Self { fixed_mib, ..self }
+    }
+
+    /// Bytes that the check of an input of this length may hold at any moment.
+    pub fn max_memory(&self, len: usize) -> u64 {
+        (self.fixed_mib << 20) + MEMORY_PER_BYTE * len as u64
+    }
+}
+
+/// All of them.
+pub const TARGETS: [Target; 21] = [
+    Target::new("accept", http::accept, 4 << 10),
+    Target::new("certificate", tokens::certificate, 4 << 10),
+    Target::new("cgroup", kernel::cgroup, 4 << 10),
+    Target::new("eviction", http::eviction, crate::crd::eviction::MAX_BYTES),
+    Target::new("headers", http::headers, 4 << 10),
+    Target::new("journal", files::journal, 16 << 10),
+    Target::new("keys", tokens::keys, 8 << 10),
+    Target::new("manifest", files::manifest, 16 << 10).with_mib(256),
+    Target::new("mounts", kernel::mounts, 4 << 10),
+    Target::new("pod", files::pod, 16 << 10),
+    Target::new("pressure", kernel::pressure, 1 << 10),
+    Target::new("proc", kernel::proc, 4 << 10),
+    Target::new("prometheus", kernel::prometheus, 16 << 10),
+    Target::new("quantity", files::quantity, 1 << 10),
+    Target::new("query", http::query, 4 << 10),
+    Target::new("relay", http::relay, 16 << 10),
+    Target::new("report", http::report, crate::crd::report::REFUSED_BYTES),
+    Target::new("summary", http::summary, 1 << 10),
+    Target::new("token", tokens::token, 9 << 10),
+    Target::new("trace", files::trace, 16 << 10),
+    Target::new("watermark", files::watermark, 16 << 10),
+];
