@@ -158,6 +158,14 @@ fn installed(plane: &ControlPlane) {
         .partition(|it| it["kind"] == "Namespace");
     plane.apply(&first);
     plane.apply(&rest);
+    // Helm makes it by a hook, and users without Helm themselves.
+    plane.kubectl(&[
+        "create",
+        "configmap",
+        "plimsoll-stop",
+        "-n",
+        "plimsoll-node-lease",
+    ]);
     plane.apply(&[json!({
         "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "a"},
         "spec": {"nodeUID": "u", "hash": "0123456789abcdef"},

@@ -334,17 +334,16 @@ async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else
         let actor = Actor::of(&plane, account, None).await;
         check_account(account, &actor, &matrix, &questions, &nobody).await;
     }
-    makes_again_what_is_its_own(&plane, &controller).await;
+    makes_what_is_its_own(&controller).await;
 }
 
-/// What somebody deleted is made again by its name, by the right to make no other.
-async fn makes_again_what_is_its_own(plane: &ControlPlane, controller: &Actor) {
+/// What the chart leaves to it is made by its name, by the right to make no other.
+async fn makes_what_is_its_own(controller: &Actor) {
     for (kind, path, name) in [
         ("ConfigMap", "configmaps", "plimsoll-report-ca"),
         ("ConfigMap", "configmaps", "plimsoll-evictions"),
         ("Secret", "secrets", "plimsoll-metrics-ca"),
     ] {
-        plane.kubectl(&["delete", path, name, "-n", NAMESPACE]);
         let all = format!("/api/v1/namespaces/{NAMESPACE}/{path}");
         let object =
             |name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});

@@ -143,11 +143,11 @@ fn stopped(seen: &Seen) -> Vec<Finding> {
     let object = match &seen.stop {
         Err(error) if error.is_missing() => {
             let what = "it is missing: kubectl annotate has nothing to annotate in an emergency";
-            return vec![finding(
-                about,
-                what,
-                "install the chart anew, with helm upgrade",
-            )];
+            let cure = format!(
+                "kubectl create configmap {OBJECT} -n {}",
+                seen.lease_namespace
+            );
+            return vec![finding(about, what, cure)];
         }
         Err(_) => return Vec::new(),
         Ok(object) => object,

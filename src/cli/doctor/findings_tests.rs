@@ -332,7 +332,11 @@ fn a_stop_and_the_lack_of_its_object_are_told() {
     );
     says(
         |it| it.stop = refused(404),
-        &["ConfigMap plimsoll-node-lease/plimsoll-stop", "missing"],
+        &[
+            "ConfigMap plimsoll-node-lease/plimsoll-stop",
+            "missing",
+            "kubectl create configmap plimsoll-stop -n plimsoll-node-lease",
+        ],
     );
 }
 

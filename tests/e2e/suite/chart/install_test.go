@@ -33,6 +33,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
 	c.givesAgentsAPriorityLevelOfTheirOwn(t)
+	c.leavesAloneWhatOthersWrite(t)
 	c.changesItsPolicies(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
 	c.leavesDefinitionsAndPoliciesWhenItGoes(t)
@@ -258,6 +259,74 @@ func (c cluster) givesAgentsAPriorityLevelOfTheirOwn(t *testing.T) {
 	})
 	if taken("default") {
 		t.Error("the schema takes requests of others, too")
+	}
+}
+
+// leavesAloneWhatOthersWrite has everything of the release replaced, which takes away what is not in a manifest: a stop that is in force, the authority
+// of the replicas, and the record of evictions are in none.
+func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
+	stop := func(change string) {
+		c.Kubectl("annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop"+change)
+	}
+	stop("=why")
+	// As controllers make them.
+	for _, object := range []string{"configmap plimsoll-report-ca", "configmap plimsoll-evictions", "secret generic plimsoll-metrics-ca"} {
+		c.Kubectl(append(append([]string{"create"}, strings.Fields(object)...), "-n", "plimsoll", "--from-literal=it=is")...)
+	}
+	read := func() string {
+		return c.Kubectl("get", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "-o", "jsonpath={.metadata.uid} {.metadata.annotations}") + "\n" +
+			c.Kubectl("get", "-n", "plimsoll", "configmap/plimsoll-report-ca", "configmap/plimsoll-evictions", "secret/plimsoll-metrics-ca", "-o",
+				`jsonpath={range .items[*]}{.metadata.uid} {.data}{"\n"}{end}`)
+	}
+	before := read()
+	if !strings.Contains(before, `"plimsoll.dev/stop":"why"`) || strings.Count(before, `"it":`) != 3 {
+		t.Fatalf("they are %s", before)
+	}
+	same := func(after string) {
+		t.Helper()
+		if now := read(); now != before {
+			t.Errorf("after %s they are\n%sand were\n%s", after, now, before)
+		}
+	}
+	force := []string{"--force"}
+	if plane.Helm() != "helm" { // Helm 4
+		force = []string{"--force-replace", "--server-side=false"}
+	}
+	c.takes("upgrade", append(force, "--reset-then-reuse-values")...)
+	same("an upgrade that replaces")
+	manifest, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "manifest", "plimsoll", "--namespace", "plimsoll")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TryKubectl(manifest, "replace", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	same("a replacement of all objects")
+	if _, err := c.ofRelease("rollback", force...); err != nil {
+		t.Fatal(err)
+	}
+	same("a roll-back that replaces")
+	c.keepsWhatAChartBeforeMade(same)
+	stop("-")
+}
+
+// keepsWhatAChartBeforeMade upgrades twice from a release that has such an object as one of its own.
+func (c cluster) keepsWhatAChartBeforeMade(same func(after string)) {
+	c.T.Helper()
+	folder := c.T.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(c.T, chart))); err != nil {
+		c.T.Fatal(err)
+	}
+	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plimsoll-report-ca, namespace: plimsoll}\n"
+	if err := os.WriteFile(filepath.Join(folder, "templates/before.yaml"), []byte(object), 0o600); err != nil {
+		c.T.Fatal(err)
+	}
+	if _, err := c.helmOf(folder, "upgrade", "plimsoll", "plimsoll", "--reset-then-reuse-values", "--take-ownership"); err != nil {
+		c.T.Fatal(err)
+	}
+	for _, which := range []string{"first", "second"} {
+		c.takes("upgrade", "--reset-then-reuse-values")
+		same("the " + which + " upgrade from a chart that made one")
 	}
 }
 
