@@ -219,6 +219,7 @@ fn no_pod_has_started(plane: &ControlPlane) {
         "plimsoll doctor",
         "API aggregation",
         "admission policies",
+        "flow control",
     ];
     let is_unwanted = |it: &(String, String)| unwanted.iter().any(|about| it.0.starts_with(about));
     // API servers see roles a moment after they are made.
@@ -321,6 +322,7 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     for (kind, name) in [
         ("validatingwebhookconfiguration", "plimsoll-evictions"),
         ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+        ("flowschema", "plimsoll-agent-leases"),
     ] {
         plane.kubectl(&["delete", kind, name]);
     }
@@ -329,6 +331,7 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     finds(&found, guard, "is missing");
     let bound = "not in force: plimsoll-agent-lease;";
     finds(&found, "admission policies", bound);
+    finds(&found, "flow control", ": plimsoll-agent-leases;");
 }
 
 /// The one in its own namespace: an agent that may not see its `DaemonSet` gives everything back whenever it ends.

@@ -12,6 +12,8 @@ use super::*;
 
 #[path = "agents_tests.rs"]
 mod agents;
+#[path = "flow_tests.rs"]
+mod flow;
 #[path = "nodes_tests.rs"]
 mod nodes;
 #[path = "policies_tests.rs"]
@@ -112,6 +114,9 @@ const HELD: [&str; 7] = [
     "controller-webhook",
 ];
 
+/// Flow schemas, and priority levels, of these accounts.
+const FLOW: [&str; 3] = ["agent", "agent-leases", "controller-election"];
+
 /// A policy's answer, or another's.
 fn forbidden(why: &str) -> Answer {
     Err(Refused {
@@ -136,6 +141,14 @@ fn held(name: &str) -> Value {
 
 fn binding(name: &str, action: &str) -> Value {
     json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
+}
+
+fn schema_of_flow(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"priorityLevelConfiguration": {"name": name}}})
+}
+
+fn level(name: &str) -> Value {
+    json!({"metadata": {"name": name}})
 }
 
 fn guard(failure: &str, bundle: &str) -> Value {
@@ -188,6 +201,10 @@ fn well() -> Seen {
         admission: [
             of(HELD.map(held).to_vec()),
             of(HELD.map(|name| binding(name, "Deny")).to_vec()),
+        ],
+        flow: [
+            of(FLOW.map(schema_of_flow).to_vec()),
+            of(FLOW.map(level).to_vec()),
         ],
         stop: Ok(json!({"metadata": {"name": OBJECT}})),
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),

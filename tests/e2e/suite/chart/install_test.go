@@ -3,7 +3,6 @@
 package chart
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,7 +31,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.bringsDefinitionsAndPolicies(t)
 	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
-	c.givesAgentsAPriorityLevelOfTheirOwn(t)
+	c.givesEachKindOfRequestAPriorityLevelOfItsOwn(t)
 	c.leavesAloneWhatOthersWrite(t)
 	c.changesItsPolicies(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
@@ -234,31 +233,47 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	}
 }
 
-// givesAgentsAPriorityLevelOfTheirOwn asks as an agent does, and as any other account: the API server tells which schema took the request.
-func (c cluster) givesAgentsAPriorityLevelOfTheirOwn(t *testing.T) {
-	uid := func(kind string) string {
-		return c.Kubectl("get", kind, "plimsoll-agent", "-o", "jsonpath={.metadata.uid}")
-	}
-	want := []string{"X-Kubernetes-Pf-Flowschema-Uid: " + uid("flowschema"), "X-Kubernetes-Pf-Prioritylevel-Uid: " + uid("prioritylevelconfiguration")}
-	taken := func(account string) bool {
+// givesEachKindOfRequestAPriorityLevelOfItsOwn asks as agents and controllers do, and as any other account: the API server tells which schema took
+// the request.
+func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
+	heartbeat, election := fmt.Sprintf(leases, "plimsoll-node-lease"), fmt.Sprintf(leases, "plimsoll")
+	takes := func(schema, account, path string) bool {
+		uid := func(kind string) string {
+			return c.Kubectl("get", kind, schema, "-o", "jsonpath={.metadata.uid}")
+		}
 		// Whatever the answer is: kubectl prints the headers at this level.
-		out, err := c.TryKubectl("", "get", "--raw", "/api/v1/nodes", "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
+		out, err := c.TryKubectl("", "get", "--raw", path, "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
 		if err != nil {
 			out = err.Error()
 		}
 		if !strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: ") {
 			t.Fatalf("no schema took the request: %s", out)
 		}
-		return strings.Contains(out, want[0]) && strings.Contains(out, want[1])
+		return strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: "+uid("flowschema")) &&
+			strings.Contains(out, "X-Kubernetes-Pf-Prioritylevel-Uid: "+uid("prioritylevelconfiguration"))
 	}
-	c.Eventually(time.Minute, "requests of agents are taken by their own schema", func() error {
-		if !taken("plimsoll-agent") {
-			return errors.New("another took it")
+	for _, kind := range []struct{ schema, account, path string }{
+		{"plimsoll-agent", "plimsoll-agent", "/api/v1/nodes"},
+		{"plimsoll-agent", "plimsoll-agent", "/healthz"},
+		{"plimsoll-agent-leases", "plimsoll-agent", heartbeat},
+		{"plimsoll-agent", "plimsoll-agent", election},
+		{"plimsoll-controller-election", "plimsoll-controller", election},
+		{"service-accounts", "plimsoll-controller", heartbeat},
+		{"service-accounts", "default", "/api/v1/nodes"},
+	} {
+		if kind.schema == "service-accounts" { // whose level is named otherwise
+			if takes("plimsoll-agent", kind.account, kind.path) || takes("plimsoll-controller-election", kind.account, kind.path) {
+				t.Errorf("schemas of ours take %s of %s", kind.path, kind.account)
+			}
+			continue
 		}
-		return nil
-	})
-	if taken("default") {
-		t.Error("the schema takes requests of others, too")
+		c.Eventually(time.Minute, kind.schema+" takes what is its own", func() error {
+			if !takes(kind.schema, kind.account, kind.path) {
+				return fmt.Errorf("another took %s of %s", kind.path, kind.account)
+			}
+			return nil
+		})
 	}
 }
 
