@@ -322,6 +322,7 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     for (kind, name) in [
         ("validatingwebhookconfiguration", "plimsoll-evictions"),
         ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+        ("validatingadmissionpolicy", "plimsoll-controller-token"),
         ("flowschema", "plimsoll-agent-leases"),
     ] {
         plane.kubectl(&["delete", kind, name]);
@@ -329,7 +330,7 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     let (_, found) = doctor(&plane.kubeconfig);
     let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
     finds(&found, guard, "is missing");
-    let bound = "not in force: plimsoll-agent-lease;";
+    let bound = "not in force: plimsoll-agent-lease, plimsoll-controller-token;";
     finds(&found, "admission policies", bound);
     finds(&found, "flow control", ": plimsoll-agent-leases;");
 }

@@ -289,7 +289,7 @@ fn check_modest(permission: &Permission) {
     assert!(named || resource != "secrets", "{permission:?}");
 }
 
-/// Each admission policy is bound, judges one account, and refuses in doubt.
+/// Each admission policy is bound, judges one account or who creates its tokens, and refuses in doubt.
 fn check_policies(chart: &str) {
     let objects = chart_support::objects(chart);
     let of = |kind: &str| {
@@ -302,7 +302,12 @@ fn check_policies(chart: &str) {
     for policy in &policies {
         assert_eq!(policy["failurePolicy"], "Fail", "{policy}");
         let account = policy["matchConditions"][0]["expression"].as_str();
-        let only = "request.userInfo.username == 'system:serviceaccount:plimsoll:";
+        let resources = &policy["matchConstraints"]["resourceRules"][0]["resources"];
+        let only = if resources[0] == "serviceaccounts/token" {
+            "request.namespace == 'plimsoll' && "
+        } else {
+            "request.userInfo.username == 'system:serviceaccount:plimsoll:"
+        };
         assert!(account.unwrap().starts_with(only), "{policy}");
     }
     for binding in &bindings {

@@ -104,7 +104,7 @@ fn policy(name: &str, status: &Value) -> Value {
 }
 
 /// Admission policies of the accounts `agent` and `controller`.
-const HELD: [&str; 7] = [
+const HELD: [&str; 9] = [
     "agent-node",
     "agent-lease",
     "agent-watermark",
@@ -112,6 +112,8 @@ const HELD: [&str; 7] = [
     "controller-node",
     "controller-api",
     "controller-webhook",
+    "agent-token",
+    "controller-token",
 ];
 
 /// Flow schemas, and priority levels, of these accounts.
@@ -537,7 +539,13 @@ fn admission_policies_that_are_not_in_force_are_told() {
         )
     });
     says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
-    for weak in ["controller-node", "controller-api", "controller-webhook"] {
+    for weak in [
+        "controller-node",
+        "controller-api",
+        "controller-webhook",
+        "agent-token",
+        "controller-token",
+    ] {
         let loose = HELD.map(|name| {
             let mut policy = held(name);
             if name == weak {

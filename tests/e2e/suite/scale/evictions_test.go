@@ -216,7 +216,8 @@ func guarded(t *testing.T) *plane {
 		// There is no kube-proxy: endpoints are dialled.
 		"--enable-aggregator-routing=true"})}
 	p.Run("kwok", "--kubeconfig="+p.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
-	objects, err := exec.Command(p.Tool("helm"), "template", "plimsoll", shared.Absolute(t, "charts/plimsoll"), "--namespace=default").Output()
+	objects, err := exec.Command(p.Tool("helm"), "template", "plimsoll", shared.Absolute(t, "charts/plimsoll"), "--namespace=default",
+		"--set=tokens.creators={admin}").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
