@@ -402,8 +402,6 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
     let Some(plane) = plane(&ports) else { return };
     plane.nodes(&names(2));
     let kubeconfig = plane.install_chart();
-    // Somebody deletes what the chart made: the replicas make it anew, and may make no other.
-    plane.kubectl(&["delete", "secret", "plimsoll-metrics-ca"]);
     let controllers = [("first", ports[0]), ("second", ports[1])];
     let mut controllers = controllers.map(|(name, port)| {
         let listen = format!("0.0.0.0:{port}");

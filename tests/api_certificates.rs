@@ -342,7 +342,6 @@ fn with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
         value,
         "--set=metricsAPI.certManager.enabled=true",
         "--show-only=templates/rbac-controller.yaml",
-        "--show-only=templates/evictions.yaml",
     ])
 }
 

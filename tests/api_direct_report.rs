@@ -318,6 +318,11 @@ fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controll
             signed("/claims/nbf", json!(4_000_000_000_u32)),
         ),
         (401, "token_audience", signed("/claims/aud", elsewhere)),
+        (
+            401,
+            "token_long_lived",
+            signed("/claims/exp", json!(4_000_000_000_u32)),
+        ),
         (401, "token_signature", format!("{start}.{signature}")),
         (
             401,

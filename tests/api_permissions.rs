@@ -294,7 +294,7 @@ fn check_modest(permission: &Permission) {
     assert!(named || resource != "secrets", "{permission:?}");
 }
 
-/// Each admission policy is bound, judges one account, and refuses in doubt.
+/// Each admission policy is bound, judges one account or who creates its tokens, and refuses in doubt.
 fn check_policies(chart: &str) {
     let objects = chart_support::objects(chart);
     let of = |kind: &str| {
@@ -307,7 +307,12 @@ fn check_policies(chart: &str) {
     for policy in &policies {
         assert_eq!(policy["failurePolicy"], "Fail", "{policy}");
         let account = policy["matchConditions"][0]["expression"].as_str();
-        let only = "request.userInfo.username == 'system:serviceaccount:plimsoll:";
+        let resources = &policy["matchConstraints"]["resourceRules"][0]["resources"];
+        let only = if resources[0] == "serviceaccounts/token" {
+            "request.namespace == 'plimsoll' && "
+        } else {
+            "request.userInfo.username == 'system:serviceaccount:plimsoll:"
+        };
         assert!(account.unwrap().starts_with(only), "{policy}");
     }
     for binding in &bindings {
@@ -339,17 +344,16 @@ async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else
         let actor = Actor::of(&plane, account, None).await;
         check_account(account, &actor, &matrix, &questions, &nobody).await;
     }
-    makes_again_what_is_its_own(&plane, &controller).await;
+    makes_what_is_its_own(&controller).await;
 }
 
-/// What somebody deleted is made again by its name, by the right to make no other.
-async fn makes_again_what_is_its_own(plane: &ControlPlane, controller: &Actor) {
+/// What the chart leaves to it is made by its name, by the right to make no other.
+async fn makes_what_is_its_own(controller: &Actor) {
     for (kind, path, name) in [
         ("ConfigMap", "configmaps", "plimsoll-report-ca"),
         ("ConfigMap", "configmaps", "plimsoll-evictions"),
         ("Secret", "secrets", "plimsoll-metrics-ca"),
     ] {
-        plane.kubectl(&["delete", path, name, "-n", NAMESPACE]);
         let all = format!("/api/v1/namespaces/{NAMESPACE}/{path}");
         let object =
             |name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});

@@ -488,6 +488,81 @@ async fn others_are_not_concerned(plane: &ControlPlane) {
     assert_eq!(answer.code, 200, "{answer:?}");
 }
 
+/// `kubectl` as a user of a group.
+fn by(
+    plane: &ControlPlane,
+    (user, group): (&str, &str),
+    args: &[&str],
+    input: &str,
+) -> Result<String, String> {
+    let (user, group) = (format!("--as={user}"), format!("--as-group={group}"));
+    let who = [&*user, &*group, "-n", NAMESPACE];
+    plane.try_kubectl(&[args, &who].concat(), input)
+}
+
+/// A Secret that Kubernetes fills with a token of this account, without an end.
+fn token_secret(account: &str) -> String {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+        "metadata": {"name": "token", "annotations": {"kubernetes.io/service-account.name": account}},
+    });
+    secret.to_string()
+}
+
+#[test]
+fn tokens_of_agents_and_controller_are_created_by_kubelets_alone() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    install(&plane, NAMESPACE);
+    plane.nodes(&names(1));
+    agent_pod(&plane, OWN);
+    // An API server without the authorizer for nodes.
+    let kubelets = ["--clusterrole=system:node", "--group=system:nodes"];
+    plane.kubectl(&[&["create", "clusterrolebinding", "kubelets"][..], &kubelets].concat());
+    let pod = [
+        "--bound-object-kind=Pod",
+        "--bound-object-name=agent-node00",
+    ];
+    let of = |account| ["create", "token", account];
+    let bound = [&of(AGENT)[..], &pod].concat();
+    let is_refused = |who, args: &[&str], account: &str, input: &str| {
+        let words = format!("may create no token for the ServiceAccount {account}:");
+        by(&plane, who, args, input).is_err_and(|why| why.contains(&words))
+    };
+    let (root, kubelet) = (
+        ("ann", "system:masters"),
+        ("system:node:node00", "system:nodes"),
+    );
+    for account in [AGENT, CONTROLLER] {
+        plane.until("an administrator is refused", SOON, |_| {
+            is_refused(root, &of(account), account, "")
+        });
+        plane.until("a kubelet is, without a pod", SOON, |_| {
+            is_refused(kubelet, &of(account), account, "")
+        });
+    }
+    assert!(is_refused(root, &bound, AGENT, ""));
+    let forged = ("system:node:node00", "system:masters");
+    assert!(
+        is_refused(forged, &bound, AGENT, ""),
+        "a user who is no kubelet"
+    );
+    by(&plane, kubelet, &bound, "").expect("the kubelet's own");
+    plane.kubectl(&[&bound[..], &["-n", NAMESPACE]].concat());
+    // Others' tokens are none of ours.
+    by(&plane, root, &of("nobody"), "").expect("another account's");
+    let create = ["create", "-f", "-"];
+    for account in [AGENT, CONTROLLER] {
+        assert!(is_refused(root, &create, account, &token_secret(account)));
+    }
+    by(&plane, root, &create, &token_secret("nobody")).expect("another account's");
+    let to = format!("kubernetes.io/service-account.name={CONTROLLER}");
+    let annotate = ["annotate", "--overwrite", "secret", "token", &to];
+    assert!(is_refused(root, &annotate, CONTROLLER, ""));
+    by(&plane, root, &["label", "secret", "token", "a=b"], "").expect("another account's");
+}
+
 fn mark(effect: TaintEffect) -> Mark {
     Mark {
         effect,

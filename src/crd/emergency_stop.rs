@@ -2,8 +2,8 @@
 //! what is in force and do nothing more.
 //!
 //! It is a `ConfigMap` of its own beside the agents' Leases, so that the line that stops everything is the same for every
-//! installation and whoever may write it may write nothing else. It is an annotation that stops, not data: Helm and
-//! whatever else applies manifests again leaves annotations of others alone.
+//! installation and whoever may write it may write nothing else. The chart makes it once and has it in no manifest: whatever
+//! applies or replaces those leaves the order alone.
 
 use std::collections::BTreeMap;
 

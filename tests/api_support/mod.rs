@@ -209,6 +209,8 @@ impl ControlPlane {
             ])
             .arg(self.version())
             .arg(root().join("charts/plimsoll"))
+            // It creates the tokens that kubelets would.
+            .arg("--set=tokens.creators={admin}")
             .args(args)
             .output()
             .unwrap();

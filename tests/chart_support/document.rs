@@ -13,15 +13,20 @@ pub fn policies(rendered: &str) -> Vec<(String, String, String)> {
         .filter(|(it, _)| it["kind"] == "ValidatingAdmissionPolicy");
     policies
         .map(|(policy, _)| {
-            let account = text(&policy["spec"]["matchConditions"][0]["expression"]);
-            let account = account.rsplit(':').next().unwrap_or_default().to_owned();
+            let condition = text(&policy["spec"]["matchConditions"][0]["expression"]);
+            let account = condition.strip_prefix("request.userInfo.username == ");
+            let account = account.and_then(|user| user.rsplit(':').next());
+            let account = account.map_or_else(
+                || "everyone's but kubelets'".to_owned(),
+                |account| format!("`{}`", account.trim_end_matches('\'')),
+            );
             let rules = &policy["spec"]["matchConstraints"]["resourceRules"];
             let resources = rules.as_array().into_iter().flatten();
             let resources = resources.flat_map(|rule| texts(&rule["resources"]));
             let resources: Vec<_> = resources.map(|name| format!("`{name}`")).collect();
             (
                 text(&policy["metadata"]["name"]),
-                account.trim_end_matches('\'').to_owned(),
+                account,
                 resources.join(", "),
             )
         })
@@ -41,7 +46,8 @@ the audit log of its cluster lacks one.
 const ADMISSION: &str = "
 ## Held to less by admission policies
 Roles know no \"its own node\". A ValidatingAdmissionPolicy refuses what goes beyond what stands above, to this account alone, and
-refuses too when it can't be evaluated.
+refuses too when it can't be evaluated. Tokens of the two accounts it refuses to everyone but kubelets, who may create them for pods of their
+node, and those whom the chart's `tokens.creators` names: of Secrets only those that Kubernetes fills with such a token.
 
 | policy | whose writes | of |
 |---|---|---|
@@ -69,7 +75,7 @@ pub fn document(rendered: &str) -> String {
     }
     document += ADMISSION;
     for (policy, account, resources) in policies(rendered) {
-        writeln!(document, "| `{policy}` | `{account}` | {resources} |").unwrap();
+        writeln!(document, "| `{policy}` | {account} | {resources} |").unwrap();
     }
     document
 }

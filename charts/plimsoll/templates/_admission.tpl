@@ -1,6 +1,7 @@
 {{/* A ValidatingAdmissionPolicy of this name for what a ServiceAccount writes, and for nobody else's writes. The caller's dict
-gives root, the account's component, the policy's name, what it is about (groups, resources), and names the template with
-its variables and validations. Whatever fails, fails closed. */}}
+gives root, the account's component, the policy's name, what it is about (groups, resources, operations unless all), and names the
+template with its variables and validations. With an expression "about" it judges what that matches, whoever writes it. Whatever
+fails, fails closed. */}}
 {{- define "plimsoll.admissionPolicy" -}}
 {{- $account := include "plimsoll.name" . }}
 {{- $name := printf "%s-%s" $account .name }}
@@ -15,11 +16,12 @@ spec:
     resourceRules:
     - apiGroups: {{ toJson .groups }}
       apiVersions: ["*"]
-      operations: [CREATE, UPDATE, DELETE]
+      operations: {{ .operations | default (list "CREATE" "UPDATE" "DELETE") | toJson }}
       resources: {{ toJson .resources }}
   matchConditions:
   - name: {{ .component }}
-    expression: request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ $account }}'
+    expression: >-
+      {{- .about | default (printf "request.userInfo.username == 'system:serviceaccount:%s:%s'" .root.Release.Namespace $account) | nindent 6 }}
   {{- include .rules . | nindent 2 }}
 ---
 apiVersion: admissionregistration.k8s.io/v1

@@ -93,6 +93,21 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
+{{/* The token by which a pod is known to API servers, with what the kubelet would mount beside it. It ends within the hour: one that is mounted
+automatically is valid for a year. */}}
+{{- define "plimsoll.tokenMount" -}}
+- {name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end -}}
+
+{{- define "plimsoll.tokenVolume" -}}
+- name: api-access
+  projected:
+    sources:
+    - serviceAccountToken: {path: token, expirationSeconds: 3600}
+    - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+    - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end -}}
+
 {{/* Labels of the nodes that a pod may run on, the caller's dict giving those that the values ask for: the image is for Linux on amd64, and a
 pod that tolerates everything would be made on nodes of other kinds too. */}}
 {{- define "plimsoll.nodeLabels" -}}

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
 use super::finding::{Finding, INSTALL, define, finding, full_name, items, list, version_of};
+use super::flow::{flow, without_flow};
 use super::holding::{evictions, held, not_tried};
 use super::nodes::nodes;
 use super::read::{Answer, Refused, Review, Seen, arguments};
@@ -42,6 +43,7 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
         heartbeats,
         held,
         evictions,
+        flow,
         compiled,
         nodes,
         policies,
@@ -62,7 +64,10 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
         )
     };
     let notes = idle.map(note).chain(without_image(seen));
-    notes.chain(not_tried(seen)).collect()
+    notes
+        .chain(not_tried(seen))
+        .chain(without_flow(seen))
+        .collect()
 }
 
 /// What was looked at, in a line.
@@ -109,6 +114,8 @@ fn unread(seen: &Seen) -> Vec<Finding> {
         ("Leases", &seen.leases),
         ("admission policies", &seen.admission[0]),
         ("their bindings", &seen.admission[1]),
+        ("flow schemas", &seen.flow[0]),
+        ("priority levels", &seen.flow[1]),
         ("the emergency stop", &seen.stop),
         ("the APIService", &seen.api_service),
         ("NodeQOS", &seen.node_qos),
@@ -142,11 +149,11 @@ fn stopped(seen: &Seen) -> Vec<Finding> {
     let object = match &seen.stop {
         Err(error) if error.is_missing() => {
             let what = "it is missing: kubectl annotate has nothing to annotate in an emergency";
-            return vec![finding(
-                about,
-                what,
-                "install the chart anew, with helm upgrade",
-            )];
+            let cure = format!(
+                "kubectl create configmap {OBJECT} -n {}",
+                seen.lease_namespace
+            );
+            return vec![finding(about, what, cure)];
         }
         Err(_) => return Vec::new(),
         Ok(object) => object,

@@ -12,6 +12,8 @@ use super::*;
 
 #[path = "agents_tests.rs"]
 mod agents;
+#[path = "flow_tests.rs"]
+mod flow;
 #[path = "nodes_tests.rs"]
 mod nodes;
 #[path = "policies_tests.rs"]
@@ -102,7 +104,7 @@ fn policy(name: &str, status: &Value) -> Value {
 }
 
 /// Admission policies of the accounts `agent` and `controller`.
-const HELD: [&str; 7] = [
+const HELD: [&str; 9] = [
     "agent-node",
     "agent-lease",
     "agent-watermark",
@@ -110,7 +112,12 @@ const HELD: [&str; 7] = [
     "controller-node",
     "controller-api",
     "controller-eviction",
+    "agent-token",
+    "controller-token",
 ];
+
+/// Flow schemas, and priority levels, of these accounts.
+const FLOW: [&str; 3] = ["agent", "agent-leases", "controller-election"];
 
 /// A policy's answer, or another's.
 fn forbidden(why: &str) -> Answer {
@@ -136,6 +143,14 @@ fn held(name: &str) -> Value {
 
 fn binding(name: &str, action: &str) -> Value {
     json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
+}
+
+fn schema_of_flow(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"priorityLevelConfiguration": {"name": name}}})
+}
+
+fn level(name: &str) -> Value {
+    json!({"metadata": {"name": name}})
 }
 
 /// An installation with nothing wrong.
@@ -180,6 +195,10 @@ fn well() -> Seen {
         admission: [
             of(HELD.map(held).to_vec()),
             of(HELD.map(|name| binding(name, "Deny")).to_vec()),
+        ],
+        flow: [
+            of(FLOW.map(schema_of_flow).to_vec()),
+            of(FLOW.map(level).to_vec()),
         ],
         stop: Ok(json!({"metadata": {"name": OBJECT}})),
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
@@ -323,7 +342,11 @@ fn a_stop_and_the_lack_of_its_object_are_told() {
     );
     says(
         |it| it.stop = refused(404),
-        &["ConfigMap plimsoll-node-lease/plimsoll-stop", "missing"],
+        &[
+            "ConfigMap plimsoll-node-lease/plimsoll-stop",
+            "missing",
+            "kubectl create configmap plimsoll-stop -n plimsoll-node-lease",
+        ],
     );
 }
 
@@ -508,7 +531,13 @@ fn admission_policies_that_are_not_in_force_are_told() {
         )
     });
     says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
-    for weak in ["controller-node", "controller-api", "controller-eviction"] {
+    for weak in [
+        "controller-node",
+        "controller-api",
+        "controller-eviction",
+        "agent-token",
+        "controller-token",
+    ] {
         let loose = HELD.map(|name| {
             let mut policy = held(name);
             if name == weak {

@@ -15,14 +15,14 @@ const LISTENS: &str = "--report-listen=";
 /// The admission policies that the chart has for these accounts, and for what the controller is told to keep.
 fn policies_wanted(seen: &Seen) -> Vec<String> {
     let has = |argument: &str| !arguments(&seen.deployments, argument).is_empty();
-    let mut controllers = vec!["node"];
+    let mut controllers = vec!["node", "token"];
     if has("--metrics-api-listen=") {
         controllers.push("api");
     }
     if has(LISTENS) {
         controllers.push("eviction");
     }
-    let agents = vec!["node", "lease", "watermark", "event"];
+    let agents = vec!["node", "lease", "watermark", "event", "token"];
     let both = [
         (&seen.daemon_sets, agents),
         (&seen.deployments, controllers),

@@ -88,6 +88,8 @@ pub(super) struct Seen {
     pub leases: Answer,
     /// Our `ValidatingAdmissionPolicy`s, and what puts them in force.
     pub admission: [Answer; 2],
+    /// Our `FlowSchema`s and `PriorityLevelConfiguration`s.
+    pub flow: [Answer; 2],
     pub stop: Answer,
     pub node_qos: Answer,
     pub pod_qos: Answer,
@@ -122,6 +124,7 @@ const LEASES: &str = "--lease-namespace=";
 
 const COORDINATION: &str = "/apis/coordination.k8s.io/v1";
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+const FLOW: &str = "/apis/flowcontrol.apiserver.k8s.io/v1";
 const OURS: &str = "labelSelector=app.kubernetes.io/name%3Dplimsoll";
 /// The groups of our definitions.
 const POLICIES: &str = "ensurance.crane.io/v1alpha1";
@@ -154,6 +157,7 @@ pub(super) async fn read(
     let stop = format!("/api/v1/namespaces/{lease_namespace}/configmaps/{OBJECT}");
     let policies = async |plural: &str| list(&format!("/apis/{POLICIES}/{plural}")).await;
     let admission = async |plural: &str| list(&format!("{ADMISSION}/{plural}?{OURS}")).await;
+    let flow = async |plural: &str| list(&format!("{FLOW}/{plural}?{OURS}")).await;
     let schema = async |group: &str| list(&format!("/openapi/v3/apis/{group}")).await;
     let mut seen = Seen {
         version,
@@ -173,6 +177,10 @@ pub(super) async fn read(
         admission: [
             admission("validatingadmissionpolicies").await,
             admission("validatingadmissionpolicybindings").await,
+        ],
+        flow: [
+            flow("flowschemas").await,
+            flow("prioritylevelconfigurations").await,
         ],
         stop: list(&stop).await,
         node_qos: policies("nodeqoss").await,

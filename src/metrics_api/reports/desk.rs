@@ -299,6 +299,7 @@ fn denied(why: Denied) -> Refused {
         Denied::Bad(BadToken::Audience) => ("token_audience", 401, "Unauthorized"),
         Denied::Bad(BadToken::Expired) => ("token_expired", 401, "Unauthorized"),
         Denied::Bad(BadToken::NotYet) => ("token_not_yet", 401, "Unauthorized"),
+        Denied::Bad(BadToken::LongLived) => ("token_long_lived", 401, "Unauthorized"),
         Denied::Bad(BadToken::Signature) => ("token_signature", 401, "Unauthorized"),
         Denied::Account => ("other_account", 403, "Forbidden"),
         Denied::NoNode => ("no_node", 403, "Forbidden"),

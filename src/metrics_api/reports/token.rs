@@ -17,6 +17,8 @@ use thiserror::Error;
 
 /// Clocks differ by so much at most, in seconds: as API servers have it.
 const LEEWAY: i64 = 60;
+/// No token is valid for longer, in seconds: an agent's is for an hour, and a stolen one must end soon.
+const MAX_LIFE: i64 = 2 * 60 * 60;
 /// A longer token is none.
 pub const LONGEST: usize = 8 << 10;
 
@@ -37,6 +39,9 @@ pub enum BadToken {
         "the token is not valid yet, or the clock of the controller is behind the API server's"
     )]
     NotYet,
+    /// It is valid for longer than any that a kubelet mounts for an agent.
+    #[error("the token is valid for longer than 2 hours")]
+    LongLived,
     /// It was signed by somebody else, or changed since.
     #[error("the token was not signed by the API server")]
     Signature,
@@ -58,6 +63,7 @@ pub struct Claims {
     /// Whose it is.
     pub sub: String,
     aud: Audiences,
+    iat: i64,
     exp: i64,
     nbf: Option<i64>,
     #[serde(rename = "kubernetes.io")]
@@ -125,7 +131,7 @@ fn json<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, BadToken> {
 }
 
 impl Claims {
-    /// Whether it is for this audience, and valid now.
+    /// Whether it is for this audience, valid now, and not for long.
     pub fn check(&self, audience: &str, now: Timestamp) -> Result<(), BadToken> {
         let names = match &self.aud {
             Audiences::One(name) => std::slice::from_ref(name),
@@ -133,6 +139,9 @@ impl Claims {
         };
         if !names.iter().any(|name| name == audience) {
             return Err(BadToken::Audience);
+        }
+        if self.exp.saturating_sub(self.iat) > MAX_LIFE {
+            return Err(BadToken::LongLived);
         }
         let now = now.as_second();
         if now > self.exp.saturating_add(LEEWAY) {

@@ -342,7 +342,8 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 	// Every node will be closed, which that chart's controllers did not tolerate.
 	tolerant := strings.Replace(old, "controller: {", "controller: {tolerations: [{key: "+taintKey+", operator: Exists}], ", 1)
 	r.page.Run(t, "Uninstall")
-	if _, err := helm(tolerant, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-"); err != nil {
+	// What controllers made stays when a release goes, and that chart makes objects of these names.
+	if _, err := helm(tolerant, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
 		t.Fatal(err)
 	}
 	agentsRun(t, before)

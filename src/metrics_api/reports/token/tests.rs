@@ -50,15 +50,16 @@ fn claims() -> Value {
         "iss": ISSUER,
         "sub": "system:serviceaccount:plimsoll:plimsoll-agent",
         "aud": [AUDIENCE],
-        "nbf": 1000, "exp": 4600,
+        "iat": 1000, "nbf": 1000, "exp": 4600,
         "kubernetes.io": {"namespace": "plimsoll", "node": {"name": "node-a", "uid": "u"}},
     })
 }
 
-/// One that is valid for long, signed by a key that nobody else knows.
+/// One that was issued just now, signed by a key that nobody else knows.
 pub fn a_token() -> String {
     let mut claims = claims();
-    claims["exp"] = json!(9_000_000_000_i64);
+    let now = crate::cluster::clock::wall().as_second();
+    (claims["iat"], claims["nbf"], claims["exp"]) = (json!(now), json!(now), json!(now + 3600));
     Signer::new().sign(&header(), &claims)
 }
 
@@ -164,6 +165,24 @@ fn a_token_for_somebody_else_or_of_another_time_is_not_believed() {
     assert_eq!(checked(&one, 2000), Err(BadToken::Audience));
     one["aud"] = json!([]);
     assert_eq!(checked(&one, 2000), Err(BadToken::Audience));
+}
+
+#[test]
+fn a_token_that_is_valid_for_longer_than_two_hours_is_refused() {
+    let lasting = |seconds: i64| {
+        let mut claims = claims();
+        claims["exp"] = json!(1000_i64.saturating_add(seconds));
+        checked(&claims, 2000)
+    };
+    assert_eq!(lasting(7200), Ok(()));
+    for seconds in [7201, 365 * 86_400, i64::MAX] {
+        assert_eq!(lasting(seconds), Err(BadToken::LongLived), "{seconds} s");
+    }
+    let mut unlimited = claims();
+    unlimited["iat"] = json!(i64::MIN);
+    assert_eq!(checked(&unlimited, 2000), Err(BadToken::LongLived));
+    unlimited.as_object_mut().unwrap().remove("iat");
+    assert!(serde_json::from_value::<Claims>(unlimited).is_err());
 }
 
 #[test]

@@ -108,8 +108,8 @@ func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
 		}
 		return found
 	}
-	if found := rights("default"); found != 2 {
-		t.Errorf("%d rules and Secrets by default", found)
+	if found := rights("default"); found != 1 {
+		t.Errorf("%d rules about Secrets, and Secrets, by default", found)
 	}
 	for _, values := range []string{"cert-manager", "everything"} {
 		if found := rights(values); found != 0 {

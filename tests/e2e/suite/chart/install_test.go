@@ -3,7 +3,6 @@
 package chart
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,7 +31,8 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.bringsDefinitionsAndPolicies(t)
 	c.hasHooksThatKubernetesTakes(t)
 	c.isTheOnlyReleaseInItsCluster(t)
-	c.givesAgentsAPriorityLevelOfTheirOwn(t)
+	c.givesEachKindOfRequestAPriorityLevelOfItsOwn(t)
+	c.leavesAloneWhatOthersWrite(t)
 	c.changesItsPolicies(t)
 	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
 	c.leavesDefinitionsAndPoliciesWhenItGoes(t)
@@ -233,31 +233,115 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	}
 }
 
-// givesAgentsAPriorityLevelOfTheirOwn asks as an agent does, and as any other account: the API server tells which schema took the request.
-func (c cluster) givesAgentsAPriorityLevelOfTheirOwn(t *testing.T) {
-	uid := func(kind string) string {
-		return c.Kubectl("get", kind, "plimsoll-agent", "-o", "jsonpath={.metadata.uid}")
-	}
-	want := []string{"X-Kubernetes-Pf-Flowschema-Uid: " + uid("flowschema"), "X-Kubernetes-Pf-Prioritylevel-Uid: " + uid("prioritylevelconfiguration")}
-	taken := func(account string) bool {
+// givesEachKindOfRequestAPriorityLevelOfItsOwn asks as agents and controllers do, and as any other account: the API server tells which schema took
+// the request.
+func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
+	heartbeat, election := fmt.Sprintf(leases, "plimsoll-node-lease"), fmt.Sprintf(leases, "plimsoll")
+	takes := func(schema, account, path string) bool {
+		uid := func(kind string) string {
+			return c.Kubectl("get", kind, schema, "-o", "jsonpath={.metadata.uid}")
+		}
 		// Whatever the answer is: kubectl prints the headers at this level.
-		out, err := c.TryKubectl("", "get", "--raw", "/api/v1/nodes", "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
+		out, err := c.TryKubectl("", "get", "--raw", path, "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
 		if err != nil {
 			out = err.Error()
 		}
 		if !strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: ") {
 			t.Fatalf("no schema took the request: %s", out)
 		}
-		return strings.Contains(out, want[0]) && strings.Contains(out, want[1])
+		return strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: "+uid("flowschema")) &&
+			strings.Contains(out, "X-Kubernetes-Pf-Prioritylevel-Uid: "+uid("prioritylevelconfiguration"))
 	}
-	c.Eventually(time.Minute, "requests of agents are taken by their own schema", func() error {
-		if !taken("plimsoll-agent") {
-			return errors.New("another took it")
+	for _, kind := range []struct{ schema, account, path string }{
+		{"plimsoll-agent", "plimsoll-agent", "/api/v1/nodes"},
+		{"plimsoll-agent", "plimsoll-agent", "/healthz"},
+		{"plimsoll-agent-leases", "plimsoll-agent", heartbeat},
+		{"plimsoll-agent", "plimsoll-agent", election},
+		{"plimsoll-controller-election", "plimsoll-controller", election},
+		{"service-accounts", "plimsoll-controller", heartbeat},
+		{"service-accounts", "default", "/api/v1/nodes"},
+	} {
+		if kind.schema == "service-accounts" { // whose level is named otherwise
+			if takes("plimsoll-agent", kind.account, kind.path) || takes("plimsoll-controller-election", kind.account, kind.path) {
+				t.Errorf("schemas of ours take %s of %s", kind.path, kind.account)
+			}
+			continue
 		}
-		return nil
-	})
-	if taken("default") {
-		t.Error("the schema takes requests of others, too")
+		c.Eventually(time.Minute, kind.schema+" takes what is its own", func() error {
+			if !takes(kind.schema, kind.account, kind.path) {
+				return fmt.Errorf("another took %s of %s", kind.path, kind.account)
+			}
+			return nil
+		})
+	}
+}
+
+// leavesAloneWhatOthersWrite has everything of the release replaced, which takes away what is not in a manifest: a stop that is in force, the authority
+// of the replicas, and the record of evictions are in none.
+func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
+	stop := func(change string) {
+		c.Kubectl("annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop"+change)
+	}
+	stop("=why")
+	// As controllers make them.
+	for _, object := range []string{"configmap plimsoll-report-ca", "configmap plimsoll-evictions", "secret generic plimsoll-metrics-ca"} {
+		c.Kubectl(append(append([]string{"create"}, strings.Fields(object)...), "-n", "plimsoll", "--from-literal=it=is")...)
+	}
+	read := func() string {
+		return c.Kubectl("get", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "-o", "jsonpath={.metadata.uid} {.metadata.annotations}") + "\n" +
+			c.Kubectl("get", "-n", "plimsoll", "configmap/plimsoll-report-ca", "configmap/plimsoll-evictions", "secret/plimsoll-metrics-ca", "-o",
+				`jsonpath={range .items[*]}{.metadata.uid} {.data}{"\n"}{end}`)
+	}
+	before := read()
+	if !strings.Contains(before, `"plimsoll.dev/stop":"why"`) || strings.Count(before, `"it":`) != 3 {
+		t.Fatalf("they are %s", before)
+	}
+	same := func(after string) {
+		t.Helper()
+		if now := read(); now != before {
+			t.Errorf("after %s they are\n%sand were\n%s", after, now, before)
+		}
+	}
+	force := []string{"--force"}
+	if plane.Helm() != "helm" { // Helm 4
+		force = []string{"--force-replace", "--server-side=false"}
+	}
+	c.takes("upgrade", append(force, "--reset-then-reuse-values")...)
+	same("an upgrade that replaces")
+	manifest, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "manifest", "plimsoll", "--namespace", "plimsoll")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TryKubectl(manifest, "replace", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	same("a replacement of all objects")
+	if _, err := c.ofRelease("rollback", force...); err != nil {
+		t.Fatal(err)
+	}
+	same("a roll-back that replaces")
+	c.keepsWhatAChartBeforeMade(same)
+	stop("-")
+}
+
+// keepsWhatAChartBeforeMade upgrades twice from a release that has such an object as one of its own.
+func (c cluster) keepsWhatAChartBeforeMade(same func(after string)) {
+	c.T.Helper()
+	folder := c.T.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(c.T, chart))); err != nil {
+		c.T.Fatal(err)
+	}
+	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plimsoll-report-ca, namespace: plimsoll}\n"
+	if err := os.WriteFile(filepath.Join(folder, "templates/before.yaml"), []byte(object), 0o600); err != nil {
+		c.T.Fatal(err)
+	}
+	if _, err := c.helmOf(folder, "upgrade", "plimsoll", "plimsoll", "--reset-then-reuse-values", "--take-ownership"); err != nil {
+		c.T.Fatal(err)
+	}
+	for _, which := range []string{"first", "second"} {
+		c.takes("upgrade", "--reset-then-reuse-values")
+		same("the " + which + " upgrade from a chart that made one")
 	}
 }
 

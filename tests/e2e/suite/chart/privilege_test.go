@@ -81,6 +81,54 @@ func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
 	}
 }
 
+// TestTheTokensOfPodsEndWithinTheHour: one that is mounted automatically is valid for a year, as API servers extend those of 3607 s alone.
+func TestTheTokensOfPodsEndWithinTheHour(t *testing.T) {
+	rendered, err := render(t, "--set", "restoreNode=worker-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+	pods := podsOf(t, rendered)
+	for name, spec := range pods {
+		if mounted := spec.AutomountServiceAccountToken; mounted == nil || *mounted {
+			t.Errorf("%s: its token is mounted automatically", name)
+		}
+		volumes := map[string]string{}
+		for _, mount := range spec.Containers[0].VolumeMounts {
+			volumes[mount.Name] = mount.MountPath
+		}
+		files := []string{}
+		for _, volume := range spec.Volumes {
+			if volume.Projected == nil {
+				continue
+			}
+			for _, source := range volume.Projected.Sources {
+				token := source.ServiceAccountToken
+				if token != nil && (token.ExpirationSeconds == nil || *token.ExpirationSeconds != 3600) {
+					t.Errorf("%s: the token of volume %s is for another time than an hour", name, volume.Name)
+				}
+				if volumes[volume.Name] != folder {
+					continue
+				}
+				switch {
+				case token != nil:
+					files = append(files, token.Path)
+				case source.ConfigMap != nil:
+					files = append(files, source.ConfigMap.Items[0].Path)
+				case source.DownwardAPI != nil:
+					files = append(files, source.DownwardAPI.Items[0].Path)
+				}
+			}
+		}
+		if slices.Sort(files); fmt.Sprint(files) != "[ca.crt namespace token]" {
+			t.Errorf("%s: %s holds %v", name, folder, files)
+		}
+	}
+	if len(pods) != 3 {
+		t.Errorf("%d kinds of pods", len(pods))
+	}
+}
+
 func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
 	constraints := func(args ...string) (found []string) {
 		t.Helper()

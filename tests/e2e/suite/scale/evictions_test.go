@@ -376,7 +376,7 @@ func installed(t *testing.T) *plane {
 	p := &plane{Plane: shared.Start(t, []string{"--max-requests-inflight=800", "--max-mutating-requests-inflight=400"})}
 	p.Run("kwok", "--kubeconfig="+p.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
 	objects, err := exec.Command(p.Tool("helm"), "template", "plimsoll", shared.Absolute(t, "charts/plimsoll"), "--namespace=default",
-		"--set=metricsAPI.enabled=false").Output()
+		"--set=metricsAPI.enabled=false", "--set=tokens.creators={admin}").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,13 +13,3 @@
 {{- end }}
 {{- end }}
 {{- end -}}
-{{- if .Values.evictionBudget.enabled }}
-{{- $this := dict "root" . "component" "controller" }}
-# Which evictions count against the budgets: the leader writes it before it evicts, and an upgrade leaves it alone.
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {{ include "plimsoll.name" (dict "root" . "component" "evictions") }}
-  namespace: {{ .Release.Namespace }}
-  labels: {{- include "plimsoll.labels" $this | nindent 4 }}
-{{- end }}

@@ -1,0 +1,163 @@
+//! One agent that asks an API server for ever more lists does not delay the heartbeat of another: the chart's priority levels on a real,
+//! small API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod actor_support;
+mod agent_support;
+mod api_support;
+mod chart_support;
+mod run_support;
+
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use actor_support::attempts::{OTHER, OWN, lease};
+use actor_support::{AGENT, Actor, Answer, CONTROLLER, JSON, agent_pod, install, kubeconfig};
+use api_support::reporter::runtime;
+use api_support::{ControlPlane, LEASES, names, now};
+use chart_support::{NAMESPACE, objects};
+use futures::future::join_all;
+use http_body_util::BodyExt as _;
+use hyper::Request;
+use kube::Client;
+use kube::client::Body;
+use plimsoll::cluster::client::connect;
+use serde_json::{Value, json};
+use tokio::sync::oneshot::{Sender, channel};
+
+const SOON: Duration = Duration::from_mins(4);
+/// No heartbeat takes longer.
+const DELAY: Duration = Duration::from_secs(2);
+/// So many lists are wanted at a time: no level of a server of this size does them at once.
+const LISTS: usize = 200;
+/// At least so many of them wait; a connection may carry no more than a hundred requests.
+const MANY: f64 = 50.0;
+const SMALL: &[&str] = &[
+    "--max-requests-inflight=10",
+    "--max-mutating-requests-inflight=10",
+];
+
+/// A pod that makes a list of pods long.
+fn large(index: usize) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": format!("large-{index}"), "namespace": "default", "annotations": {"a": "x".repeat(50_000)}},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    })
+}
+
+/// How many requests wait in this priority level.
+fn waiting(plane: &ControlPlane, level: &str) -> f64 {
+    let text = plane.kubectl(&["get", "--raw", "/metrics"]);
+    let wanted = format!("priority_level=\"{level}\"");
+    let lines = text.lines().filter(|line| {
+        line.starts_with("apiserver_flowcontrol_current_inqueue_requests{")
+            && line.contains(&wanted)
+    });
+    let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.sum()
+}
+
+/// Makes a Lease, or renews it.
+async fn renew(actor: &Actor, namespace: &str, name: &str) -> Answer {
+    let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+    let path = format!("{leases}/{name}");
+    let mut known = actor.get(&path).await.body;
+    if known["kind"] == "Status" {
+        return actor.send("POST", &leases, JSON, &lease(name)).await;
+    }
+    let transitions = known["spec"]["leaseTransitions"].as_i64().unwrap_or(0);
+    known["spec"]["leaseTransitions"] = (transitions + 1).into();
+    actor.send("PUT", &path, JSON, &known).await
+}
+
+async fn until_renewed(actor: &Actor, namespace: &str, name: &str) {
+    let begun = now();
+    while renew(actor, namespace, name).await.code != 200 {
+        assert!(begun.elapsed() < SOON, "{name} can't be renewed");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The longest of some renewals.
+async fn slowest(actor: &Actor, namespace: &str, name: &str) -> Duration {
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        let begun = now();
+        let renewed = renew(actor, namespace, name).await;
+        longest = longest.max(begun.elapsed());
+        assert_eq!(renewed.code, 200, "{renewed:?}");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    longest
+}
+
+/// Asks for one list after the other; what they hold is not looked at.
+async fn ask_for_lists(client: &Client) {
+    loop {
+        let request = Request::get("/api/v1/pods").body(Body::empty()).unwrap();
+        if let Ok(answer) = client.send(request).await {
+            drop(answer.into_body().collect().await);
+        }
+    }
+}
+
+/// Has the agent of a node ask for so many at a time, on a thread of its own, until the end is dropped.
+fn crowd(kubeconfig: PathBuf) -> (Sender<()>, JoinHandle<()>) {
+    let (end, ended) = channel();
+    let asking = thread::spawn(move || {
+        runtime().block_on(async {
+            let client = connect(Some(&kubeconfig)).await.unwrap();
+            let asking = (0..LISTS).map(|_| ask_for_lists(&client));
+            tokio::select! {
+                _ = join_all(asking) => {}
+                _ = ended => {}
+            }
+        });
+    });
+    (end, asking)
+}
+
+#[test]
+fn one_agent_in_a_loop_of_lists_delays_neither_anothers_heartbeat_nor_the_election() {
+    let Some(plane) = ControlPlane::start_with(SMALL).filter(ControlPlane::is_own) else {
+        return;
+    };
+    let chart = install(&plane, NAMESPACE);
+    let flow = objects(&chart).into_iter().map(|(object, _)| object);
+    let flow = flow.filter(|it| it["apiVersion"] == "flowcontrol.apiserver.k8s.io/v1");
+    let flow: Vec<_> = flow.collect();
+    assert_eq!(flow.len(), 6, "three levels, each with a schema");
+    plane.apply(&flow);
+    plane.nodes(&names(2));
+    agent_pod(&plane, OWN);
+    agent_pod(&plane, OTHER);
+    plane.create(&(0..200).map(large).collect::<Vec<_>>());
+    let others = runtime();
+    let honest = others.block_on(Actor::of(&plane, AGENT, Some("agent-node01")));
+    let controller = others.block_on(Actor::of(&plane, CONTROLLER, None));
+    // API servers see roles, policies and schemas a moment after they are made.
+    others.block_on(until_renewed(&honest, LEASES, OTHER));
+    others.block_on(until_renewed(&controller, NAMESPACE, CONTROLLER));
+    let (end, asking) = crowd(kubeconfig(&plane, NAMESPACE, AGENT, Some("agent-node00")));
+    plane.until("lists of agents wait", SOON, |plane| {
+        waiting(plane, AGENT) > MANY
+    });
+    let heartbeat = others.block_on(slowest(&honest, LEASES, OTHER));
+    let election = others.block_on(slowest(&controller, NAMESPACE, CONTROLLER));
+    let still = waiting(&plane, AGENT);
+    drop(end);
+    asking.join().unwrap();
+    assert!(still > MANY, "only {still} lists wait");
+    assert!(heartbeat <= DELAY, "a heartbeat took {heartbeat:?}");
+    assert!(
+        election <= DELAY,
+        "a renewal of the election took {election:?}"
+    );
+}
