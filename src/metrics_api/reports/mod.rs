@@ -59,9 +59,9 @@ impl Reports {
         self.0.open();
     }
 
-    /// A node is there, or is gone.
-    pub fn node(&self, name: &str, there: bool) {
-        self.0.node(name, there);
+    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    pub fn node(&self, name: &str, boot_id: Option<&str>) {
+        self.0.node(name, boot_id);
     }
 
     /// Comes when a report has.
