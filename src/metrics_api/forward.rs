@@ -21,6 +21,8 @@ use super::server::Answer;
 
 /// The leader's first words have to be here by then.
 const ANSWER: Duration = Duration::from_secs(3);
+/// No more of an answer is read than its client takes, but for this.
+const BUFFER: usize = 64 << 10;
 /// Marks what was passed on, so that it is not passed on again.
 const MARK: &str = "x-plimsoll-forwarded";
 
@@ -63,7 +65,9 @@ pub async fn pass(
         stream.set_nodelay(true)?;
         let server = ServerName::try_from(name.to_owned())?;
         let stream = TlsConnector::from(tls).connect(server, stream).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let mut http = http1::Builder::new();
+        http.max_buf_size(BUFFER);
+        let (mut sender, connection) = http.handshake(TokioIo::new(stream)).await?;
         // It ends with the answer's body, or when the client is gone and nobody reads that.
         tokio::spawn(async move { drop(connection.await) });
         let request = match body {

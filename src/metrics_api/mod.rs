@@ -22,6 +22,7 @@ pub mod negotiate;
 mod openapi;
 pub mod options;
 mod patience;
+mod readers;
 mod readiness;
 mod relay;
 pub mod reports;
@@ -30,6 +31,7 @@ mod serving;
 mod status;
 pub mod store;
 pub mod table;
+mod under_way;
 mod watch;
 
 use std::net::SocketAddr;
@@ -68,6 +70,14 @@ pub trait Observer: Send + Sync {
     fn believes(&self, outcome: Result<(), &str>);
     /// Whether API servers are told to ask about evictions; `None`: this replica has not to tell them.
     fn guards(&self, guards: Option<bool>);
+    /// So many bytes are there for answers under way alone.
+    fn pinned(&self, bytes: usize) {
+        let _ = bytes;
+    }
+    /// A connection was cut: `too_many_new`, `too_slow`, or `pinned`.
+    fn cut(&self, reason: &'static str) {
+        let _ = reason;
+    }
     /// What this replica lacks to lead at once; `Ok`: nothing.
     fn lacks(&self) -> Result<(), String>;
 }

@@ -16,7 +16,7 @@ use crate::cluster::client::{ClientError, Server};
 use crate::cluster::election::Standing;
 use crate::cluster::requests;
 use crate::guard;
-use crate::serve::{self, ServeError};
+use crate::serve::ServeError;
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
@@ -31,6 +31,7 @@ use super::relay::Relay;
 use super::reports;
 use super::server::{Api, MOST_WAITING};
 use super::store::Limits;
+use super::under_way::{MAX_OF_A_USER, UnderWay};
 use super::{Observer, Options};
 
 /// Why nothing is served.
@@ -84,7 +85,7 @@ pub async fn start(
     standing: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
-    let listener = serve::listen(options.listen).await?.into_std()?;
+    let listener = listener::open(options.listen)?.into_std()?;
     let data = Arc::new(Data::new(Limits::default(), standing.clone()));
     let (tls, kept) = watch::channel(None);
     let (reports, taking) = match options.reports {
@@ -116,17 +117,13 @@ pub async fn start(
             server_name: options.place.server_name(),
             stop: stopped.clone(),
             room: Semaphore::new(MOST_WAITING),
+            under_way: Arc::new(UnderWay::new(MAX_OF_A_USER)),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             guard,
-            reports: reports.clone(),
-        };
-        let relay = Relay {
-            standing: standing.clone(),
-            tls: kept.clone(),
-            server_name: options.place.server_name(),
             reports,
         };
+        let relay = Relay::of(&api);
         let told = Arc::clone(&observer);
         let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
         tokio::select! {

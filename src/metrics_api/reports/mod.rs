@@ -37,6 +37,7 @@ use identity::Identity;
 
 pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
+pub(super) use room::Newcomers;
 
 /// How reports are taken.
 #[derive(Clone, Debug)]

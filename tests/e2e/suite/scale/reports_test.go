@@ -69,26 +69,7 @@ const size = 5000
 
 // TestAFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
 func TestAFleetReportsDirectly(t *testing.T) {
-	agents := setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
-	length := setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
-	interval := setting(t, "PLIMSOLL_SCALE_INTERVAL", time.ParseDuration, 10*time.Second)
-	f := &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
-	f.program = f.BuildLoad()
-	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
-			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,
-		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"heartbeats"},
-			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"heartbeats"},
-			"subjects":[{"kind":"ServiceAccount","name":"plimsoll-agent","namespace":"default"}]}`)
-	f.nodes()
-	for index := range 2 {
-		f.begin(index)
-		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
-	}
-	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
-	f.announce()
-	reach := append(f.LoadFlags(), "--interval", interval.String())
-
-	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())
+	f, agents, length, reach := startFleet(t)
 	// Without reports a larger fleet writes more Leases than an API server on one machine takes.
 	if agents <= size {
 		t.Log(f.phase("Leases only", length, reach, "--reports=false"))
@@ -119,6 +100,31 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	if lost.absent+both.absent > 0 {
 		t.Errorf("%d lists lacked nodes", lost.absent+both.absent)
 	}
+}
+
+// startFleet starts two replicas of which agents know, and says how many of those there are, how long a phase lasts, and how they reach the
+// replicas.
+func startFleet(t *testing.T) (f *fleet, agents int, length time.Duration, reach []string) {
+	t.Helper()
+	agents = setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
+	length = setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
+	interval := setting(t, "PLIMSOLL_SCALE_INTERVAL", time.ParseDuration, 10*time.Second)
+	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}, slowUser), agents: agents}
+	f.program = f.BuildLoad()
+	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
+			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,
+		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"heartbeats"},
+			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"heartbeats"},
+			"subjects":[{"kind":"ServiceAccount","name":"plimsoll-agent","namespace":"default"}]}`)
+	f.nodes()
+	for index := range 2 {
+		f.begin(index)
+		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
+	}
+	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
+	f.announce()
+	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())
+	return f, agents, length, append(f.LoadFlags(), "--interval", interval.String())
 }
 
 // account is how agents reach the API server: as one of many clients, who have to wait while it has too much to do.
