@@ -8,6 +8,9 @@
 
 mod api_support;
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api_support::aggregation::FrontProxy;
@@ -93,6 +96,7 @@ async fn only_those_who_prove_who_they_are_and_may_read_do() {
     refuses_whoever_proves_nothing(port, &plane.front_proxy()).await;
     believes_the_front_proxy(port, &plane.front_proxy()).await;
     lets_the_front_proxy_in_through_a_crowd(&controller, port, &plane.front_proxy()).await;
+    lets_the_front_proxy_in_through_a_flood(&controller, port, &plane.front_proxy()).await;
     asks_what_tokens_may(&plane, port).await;
     tells_strangers_what_is_the_same_for_all(&stranger()).await;
     let refused = r#"plimsoll_controller_metrics_api_answers_total{verb="list",code="401"}"#;
@@ -223,6 +227,39 @@ async fn lets_the_front_proxy_in_through_a_crowd(
         "{grown} kB for {} connections",
         crowd.len()
     );
+}
+
+/// Connections come and go, more of them than there is room for, for as long as it is asked.
+async fn lets_the_front_proxy_in_through_a_flood(
+    controller: &Controller,
+    port: u16,
+    proxy: &FrontProxy,
+) {
+    let over = Arc::new(AtomicBool::new(false));
+    let flood = [(); 2].map(|()| {
+        let over = Arc::clone(&over);
+        std::thread::spawn(move || {
+            let mut crowd = VecDeque::new();
+            while !over.load(Ordering::Relaxed) {
+                crowd.push_back(std::net::TcpStream::connect(("127.0.0.1", port)));
+                if crowd.len() > 500 {
+                    crowd.pop_front();
+                }
+                // A thousand a second: each closed one takes a port for a minute.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        })
+    });
+    for _ in 0..10 {
+        let certificate = (proxy.certificate.clone(), proxy.key.clone());
+        let caller = Caller::new(port, Some(certificate)).who_claims_to_be_admin();
+        let asked = tokio::time::timeout(Duration::from_secs(5), caller.try_code()).await;
+        assert_eq!(asked, Ok(Some(200)), "an API server got in");
+    }
+    over.store(true, Ordering::Relaxed);
+    flood.map(|flood| flood.join().unwrap());
+    let cut = r#"plimsoll_controller_metrics_api_connections_cut_total{reason="too_many_new"}"#;
+    assert!(controller.metric(cut) > 256.0);
 }
 
 async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {

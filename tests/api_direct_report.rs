@@ -178,21 +178,65 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
         assert_eq!(status[part], sent[part], "{part}");
     }
     assert_eq!(status["conditions"][0]["reason"], "AgentReporting");
-    // A replay, and an older one, are answered as the first was, and change nothing.
+    // A replay is answered as the first was, and changes nothing.
+    let answer = agent.report(&token, &report("node00", 1, 2000));
+    // When the next is wanted may have changed meanwhile: see above.
+    let [now, before] = [&answer.body, &said].map(|it| (&it["epoch"], &it["leading"]));
+    assert_eq!((answer.code, now), (200, before), "{}", answer.body);
+    // What is older, or says otherwise, is not acknowledged.
     for (sequence, millicores) in [(1, 7000), (0, 7000)] {
         let answer = agent.report(&token, &report("node00", sequence, millicores));
-        // When the next is wanted may have changed meanwhile: see above.
-        let [now, before] = [&answer.body, &said].map(|it| (&it["epoch"], &it["leading"]));
-        assert_eq!((answer.code, now), (200, before), "{}", answer.body);
+        assert_eq!(answer.code, 409, "{}", answer.body);
     }
     taken(&plane, &agent, &token, &report("node00", 2, 4000));
     plane.until("the next report is shown", SOON, |plane| {
         shows(plane, "node00", "4000m")
     });
     let counts = counts(&controller);
-    assert_eq!((counts["stored"], counts["replayed"]), (2, 2));
+    let counted = ["stored", "replayed", "superseded"].map(|result| counts[result]);
+    assert_eq!(counted, [2, 1, 2]);
     // Those that have not reported are there, and nothing is made up for them.
     assert_eq!(crate::row(&plane, "node01")[7], "NoReport");
+}
+
+#[test]
+fn a_report_of_another_boot_than_its_nodes_or_of_an_agent_from_the_future_is_refused() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    let controller = start(&plane, &plane.kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let (trust, token) = (trust(&plane), token(&plane, "node00"));
+    let agent = Reporter::new(&trust, ports[1]);
+    let sent = |sequence: u64, boot: &str, started: u64| {
+        let mut report = report("node00", sequence, 2000);
+        report["bootID"] = json!(boot);
+        report["agentStartedMillis"] = json!(started);
+        report["uptimeMillis"] = json!(started + 60_000);
+        report
+    };
+    taken(&plane, &agent, &token, &sent(1, "boot", 5000));
+    let later = 5000 + 3_600_000;
+    let answer = agent.report(&token, &sent(2, "boot", later));
+    assert_eq!(answer.code, 409, "{}", answer.body);
+    let info = json!({"status": {"nodeInfo": {"bootID": "next"}}}).to_string();
+    plane.kubectl(&[
+        "patch",
+        "node",
+        "node00",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &info,
+    ]);
+    plane.until("the boot before is refused", SOON, |_| {
+        agent.report(&token, &sent(2, "boot", 5000)).code == 409
+    });
+    taken(&plane, &agent, &token, &sent(1, "next", later));
+    let counts = counts(&controller);
+    assert_eq!(counts["started_ahead"], 1);
+    assert_eq!(counts["other_boot"], 1);
 }
 
 #[test]

@@ -29,6 +29,7 @@ fn known(index: usize) -> NodeKnown {
     NodeKnown {
         uid: report::node(index),
         created: None,
+        boot_id: String::new(),
         facts: NodeFacts {
             labels: serde_json::from_value(report::labels(index)).unwrap(),
             cpus: 32,

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::run::StateDir;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
-use crate::node::agent::{self, AgentError, Options, PodRef, Stop};
+use crate::node::agent::{self, AgentError, Options, PodData, PodRef, Stop};
 use crate::node::{direct_report, heartbeat};
 
 /// Where the chart mounts what direct reports need.
@@ -32,7 +32,7 @@ Examples:
   What it makes of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
   How loaded it finds the node (measured anew every 10 s, and after a change of more than 5 %):
-    kubectl get --raw /api/v1/namespaces/plimsoll/pods/$POD:8080/proxy/v1/node-metric
+    kubectl port-forward -n plimsoll $POD 8080 & sleep 1; curl http://127.0.0.1:8080/v1/node-metric
   The same told to the controller within seconds, so that the Lease is renewed only every 60 s (kubectl get nodemetrics):
     --report-service plimsoll-report --report-credentials /var/run/secrets/plimsoll.dev/report
   Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
@@ -89,13 +89,18 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
-    /// Where /livez, /readyz, /metrics and /v1/node-metric are served
+    /// Where /livez, /readyz and /metrics are served to everybody, and /v1/node-metric to who connects over loopback
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 
-    /// No series of single pods among the metrics; by default the ten pods that use most of the node have some
+    /// Series of single pods among the metrics, which everybody who reaches --listen may read: of the ten that use most of
+    /// the node, and of the ten that are throttled most
     #[arg(long)]
-    no_pod_metrics: bool,
+    pod_metrics: bool,
+
+    /// Serve /v1/node-metric, which names the busiest pods, to everybody who reaches --listen
+    #[arg(long)]
+    open_node_metric: bool,
 
     /// Namespace of the agent's own pod
     #[arg(
@@ -182,7 +187,10 @@ impl Args {
             node_address: self.node_address,
             sample_interval: self.sample_interval,
             listen: self.listen,
-            pod_metrics: !self.no_pod_metrics,
+            pod_data: PodData {
+                series: self.pod_metrics,
+                node_metric: self.open_node_metric,
+            },
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,

@@ -1,8 +1,8 @@
 //! What an agent tells the controller directly, and what it is answered: `POST /v1/report`, JSON over HTTP/2 and TLS.
 //!
 //! ```text
-//! {"node": "node-a", "bootID": "0b7f...", "agentStartedMillis": 93211, "sequence": 17, "intervalSeconds": 10,
-//!  "status": {...}}
+//! {"node": "node-a", "bootID": "0b7f...", "agentStartedMillis": 93211, "sequence": 17, "uptimeMillis": 263211,
+//!  "intervalSeconds": 10, "status": {...}}
 //! {"epoch": 8812, "leading": true, "nextIntervalSeconds": 10}
 //! ```
 //! Unknown fields are passed over, so that agents and controllers of different versions understand each other.
@@ -50,6 +50,10 @@ pub struct Report<S = NodeMetricStatus> {
     pub agent_started_millis: u64,
     /// Grows with each report of this process.
     pub sequence: u64,
+    /// When this was sent, in milliseconds since the node's boot; agents of earlier versions don't say. By it the leader
+    /// knows which start of an agent is possible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uptime_millis: Option<u64>,
     /// When the next report is to be expected at the latest, in seconds: 1 to 60.
     pub interval_seconds: u32,
     /// What was measured; without conditions.
@@ -179,6 +183,7 @@ mod tests {
             "bootID": "0b7f",
             "agentStartedMillis": 93211,
             "sequence": 17,
+            "uptimeMillis": 263211,
             "intervalSeconds": 10,
             "status": {
                 "timestamp": "2026-11-21T10:00:00Z",
@@ -200,6 +205,7 @@ mod tests {
             ("node-a", "0b7f")
         );
         assert_eq!((read.agent_started_millis, read.sequence), (93211, 17));
+        assert_eq!(read.uptime_millis, Some(263_211));
         assert_eq!(read.interval(), Duration::from_secs(10));
         assert_eq!(serde_json::to_value(&read).unwrap(), report());
         // An agent need not give its status away to send it.
@@ -208,6 +214,7 @@ mod tests {
             boot_id: read.boot_id.clone(),
             agent_started_millis: read.agent_started_millis,
             sequence: read.sequence,
+            uptime_millis: read.uptime_millis,
             interval_seconds: read.interval_seconds,
             status: &read.status,
         };
@@ -224,6 +231,15 @@ mod tests {
         let text = r#"{"epoch":null,"leading":false,"nextIntervalSeconds":10}"#;
         assert_eq!(serde_json::to_string(&said).unwrap(), text);
         assert_eq!(serde_json::from_str::<Acknowledgement>(text).unwrap(), said);
+    }
+
+    #[test]
+    fn an_agent_of_an_earlier_version_does_not_say_for_how_long_its_node_is_up() {
+        let mut earlier = report();
+        earlier.as_object_mut().unwrap().remove("uptimeMillis");
+        let read = parse(&earlier).unwrap();
+        assert_eq!(read.uptime_millis, None);
+        assert_eq!(serde_json::to_value(&read).unwrap(), earlier);
     }
 
     #[test]

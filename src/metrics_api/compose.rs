@@ -24,6 +24,8 @@ pub struct NodeKnown {
     pub uid: String,
     /// `metadata.creationTimestamp`.
     pub created: Option<Time>,
+    /// `status.nodeInfo.bootID`, which its kubelet writes; empty: it did not.
+    pub boot_id: String,
     /// Labels and capacity.
     pub facts: NodeFacts,
 }
@@ -51,6 +53,7 @@ impl Frame {
             uid,
             created,
             mut facts,
+            ..
         } = node;
         let labels = std::mem::take(&mut facts.labels);
         let metadata = ObjectMeta {

@@ -1,7 +1,9 @@
 //! The store as all tasks of the process share it, fenced by the leader's deadline.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use hyper::body::Bytes;
 use tokio::sync::watch;
 
 use crate::cluster::clock;
@@ -14,6 +16,26 @@ pub struct Data {
     store: Mutex<Store>,
     standing: watch::Receiver<Standing>,
     moved: watch::Sender<u64>,
+    /// The bytes of parts of answers that are not sent.
+    unsent: Arc<AtomicUsize>,
+}
+
+/// A part of an answer, which counts until it is sent.
+struct Part {
+    text: String,
+    unsent: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.unsent.fetch_sub(self.text.len(), Ordering::Relaxed);
+    }
 }
 
 impl Data {
@@ -23,7 +45,21 @@ impl Data {
             store: Mutex::new(Store::new(limits)),
             standing,
             moved: watch::Sender::new(0),
+            unsent: Arc::default(),
         }
+    }
+
+    /// The bytes that are there for answers under way alone: contents that were replaced meanwhile, and what is not sent.
+    pub fn pinned(&self) -> usize {
+        let stale = self.change(|store| store.stale());
+        stale + self.unsent.load(Ordering::Relaxed)
+    }
+
+    /// A part of an answer.
+    pub fn part(&self, text: String) -> Bytes {
+        self.unsent.fetch_add(text.len(), Ordering::Relaxed);
+        let unsent = Arc::clone(&self.unsent);
+        Bytes::from_owner(Part { text, unsent })
     }
 
     /// Reads; `None`: this replica may not answer for the cluster, or not any more.

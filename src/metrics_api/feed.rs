@@ -157,7 +157,7 @@ impl Feed {
             self.node(name, None);
         }
         if let Some(reports) = &self.reports {
-            reports.node(name, node.is_some());
+            reports.node(name, node.as_ref().map(|node| node.boot_id.as_str()));
         }
         match node.map(|node| Frame::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),

@@ -23,6 +23,8 @@ use super::server::Answer;
 const CONNECT: Duration = Duration::from_secs(2);
 /// Its first words have to be here so long after, where it has nothing to do for them.
 pub const ANSWER: Duration = Duration::from_secs(3);
+/// No more of an answer is read than its client takes, but for this.
+const BUFFER: usize = 64 << 10;
 /// Marks what was passed on, so that it is not passed on again.
 const MARK: &str = "x-plimsoll-forwarded";
 
@@ -100,7 +102,9 @@ async fn connect(
     stream.set_nodelay(true)?;
     let server = ServerName::try_from(name.to_owned())?;
     let stream = TlsConnector::from(tls).connect(server, stream).await?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let mut http = http1::Builder::new();
+    http.max_buf_size(BUFFER);
+    let (sender, connection) = http.handshake(TokioIo::new(stream)).await?;
     // It ends with the answer's body, or when the client is gone and nobody reads that.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)

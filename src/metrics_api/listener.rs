@@ -1,7 +1,10 @@
-//! Connections. Strangers are few and leave soon; API servers and replicas, who show certificates, always get in.
+//! Connections. Strangers are few and leave soon; API servers and replicas, who show certificates, always get in. Who reads
+//! too slowly leaves, and where answers under way take too much memory the slowest does.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,18 +13,21 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, Id, JoinSet};
-use tokio::time::timeout;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::certificates::Tls;
 use super::patience::Patience;
+use super::readers::{Reader, Readers};
+use super::reports::Newcomers;
 use super::server::Api;
 use super::watch::MOST;
-use crate::serve;
+use crate::serve::{self, ServeError};
 
 /// The handshake has to be done by then.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -35,11 +41,21 @@ const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
 const DRAIN: Duration = Duration::from_secs(5);
 /// Connections whose client is not known; one more, and the oldest goes.
 const MOST_STRANGERS: usize = 256;
+/// None goes sooner: however many connect, an API server has that long to show its certificate.
+const MIN_STAY: Duration = Duration::from_millis(250);
 /// Connections of API servers and replicas.
 const MOST_KNOWN: usize = 2048;
 const BUFFER: usize = 32 << 10;
+/// What the kernel keeps for a client that does not take it: half of it is the kernel's own.
+const SEND_BUFFER: u32 = 256 << 10;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// What answers under way may take of memory beside the objects themselves.
+const MAX_PINNED: usize = 64 << 20;
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
-/// Connections of one sort, oldest first.
+/// Connections of API servers and replicas, oldest first.
 struct Room {
     inside: Mutex<VecDeque<AbortHandle>>,
     most: usize,
@@ -54,7 +70,7 @@ impl Room {
     }
 
     /// Lets one in; where there is no room, the oldest has to leave.
-    fn enter(&self, one: impl FnOnce() -> AbortHandle) {
+    fn enter(&self, one: AbortHandle) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         inside.retain(|other| !other.is_finished());
         if inside.len() >= self.most
@@ -62,15 +78,23 @@ impl Room {
         {
             oldest.abort();
         }
-        // It begins within the lock: it can't leave before it is inside.
-        inside.push_back(one());
+        inside.push_back(one);
     }
+}
 
-    fn leave(&self, id: Id) -> Option<AbortHandle> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = inside.iter().position(|other| other.id() == id)?;
-        inside.remove(place)
-    }
+/// Listens on an address, by a socket whose connections have little room for what is not taken.
+pub fn open(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let open = || -> io::Result<TcpListener> {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.set_send_buffer_size(SEND_BUFFER)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    open().map_err(|source| ServeError::Listen { address, source })
 }
 
 /// The next connection; those that ended leave meanwhile. Nothing is lost where that is waited for no longer.
@@ -98,56 +122,114 @@ pub async fn listen(
     listener: TcpListener,
     api: Arc<Api>,
     tls: watch::Receiver<Option<Tls>>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
-    let strangers = Arc::new(Room::new(MOST_STRANGERS));
-    let known = Arc::new(Room::new(MOST_KNOWN));
+    let rooms = Arc::new(Rooms::default());
     let mut connections = JoinSet::new();
-    loop {
-        let stream = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
-            stream = accept(&listener, &mut connections) => stream,
-        };
-        let Some(tls) = tls.borrow().clone() else {
-            continue;
-        };
-        let connection = Connection {
-            api: Arc::clone(&api),
-            tls,
-            strangers: Arc::clone(&strangers),
-            known: Arc::clone(&known),
-            stop: stop.clone(),
-        };
-        let served = async move { drop(timeout(LIFE, connection.serve(stream)).await) };
-        strangers.enter(|| connections.spawn(served));
+    tokio::select! {
+        () = take(&listener, &api, tls, stop, &rooms, &mut connections) => {}
+        () = bound(&api, &rooms.readers) => {}
     }
     drop(listener);
     let ended = async { while connections.join_next().await.is_some() {} };
     drop(timeout(DRAIN, ended).await);
 }
 
+async fn take(
+    listener: &TcpListener,
+    api: &Arc<Api>,
+    tls: watch::Receiver<Option<Tls>>,
+    mut stop: watch::Receiver<bool>,
+    rooms: &Arc<Rooms>,
+    connections: &mut JoinSet<()>,
+) {
+    loop {
+        let stream = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return,
+            stream = accept(listener, connections) => stream,
+        };
+        let Some(tls) = tls.borrow().clone() else {
+            continue;
+        };
+        if rooms.strangers.make_room().await {
+            api.observer.cut("too_many_new");
+        }
+        let connection = Connection::new(api, rooms, stop.clone());
+        let served = async move { drop(timeout(LIFE, connection.serve(stream, tls)).await) };
+        rooms.strangers.enter(|| connections.spawn(served));
+    }
+}
+
+/// Keeps what answers under way take within its bound, for ever.
+async fn bound(api: &Api, readers: &Readers) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let pinned = api.data.pinned();
+        api.observer.pinned(pinned);
+        if pinned > MAX_PINNED && readers.cut_slowest(Instant::now()) {
+            api.observer.cut("pinned");
+        }
+    }
+}
+
+/// Who is connected.
+struct Rooms {
+    strangers: Newcomers,
+    known: Room,
+    readers: Readers,
+}
+
+impl Default for Rooms {
+    fn default() -> Self {
+        Self {
+            strangers: Newcomers::new(MOST_STRANGERS, MIN_STAY),
+            known: Room::new(MOST_KNOWN),
+            readers: Readers::default(),
+        }
+    }
+}
+
 struct Connection {
     api: Arc<Api>,
-    tls: Tls,
-    strangers: Arc<Room>,
-    known: Arc<Room>,
+    rooms: Arc<Rooms>,
+    reader: Arc<Reader>,
     stop: watch::Receiver<bool>,
 }
 
 impl Connection {
-    async fn serve(mut self, stream: TcpStream) {
-        let Some(stream) = shake_hands(stream, Arc::clone(&self.tls.server)).await else {
+    fn new(api: &Arc<Api>, rooms: &Arc<Rooms>, stop: watch::Receiver<bool>) -> Self {
+        Self {
+            api: Arc::clone(api),
+            rooms: Arc::clone(rooms),
+            reader: rooms.readers.enter(),
+            stop,
+        }
+    }
+
+    async fn serve(self, stream: TcpStream, tls: Tls) {
+        let Some(stream) = shake_hands(stream, tls.server).await else {
             return;
         };
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let certificates: Arc<[CertificateDer<'static>]> = certificates.into();
         self.admit(&certificates);
-        let api = self.api;
+        self.answer(stream, certificates).await;
+    }
+
+    /// Answers requests of a client with these certificates.
+    async fn answer<S>(mut self, stream: S, certificates: Arc<[CertificateDer<'static>]>)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin,
+    {
+        let api = Arc::clone(&self.api);
         let answer = service_fn(move |request| {
             let (api, certificates) = (Arc::clone(&api), Arc::clone(&certificates));
             async move { Ok::<_, Infallible>(api.answer(request, &certificates).await) }
         });
-        let stream = TokioIo::new(Patience::new(stream, TAKES));
+        let stream = Patience::new(stream, TAKES, Arc::clone(&self.reader));
+        let stream = TokioIo::new(stream);
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
         http.header_read_timeout(HEADERS).max_buf_size(BUFFER);
@@ -155,7 +237,13 @@ impl Connection {
         tokio::pin!(connection);
         tokio::select! {
             // A peer that goes away early is no concern of ours.
-            _ = &mut connection => return,
+            _ = &mut connection => {
+                if self.reader.was_too_slow() {
+                    self.api.observer.cut("too_slow");
+                }
+                return;
+            }
+            () = self.reader.cut() => return,
             _ = self.stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
         }
         drop(connection.await);
@@ -164,9 +252,12 @@ impl Connection {
     /// From the strangers to those who are known.
     fn admit(&self, certificates: &[CertificateDer<'static>]) {
         if self.api.knows(certificates)
-            && let Some(one) = tokio::task::try_id().and_then(|id| self.strangers.leave(id))
+            && let Some(one) = tokio::task::try_id().and_then(|id| self.rooms.strangers.leave(id))
         {
-            self.known.enter(|| one);
+            self.rooms.known.enter(one);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

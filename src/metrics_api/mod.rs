@@ -22,6 +22,7 @@ pub mod negotiate;
 mod openapi;
 pub mod options;
 mod patience;
+mod readers;
 mod readiness;
 mod relay;
 pub mod reports;
@@ -30,6 +31,7 @@ mod serving;
 mod status;
 pub mod store;
 pub mod table;
+mod under_way;
 mod watch;
 
 use std::net::SocketAddr;
@@ -62,6 +64,14 @@ pub trait Observer: Send + Sync {
     fn kept(&self, ends: Option<Timestamp>, ok: bool);
     /// Whether it is known which API servers to believe, or why not.
     fn believes(&self, outcome: Result<(), &str>);
+    /// So many bytes are there for answers under way alone.
+    fn pinned(&self, bytes: usize) {
+        let _ = bytes;
+    }
+    /// A connection was cut: `too_many_new`, `too_slow`, or `pinned`.
+    fn cut(&self, reason: &'static str) {
+        let _ = reason;
+    }
     /// What this replica lacks to lead at once; `Ok`: nothing.
     fn lacks(&self) -> Result<(), String>;
 }

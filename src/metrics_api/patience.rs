@@ -1,50 +1,73 @@
-//! Cuts a client that takes nothing of what it is sent: a watcher that doesn't read.
+//! Cuts a client that takes what it is sent too slowly: a watcher that doesn't read, or one that reads a little now and then.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream of which no write waits for longer than a time.
+use super::readers::Reader;
+
+/// Bytes a second: a client that takes less in the long run is cut.
+pub const MIN_RATE: u32 = 32 << 10;
+
+/// A stream of which writes wait for no longer than a time, less that in which a client of the least rate takes what this one
+/// has taken.
 pub struct Patience<S> {
     stream: S,
     most: Duration,
-    waiting: bool,
+    /// What counts of the waits that are over.
+    waited: Duration,
+    waiting: Option<Instant>,
     end: Pin<Box<Sleep>>,
+    reader: Arc<Reader>,
 }
 
 impl<S> Patience<S> {
-    /// Writes wait for at most so long.
-    pub fn new(stream: S, most: Duration) -> Self {
+    /// Writes to this reader wait for at most so long.
+    pub fn new(stream: S, most: Duration, reader: Arc<Reader>) -> Self {
         Self {
             stream,
             most,
-            waiting: false,
+            waited: Duration::ZERO,
+            waiting: None,
             end: Box::pin(sleep(most)),
+            reader,
         }
     }
 
-    /// What came of a write, or that it waited for too long.
-    fn judge<T>(
+    /// What came of a write of so many bytes, or that writes waited for too long.
+    fn judge(
         &mut self,
-        outcome: Poll<io::Result<T>>,
+        outcome: Poll<io::Result<usize>>,
         cx: &mut Context<'_>,
-    ) -> Poll<io::Result<T>> {
-        if outcome.is_ready() {
-            self.waiting = false;
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(taken) = &outcome {
+            self.took(taken.as_ref().map_or(0, |bytes| *bytes));
             return outcome;
         }
-        if !self.waiting {
-            self.waiting = true;
-            self.end.as_mut().reset(Instant::now() + self.most);
+        if self.waiting.is_none() {
+            let now = Instant::now();
+            self.waiting = Some(now);
+            self.reader.falls_behind(now);
+            let left = self.most.saturating_sub(self.waited);
+            self.end.as_mut().reset(now + left);
         }
-        self.end
-            .as_mut()
-            .poll(cx)
-            .map(|()| Err(io::ErrorKind::TimedOut.into()))
+        self.end.as_mut().poll(cx).map(|()| {
+            self.reader.is_too_slow();
+            Err(io::ErrorKind::TimedOut.into())
+        })
+    }
+
+    fn took(&mut self, bytes: usize) {
+        if let Some(since) = self.waiting.take() {
+            self.waited += since.elapsed();
+        }
+        let earned = Duration::from_secs_f64(bytes as f64 / f64::from(MIN_RATE));
+        self.waited = self.waited.saturating_sub(earned);
     }
 }
 
@@ -83,13 +106,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.stream).poll_flush(cx);
-        self.judge(outcome, cx)
+        let outcome = Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0);
+        let outcome = self.judge(outcome, cx).map_ok(drop);
+        if outcome.is_ready() {
+            self.reader.catches_up();
+        }
+        outcome
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.judge(outcome, cx)
+        let outcome = Pin::new(&mut self.stream).poll_shutdown(cx).map_ok(|()| 0);
+        self.judge(outcome, cx).map_ok(drop)
     }
 }
 
@@ -101,31 +128,78 @@ mod tests {
 
     use super::*;
 
+    /// Reads so many bytes, at most so many each time and after a pause.
+    fn reading(
+        far: UnixStream,
+        all: usize,
+        part: usize,
+        pause: Duration,
+    ) -> tokio::task::JoinHandle<UnixStream> {
+        tokio::spawn(async move {
+            let (mut taken, mut buffer) = (0, vec![0; part]);
+            while taken < all {
+                sleep(pause).await;
+                far.readable().await.unwrap();
+                taken += far.try_read(&mut buffer).unwrap_or(0);
+            }
+            far
+        })
+    }
+
+    /// What is written until the client is cut, and for what.
+    async fn written(stream: &mut Patience<UnixStream>) -> (usize, io::Error) {
+        let mut written = 0;
+        loop {
+            let part = [0; 16 << 10];
+            match poll_fn(|cx| Pin::new(&mut *stream).poll_write(cx, &part)).await {
+                Ok(bytes) => written += bytes,
+                Err(error) => return (written, error),
+            }
+        }
+    }
+
     #[tokio::test]
     async fn who_takes_nothing_is_cut_and_who_takes_a_little_is_not() {
         const PART: usize = 16 << 10;
         const PARTS: usize = 80;
         let (near, far) = UnixStream::pair().unwrap();
-        let mut stream = Patience::new(near, Duration::from_millis(300));
-        let reading = tokio::spawn(async move {
-            let mut taken = 0;
-            while taken < PARTS * PART {
-                sleep(Duration::from_millis(5)).await;
-                far.readable().await.unwrap();
-                taken += far.try_read(&mut [0; PART]).unwrap_or(0);
-            }
-            far
-        });
-        let mut written = 0;
-        let error = loop {
-            let part = [0; PART];
-            match poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, &part)).await {
-                Ok(bytes) => written += bytes,
-                Err(error) => break error,
-            }
-        };
+        let mut stream = Patience::new(near, Duration::from_millis(300), Arc::default());
+        let reading = reading(far, PARTS * PART, PART, Duration::from_millis(5));
+        let (written, error) = written(&mut stream).await;
         let _far = reading.await.unwrap();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(written >= PARTS * PART, "{written}");
+    }
+
+    #[tokio::test]
+    async fn who_takes_less_than_the_least_rate_is_cut_though_no_wait_is_long() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let most = Duration::from_secs(1);
+        let mut stream = Patience::new(near, most, Arc::default());
+        // 10 kB a second: no pause is a tenth of what a single one may last.
+        let reading = reading(far, usize::MAX, 1000, most / 10);
+        let (_, error) = tokio::time::timeout(most * 10, written(&mut stream))
+            .await
+            .expect("it is cut");
+        reading.abort();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_reader_is_behind_until_all_is_sent() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let reader = Arc::<Reader>::default();
+        let mut stream = Patience::new(near, Duration::from_mins(1), Arc::clone(&reader));
+        let writing = tokio::time::timeout(Duration::from_millis(50), written(&mut stream));
+        assert!(writing.await.is_err());
+        assert!(reader.behind_since().is_some());
+        // It takes a little, which is not all.
+        far.readable().await.unwrap();
+        far.try_read(&mut [0; 8 << 10]).unwrap();
+        assert!(reader.behind_since().is_some());
+        poll_fn(|cx| Pin::new(&mut stream).poll_flush(cx))
+            .await
+            .unwrap();
+        assert!(reader.behind_since().is_none());
     }
 }

@@ -20,7 +20,7 @@ use crate::crd::report::{Missed, RELAY_PATH};
 use super::certificates::Tls;
 use super::forward::{self, ANSWER, ForwardError};
 use super::reports::Reports;
-use super::server::{Answer, JSON, whole};
+use super::server::{Answer, Api, JSON, whole};
 use super::status::Refusal;
 
 /// How often the leader is asked.
@@ -82,6 +82,16 @@ pub struct Relay {
 }
 
 impl Relay {
+    /// Of the replica that serves this.
+    pub fn of(api: &Api) -> Self {
+        Self {
+            standing: api.standing.clone(),
+            tls: api.tls.clone(),
+            server_name: api.server_name.clone(),
+            reports: api.reports.clone(),
+        }
+    }
+
     /// Passes on for ever, while another replica leads, what it misses.
     pub async fn run(self) {
         let Some(reports) = &self.reports else {

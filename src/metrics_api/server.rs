@@ -25,7 +25,7 @@ use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::crd::report::RELAY_PATH;
 
 use super::Observer;
-use super::authn::Authenticator;
+use super::authn::{Authenticator, User};
 use super::authz::{Authorizer, Deed};
 use super::certificates::Tls;
 use super::data::Data;
@@ -40,6 +40,7 @@ use super::relay;
 use super::reports::Reports;
 use super::status::Refusal;
 use super::store::Unavailable;
+use super::under_way::{Turn, UnderWay};
 use super::watch;
 
 /// Requests for data wait so long for a replica to lead: longer than a failover takes, shorter than API servers wait.
@@ -76,6 +77,8 @@ pub struct Api {
     pub stop: channel::Receiver<bool>,
     /// For requests that may wait for a replica to lead.
     pub room: Semaphore,
+    /// The lists and watches of each user.
+    pub under_way: Arc<UnderWay>,
     /// Whether this replica is to be found.
     pub readiness: Arc<Readiness>,
     /// Who is told of each answer.
@@ -155,15 +158,30 @@ impl Api {
             // The replica that passed it on asked who and whether.
             return self.serve(&asked);
         }
-        tokio::select! {
-            may = self.may(request.headers(), certificates, &asked) => may?,
+        let user = tokio::select! {
+            user = self.may(request.headers(), certificates, &asked) => user?,
             () = self.cut_off() => return Err(Refusal::unknown("who asks, or whether they may")),
+        };
+        if matches!(asked.what, What::Get(_)) {
+            return self.serve_soon(&asked, &request, &accept).await;
         }
+        let turn = self.under_way.begin(&user.name);
+        let turn = turn.ok_or_else(|| Refusal::too_many_under_way(&user.name))?;
+        let answer = self.serve_soon(&asked, &request, &accept).await?;
+        Ok(answer.map(|body| during(body, turn)))
+    }
+
+    async fn serve_soon(
+        &self,
+        asked: &Asked,
+        request: &Request<Incoming>,
+        accept: &str,
+    ) -> Result<Answer, Refusal> {
         let Ok(_room) = self.room.try_acquire() else {
-            return self.serve_or_pass_on(&asked, &request, &accept).await;
+            return self.serve_or_pass_on(asked, request, accept).await;
         };
         // A client that is refused comes back later and later; one that waits is answered as soon as a replica leads.
-        let answer = self.serve_when_led(&asked, &request, &accept);
+        let answer = self.serve_when_led(asked, request, accept);
         let answer = timeout(LEADERLESS, answer).await;
         answer.unwrap_or_else(|_| Err(Refusal::not_leading()))
     }
@@ -226,13 +244,14 @@ impl Api {
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
         asked: &Asked,
-    ) -> Result<(), Refusal> {
+    ) -> Result<User, Refusal> {
         let user = self.authenticator.identify(headers, certificates).await?;
         let deed = Deed {
             verb: asked.verb(),
             name: asked.name(),
         };
-        self.authorizer.allow(&user, deed).await
+        self.authorizer.allow(&user, deed).await?;
+        Ok(user)
     }
 
     /// When the API server has not answered this replica for so long that nothing is to be awaited from it.
@@ -345,9 +364,9 @@ impl Api {
             .read(|store| store.list(filter, *freshness, *limit, token.as_ref()));
         let page = page.unwrap_or(Err(Unavailable::NotLeading))?;
         let counts = filter.is_all();
-        Ok(streamed(stream::iter(
-            writer.list(page, counts).map(Bytes::from),
-        )))
+        let data = Arc::clone(&self.data);
+        let parts = writer.list(page, counts).map(move |text| data.part(text));
+        Ok(streamed(stream::iter(parts)))
     }
 }
 
@@ -467,6 +486,15 @@ fn streamed(parts: impl futures::Stream<Item = Bytes> + Send + 'static) -> Answe
     set(&mut answer, CONTENT_TYPE, JSON);
     set(&mut answer, CACHE_CONTROL, "no-cache, private");
     answer
+}
+
+/// The body, with what is held until it is sent.
+fn during(body: Body, turn: Turn) -> Body {
+    let frames = BodyStream::new(body).map(move |frame| {
+        let _held = &turn;
+        frame
+    });
+    StreamBody::new(frames).boxed_unsync()
 }
 
 /// The body up to then.

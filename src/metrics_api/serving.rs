@@ -17,7 +17,7 @@ use crate::cluster::client::{ClientError, Server};
 use crate::cluster::election::Standing;
 use crate::cluster::requests;
 use crate::evictions::RuleQuery;
-use crate::serve::{self, ServeError};
+use crate::serve::ServeError;
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
@@ -33,6 +33,7 @@ use super::relay::Relay;
 use super::reports;
 use super::server::{Api, MOST_WAITING};
 use super::store::Limits;
+use super::under_way::{MAX_OF_A_USER, UnderWay};
 use super::{Observer, Options};
 
 /// Why nothing is served.
@@ -88,7 +89,7 @@ pub async fn start(
     standing: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
-    let listener = bind(options.listen).await?;
+    let listener = options.listen.map(bind).transpose()?;
     let data = Arc::new(Data::new(Limits::default(), standing.clone()));
     let (tls, kept) = watch::channel(None);
     let (reports, taking) = match options.reports {
@@ -119,16 +120,12 @@ pub async fn start(
             server_name: options.place.server_name(),
             stop: stopped.clone(),
             room: Semaphore::new(MOST_WAITING),
+            under_way: Arc::new(UnderWay::new(MAX_OF_A_USER)),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
-            reports: reports.clone(),
-        };
-        let relay = Relay {
-            standing: standing.clone(),
-            tls: kept.clone(),
-            server_name: options.place.server_name(),
             reports,
         };
+        let relay = Relay::of(&api);
         let told = Arc::clone(&observer);
         let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
         tokio::select! {
@@ -146,11 +143,8 @@ pub async fn start(
     Ok((feed, Serving { stop, ended }))
 }
 
-async fn bind(listen: Option<SocketAddr>) -> Result<Option<std::net::TcpListener>, StartError> {
-    match listen {
-        Some(address) => Ok(Some(serve::listen(address).await?.into_std()?)),
-        None => Ok(None),
-    }
+fn bind(listen: SocketAddr) -> Result<std::net::TcpListener, StartError> {
+    Ok(listener::open(listen)?.into_std()?)
 }
 
 /// What the aggregated API needs is left out where there is none.

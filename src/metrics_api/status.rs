@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::crd::node_metric::{GROUP, PLURAL};
 
 use super::store::{Unavailable, Version};
+use super::under_way::MAX_OF_A_USER;
 
 /// Why nobody answers who leads.
 const NOT_LEADING: &str = "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is \
@@ -47,6 +48,14 @@ impl Refusal {
             retry_after: Some(seconds),
             ..self
         }
+    }
+
+    /// This user has as many lists and watches under way as one may have.
+    pub fn too_many_under_way(user: &str) -> Self {
+        let message = format!(
+            "User {user:?} has {MAX_OF_A_USER} lists and watches of {PLURAL} under way: end some, or wait"
+        );
+        Self::new(429, "TooManyRequests", message).after(5)
     }
 
     /// The request makes no sense.

@@ -9,9 +9,10 @@ mod ring;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU64;
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::table::Cell;
 
@@ -94,6 +95,47 @@ impl Content {
     }
 }
 
+/// A content whose bytes count for as long as anything holds it.
+#[derive(Debug)]
+pub struct Counted {
+    content: Content,
+    bytes: usize,
+    /// Those of all contents of the store that are held.
+    held: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    fn new(content: Content, held: &Arc<AtomicUsize>) -> Self {
+        let bytes = content.load();
+        held.fetch_add(bytes, Ordering::Relaxed);
+        Self {
+            content,
+            bytes,
+            held: Arc::clone(held),
+        }
+    }
+}
+
+impl Deref for Counted {
+    type Target = Content;
+
+    fn deref(&self) -> &Content {
+        &self.content
+    }
+}
+
+impl PartialEq for Counted {
+    fn eq(&self, other: &Self) -> bool {
+        self.content == other.content
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// An object of one version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
@@ -102,7 +144,7 @@ pub struct Object {
     /// Its version.
     pub version: Version,
     /// What it says.
-    pub content: Arc<Content>,
+    pub content: Arc<Counted>,
 }
 
 /// This replica may not answer for the cluster.
@@ -151,7 +193,11 @@ pub enum Freshness {
 /// All objects.
 #[derive(Debug)]
 pub struct Store {
-    contents: BTreeMap<Arc<str>, (Option<Version>, Arc<Content>)>,
+    contents: BTreeMap<Arc<str>, (Option<Version>, Arc<Counted>)>,
+    /// The bytes of all contents that anything holds: an answer under way too.
+    held: Arc<AtomicUsize>,
+    /// The bytes of those that objects have now.
+    current: usize,
     ring: Ring,
     /// The last version that was given away, in any term.
     last: Option<Version>,
@@ -160,9 +206,11 @@ pub struct Store {
 
 impl Store {
     /// An empty one, of a replica that doesn't lead.
-    pub const fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self {
             contents: BTreeMap::new(),
+            held: Arc::default(),
+            current: 0,
             ring: Ring::new(limits),
             last: None,
             leading: None,
@@ -177,6 +225,12 @@ impl Store {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.contents.is_empty()
+    }
+
+    /// The bytes of contents that neither an object has now nor an event tells of: answers under way alone hold them.
+    pub fn stale(&self) -> usize {
+        let held = self.held.load(Ordering::Relaxed);
+        held.saturating_sub(self.current + self.ring.replaced())
     }
 
     /// Begins a term; `epoch` is the resourceVersion of the write that won it. All objects get its first version.
@@ -221,7 +275,7 @@ impl Store {
     /// An object as it is now. What says the same as before is no event.
     pub fn apply(&mut self, name: &str, content: Content) {
         let before = self.contents.get_key_value(name);
-        if before.is_some_and(|(_, (_, before))| **before == content) {
+        if before.is_some_and(|(_, (_, before))| before.content == content) {
             return;
         }
         let before = before
@@ -229,7 +283,9 @@ impl Store {
         let name = before
             .as_ref()
             .map_or_else(|| Arc::from(name), |(name, ..)| Arc::clone(name));
-        let content = Arc::new(content);
+        let content = Arc::new(Counted::new(content, &self.held));
+        self.current += content.bytes;
+        self.current -= before.as_ref().map_or(0, |(.., before)| before.bytes);
         let version = self.advance();
         self.contents
             .insert(Arc::clone(&name), (version, Arc::clone(&content)));
@@ -262,6 +318,7 @@ impl Store {
         let Some((name, (before, content))) = self.contents.remove_entry(name) else {
             return;
         };
+        self.current -= content.bytes;
         let Some((before, version)) = before.and_then(|before| Some((before, self.advance()?)))
         else {
             return;
@@ -353,7 +410,7 @@ impl Store {
     }
 }
 
-fn object(name: &Arc<str>, version: Option<Version>, content: &Arc<Content>) -> Option<Object> {
+fn object(name: &Arc<str>, version: Option<Version>, content: &Arc<Counted>) -> Option<Object> {
     Some(Object {
         name: Arc::clone(name),
         version: version?,

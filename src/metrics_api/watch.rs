@@ -214,7 +214,7 @@ impl Watcher {
 
     fn lines(&mut self, told: &[(&str, Object)]) -> Bytes {
         let columns = std::mem::take(&mut self.columns);
-        self.writer.lines(told, columns).into()
+        self.data.part(self.writer.lines(told, columns))
     }
 
     fn mark(&mut self) -> Bytes {

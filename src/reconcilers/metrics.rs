@@ -65,6 +65,13 @@ pub struct AnswerLabels {
     pub code: u16,
 }
 
+/// Labels of connections that were cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+pub struct CutLabels {
+    /// `too_many_new`, `too_slow` or `pinned`.
+    pub reason: &'static str,
+}
+
 /// Labels of a roll-out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct RolloutLabels {
@@ -77,6 +84,8 @@ pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     answers: Family<AnswerLabels, Counter>,
+    pinned: Gauge,
+    cut: Family<CutLabels, Counter>,
     compile: Histogram,
     /// Writes to the API server.
     pub writes: Family<WriteLabels, Counter>,
@@ -124,6 +133,8 @@ impl Default for Metrics {
             registry: Registry::with_prefix("plimsoll_controller"),
             requests: Family::default(),
             answers: Family::default(),
+            pinned: Gauge::default(),
+            cut: Family::default(),
             // From 10 µs, what one node costs, to 2.6 s.
             compile: Histogram::new(exponential_buckets(10e-6, 4.0, 10)),
             writes: Family::default(),
@@ -177,6 +188,13 @@ impl Metrics {
         registry.register("api_requests", help, self.requests.clone());
         let help = "Answers of the metrics API, by verb and code";
         registry.register("metrics_api_answers", help, self.answers.clone());
+        let help = "Memory that is there for answers of the metrics API under way alone: what was replaced since they began, and what \
+                    their clients have not taken";
+        let pinned = self.pinned.clone();
+        registry.register_with_unit("metrics_api_pinned", help, Unit::Bytes, pinned);
+        let help = "Connections of the metrics API that were cut: too_many_new, too_slow (less than 32 KiB a second), or pinned (the slowest, \
+                    where answers under way took more than 64 MiB)";
+        registry.register("metrics_api_connections_cut", help, self.cut.clone());
         let help = "Time to take one change of a policy or node and compile what it concerns";
         registry.register_with_unit("compile", help, Unit::Seconds, self.compile.clone());
         registry.register("writes", "Writes to the API server", self.writes.clone());
@@ -252,6 +270,7 @@ impl Metrics {
         let metrics = Self::default();
         with_one_series(&metrics.requests);
         with_one_series(&metrics.answers);
+        with_one_series(&metrics.cut);
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.rollouts);
         metrics.reports.example();
@@ -364,6 +383,14 @@ impl metrics_api::Observer for Metrics {
         self.answers
             .get_or_create(&AnswerLabels { verb, code })
             .inc();
+    }
+
+    fn pinned(&self, bytes: usize) {
+        self.pinned.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    fn cut(&self, reason: &'static str) {
+        self.cut.get_or_create(&CutLabels { reason }).inc();
     }
 
     fn certified(&self, outcome: Result<(), &str>) {

@@ -53,6 +53,21 @@ pub struct NodeStatus {
     capacity: BTreeMap<String, String>,
     #[serde(default)]
     conditions: Vec<NodeCondition>,
+    #[serde(default, rename = "nodeInfo")]
+    node_info: NodeInfo,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct NodeInfo {
+    #[serde(default, rename = "bootID")]
+    boot_id: String,
+}
+
+impl NodeStatus {
+    /// Of the boot that its kubelet runs in; empty: it does not say.
+    pub fn boot_id(&self) -> &str {
+        &self.node_info.boot_id
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::Hash;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,15 +34,26 @@ pub trait Source: Send + Sync + 'static {
     fn readyz(&self) -> Result<(), String>;
     /// In the text format of `OpenMetrics`.
     fn metrics(&self) -> String;
-    /// What else is served, as JSON, by path; `Err`: why it is not there yet.
-    fn document(&self, path: &str) -> Option<Result<String, String>> {
-        let _ = path;
+    /// What else is served, by path. `local`: the client connected over loopback.
+    fn document(&self, path: &str, local: bool) -> Option<Document> {
+        let _ = (path, local);
         None
     }
     /// The paths of [`Self::document`].
     fn documents(&self) -> &'static [&'static str] {
         &[]
     }
+}
+
+/// A JSON document of a [`Source`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Document {
+    /// As it is now.
+    Json(String),
+    /// It is not there yet, and why.
+    Missing(String),
+    /// It is not for this client, and for whom it is.
+    Forbidden(String),
 }
 
 /// Gives a family of metrics one series, of empty labels: for the documentation.
@@ -115,8 +126,9 @@ async fn make_room(connections: &mut VecDeque<AbortHandle>) {
 }
 
 async fn serve_one(stream: TcpStream, source: Arc<dyn Source>) {
+    let local = stream.peer_addr().is_ok_and(|peer| is_loopback(peer.ip()));
     let answer = service_fn(|request| {
-        let response = answer(&request, &*source);
+        let response = answer(&request, &*source, local);
         async { Ok::<_, Infallible>(response) }
     });
     let mut http = http1::Builder::new();
@@ -125,7 +137,12 @@ async fn serve_one(stream: TcpStream, source: Arc<dyn Source>) {
     drop(http.serve_connection(TokioIo::new(stream), answer).await);
 }
 
-fn answer(request: &Request<Incoming>, source: &dyn Source) -> Response<Full<Bytes>> {
+/// Also where a socket of IPv6 tells of an IPv4 client.
+const fn is_loopback(peer: IpAddr) -> bool {
+    peer.to_canonical().is_loopback()
+}
+
+fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
     }
@@ -133,14 +150,15 @@ fn answer(request: &Request<Incoming>, source: &dyn Source) -> Response<Full<Byt
         "/livez" => verdict(source.livez()),
         "/readyz" => verdict(source.readyz()),
         "/metrics" => text(StatusCode::OK, source.metrics()),
-        path => document(path, source),
+        path => document(path, source, local),
     }
 }
 
-fn document(path: &str, source: &dyn Source) -> Response<Full<Bytes>> {
-    match source.document(path) {
-        Some(Ok(json)) => of_type(StatusCode::OK, "application/json", json),
-        Some(Err(why)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+fn document(path: &str, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
+    match source.document(path, local) {
+        Some(Document::Json(json)) => of_type(StatusCode::OK, "application/json", json),
+        Some(Document::Missing(why)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        Some(Document::Forbidden(why)) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
         None => {
             let more = source.documents().iter().copied();
             let all = ["/livez", "/readyz", "/metrics"].into_iter().chain(more);

@@ -41,6 +41,57 @@ async fn ask(stream: &mut TcpStream) -> String {
     read(stream).await
 }
 
+/// One that has a document for local clients alone.
+struct Private;
+
+impl Source for Private {
+    fn livez(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn readyz(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn metrics(&self) -> String {
+        String::new()
+    }
+
+    fn document(&self, path: &str, local: bool) -> Option<Document> {
+        let found = if local {
+            Document::Json("{}".to_owned())
+        } else {
+            Document::Forbidden("only here".to_owned())
+        };
+        (path == "/here").then_some(found)
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_connects_over_loopback_is_known_from_others() {
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(serve(listener, Arc::new(Private)));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = b"GET /here HTTP/1.1\r\nhost: it\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let answer = read(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    serving.abort();
+    let answer = document("/here", &Private, false);
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+    for (peer, local) in [
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("::ffff:127.0.0.1", true),
+        ("10.0.0.1", false),
+        ("::ffff:10.0.0.1", false),
+        ("fd00::1", false),
+    ] {
+        assert_eq!(is_loopback(peer.parse().unwrap()), local, "{peer}");
+    }
+}
+
 #[tokio::test]
 async fn those_who_connect_and_never_ask_keep_no_probe_out() {
     let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();

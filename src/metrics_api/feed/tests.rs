@@ -84,6 +84,7 @@ fn node(cpus: u32) -> NodeKnown {
     NodeKnown {
         uid: "u".to_owned(),
         created: Some(Time("2026-01-01T00:00:00Z".parse().unwrap())),
+        boot_id: "boot".to_owned(),
         facts: NodeFacts {
             cpus,
             memory: Bytes(16 << 30),

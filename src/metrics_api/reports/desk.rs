@@ -89,9 +89,9 @@ impl Desk {
         self.latest().open(clock::now());
     }
 
-    /// A node is there, or is gone.
-    pub fn node(&self, name: &str, there: bool) {
-        self.latest().node(name, there);
+    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    pub fn node(&self, name: &str, boot_id: Option<&str>) {
+        self.latest().node(name, boot_id);
     }
 
     /// Comes when a report has.
@@ -166,6 +166,24 @@ impl Desk {
         match self.put(report) {
             Outcome::Stored(_) => Ok(("stored", node)),
             Outcome::Replayed => Ok(("replayed", node)),
+            Outcome::Superseded => {
+                let message = format!("a later report of node {node:?} is known");
+                Err(("superseded", conflict(message)))
+            }
+            Outcome::OtherBoot => {
+                let message = format!(
+                    "the report is of another boot than status.nodeInfo.bootID of node {node:?}; after a restart of the \
+                     machine its kubelet has to write that first"
+                );
+                Err(("other_boot", conflict(message)))
+            }
+            Outcome::StartedAhead => {
+                let message = format!(
+                    "the agent of node {node:?} can't have started so late, by its reports before and the clock of the \
+                     controller"
+                );
+                Err(("started_ahead", conflict(message)))
+            }
             Outcome::NotOpen => Err(not_open()),
             Outcome::UnknownNode => {
                 let message = format!("nodes {node:?} not found");
@@ -283,6 +301,10 @@ impl Desk {
             node: Some(node),
         }
     }
+}
+
+fn conflict(message: String) -> Refusal {
+    Refusal::new(409, "Conflict", message)
 }
 
 fn not_open() -> Refused {

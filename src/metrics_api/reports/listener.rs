@@ -168,7 +168,7 @@ async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) 
             async move { Ok::<_, Infallible>(guest.answer(request).await) }
         })
     };
-    let stream = TokioIo::new(Patience::new(stream, TAKES));
+    let stream = TokioIo::new(Patience::new(stream, TAKES, Arc::default()));
     let connection = builder().serve_connection(stream, service);
     tokio::pin!(connection);
     loop {

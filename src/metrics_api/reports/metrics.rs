@@ -70,7 +70,7 @@ impl Default for ReportMetrics {
 impl ReportMetrics {
     /// Makes them known.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Reports by what became of them: stored, replayed (it or a later one was known), relayed (another replica \
+        let help = "Reports by what became of them: stored, replayed (the same report was known), relayed (another replica \
                     passed it on, since its agent does not reach this one), or why they were refused";
         registry.register("reports", help, self.reports.clone());
         let help = "Time from the headers of a report to its answer";

@@ -40,6 +40,7 @@ use identity::Identity;
 pub use identity::NODE_NAME;
 pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
+pub(super) use room::Newcomers;
 
 /// How reports are taken.
 #[derive(Clone, Debug)]
@@ -64,9 +65,9 @@ impl Reports {
         self.0.open();
     }
 
-    /// A node is there, or is gone.
-    pub fn node(&self, name: &str, there: bool) {
-        self.0.node(name, there);
+    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    pub fn node(&self, name: &str, boot_id: Option<&str>) {
+        self.0.node(name, boot_id);
     }
 
     /// Comes when a report has.

@@ -39,6 +39,13 @@ impl Event {
         };
         BESIDE + content.load() + frame
     }
+
+    /// The bytes of the content that it replaced.
+    fn replaced(&self) -> usize {
+        self.before
+            .as_ref()
+            .map_or(0, |before| before.content.bytes)
+    }
 }
 
 /// An event takes so much beside what its object says.
@@ -69,6 +76,8 @@ pub(super) struct Ring {
     limits: Limits,
     events: VecDeque<Arc<Event>>,
     bytes: usize,
+    /// The bytes of what the events replaced: no object has those contents any more.
+    replaced: usize,
     /// The version before the oldest event; `None`: no term is on.
     start: Option<Version>,
 }
@@ -79,6 +88,7 @@ impl Ring {
             limits,
             events: VecDeque::new(),
             bytes: 0,
+            replaced: 0,
             start: None,
         }
     }
@@ -92,14 +102,21 @@ impl Ring {
         self.start = Some(start);
     }
 
+    /// The bytes of contents that events alone have.
+    pub(super) const fn replaced(&self) -> usize {
+        self.replaced
+    }
+
     pub(super) fn push(&mut self, event: Event) {
         self.bytes += event.bytes();
+        self.replaced += event.replaced();
         self.events.push_back(Arc::new(event));
         while self.events.len() > self.limits.events || self.bytes > self.limits.bytes {
             let Some(oldest) = self.events.pop_front() else {
                 break;
             };
             self.bytes -= oldest.bytes();
+            self.replaced -= oldest.replaced();
             self.start = Some(oldest.object.version);
         }
     }

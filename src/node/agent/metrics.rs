@@ -30,7 +30,7 @@ use crate::node::direct_report::metrics::Reports;
 use crate::node::heartbeat::metrics::Heartbeats;
 use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
-use crate::serve::{Source, with_one_series};
+use crate::serve::{Document, Source, with_one_series};
 
 /// The loop turns at least every few seconds: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
@@ -121,6 +121,15 @@ pub struct Figures {
     pub writes: Writes,
 }
 
+/// What is said of single pods to whoever asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodData {
+    /// The pods that use most of the node, and those that are throttled most, have series of their own.
+    pub series: bool,
+    /// The report of the node, which names its busiest pods, is served to others than those who connect over loopback.
+    pub node_metric: bool,
+}
+
 /// All figures.
 pub struct Metrics {
     registry: Registry,
@@ -153,6 +162,7 @@ pub struct Metrics {
     pub heartbeats: Heartbeats,
     /// Of direct reports.
     pub reports: Reports,
+    pod_data: PodData,
     told: Mutex<Told>,
 }
 
@@ -180,10 +190,12 @@ const ACTIONS: [&str; 6] = [
 
 /// Where the last report of the node is served.
 const NODE_METRIC: &str = "/v1/node-metric";
+/// What others are answered there than those who connect over loopback.
+const FORBIDDEN: &str = "it names pods: connect over loopback (kubectl port-forward), or start the agent with --open-node-metric";
 
 impl Metrics {
-    /// Nothing yet. `pods`: the busiest pods have series of their own.
-    pub fn new(now: BootTime, pods: bool) -> Self {
+    /// Nothing yet.
+    pub fn new(now: BootTime, pod_data: PodData) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_agent"),
             bare: Registry::default(),
@@ -209,6 +221,7 @@ impl Metrics {
             writes: Family::default(),
             heartbeats: Heartbeats::default(),
             reports: Reports::default(),
+            pod_data,
             told: Mutex::new(Told {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
@@ -222,7 +235,7 @@ impl Metrics {
         metrics.register_node();
         let registry = &mut metrics.registry;
         metrics.load.register(registry, &mut metrics.bare);
-        if pods {
+        if pod_data.series {
             metrics.load.register_pods(registry);
             metrics.throttled_pods.register(registry);
         }
@@ -377,7 +390,11 @@ impl Metrics {
 
     /// One series of every metric, in the text format: for the documentation.
     pub fn example() -> String {
-        let metrics = Self::new(BootTime::default(), true);
+        let all = PodData {
+            series: true,
+            node_metric: true,
+        };
+        let metrics = Self::new(BootTime::default(), all);
         metrics.load.example();
         metrics.heartbeats.example();
         metrics.reports.example();
@@ -538,10 +555,16 @@ impl Source for Metrics {
         &[NODE_METRIC]
     }
 
-    fn document(&self, path: &str) -> Option<Result<String, String>> {
-        let known = || self.told(|told| told.node_metric.as_ref().map(|(_, json)| json.clone()));
-        let missing = || "the node has not been measured yet".to_owned();
-        (path == NODE_METRIC).then(|| known().ok_or_else(missing))
+    fn document(&self, path: &str, local: bool) -> Option<Document> {
+        if path != NODE_METRIC {
+            return None;
+        }
+        if !local && !self.pod_data.node_metric {
+            return Some(Document::Forbidden(FORBIDDEN.to_owned()));
+        }
+        let known = self.told(|told| told.node_metric.as_ref().map(|(_, json)| json.clone()));
+        let missing = || Document::Missing("the node has not been measured yet".to_owned());
+        Some(known.map_or_else(missing, Document::Json))
     }
 
     fn metrics(&self) -> String {

@@ -33,6 +33,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use self::metrics::Metrics;
+pub use self::metrics::PodData;
 use self::node_lock::NodeLockError;
 pub use self::pods::PodRef;
 use self::reconcile::Agent;
@@ -77,8 +78,8 @@ pub struct Options {
     pub sample_interval: Duration,
     /// Where probes and metrics are served.
     pub listen: SocketAddr,
-    /// Whether the busiest pods have series of their own among the metrics.
-    pub pod_metrics: bool,
+    /// What is said there of single pods.
+    pub pod_data: PodData,
     /// The agent's own pod.
     pub own: Option<PodRef>,
     /// Where the Leases of the agents are.
@@ -159,7 +160,7 @@ pub async fn run(
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
     proc_is_there(&options, &hierarchy, now)?;
-    let metrics = Arc::new(Metrics::new(now, options.pod_metrics));
+    let metrics = Arc::new(Metrics::new(now, options.pod_data));
     let server = Server::find(options.kubeconfig.as_deref()).await?;
     let client = server.client(metrics.clone())?;
     let own = server.client(metrics.clone())?;

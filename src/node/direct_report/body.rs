@@ -117,6 +117,7 @@ mod tests {
             boot_id: "b".repeat(36),
             agent_started_millis: 9_999_999_999_999,
             sequence: 9_999_999_999_999,
+            uptime_millis: Some(9_999_999_999_999),
             interval_seconds: 60,
             status: Cow::Borrowed(status),
         });

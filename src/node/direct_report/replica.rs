@@ -88,6 +88,7 @@ impl Sending {
             boot_id: agent.map_or_else(String::new, |agent| agent.boot_id.clone()),
             agent_started_millis: self.started.as_nanos() / 1_000_000,
             sequence: super::sequence(&measured.metric).unsigned_abs(),
+            uptime_millis: Some(clock::boot_time().as_nanos() / 1_000_000),
             interval_seconds: u32::try_from(pace.interval().as_secs()).unwrap_or(u32::MAX),
             status: Cow::Borrowed(status),
         })

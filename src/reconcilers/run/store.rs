@@ -212,12 +212,17 @@ fn apply(
         }
         Item::Node(node) => {
             let created = node.metadata.creation_timestamp.clone();
+            let boot_id = node
+                .status
+                .as_ref()
+                .map(|status| status.boot_id().to_owned());
             let seen = NodeSeen::of(*node);
             if let Some(feed) = feed {
                 let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
                 let known = NodeKnown {
                     uid,
                     created,
+                    boot_id: boot_id.unwrap_or_default(),
                     facts,
                 };
                 feed.node(name, Some(known));

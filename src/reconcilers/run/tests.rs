@@ -60,7 +60,9 @@ impl Controller {
 /// One that leads, and sees a node whose agent holds its Lease.
 fn leading() -> (Controller, Reports) {
     let (mut controller, reports) = controller();
-    let node = json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}});
+    let info = json!({"bootID": "boot"});
+    let node =
+        json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"nodeInfo": info}});
     let node = serde_json::from_value(node).unwrap();
     controller.sees(Source::Nodes, Change::Restarted);
     let change = Change::Apply("n".to_owned(), Item::Node(Box::new(node)));
@@ -96,6 +98,17 @@ async fn an_agent_that_reports_though_its_lease_was_given_back_is_missed_when_it
     assert!(reports.put(report()));
     controller.hear();
     assert_eq!(controller.tells_in_the_end(), ["AgentSilent"]);
+}
+
+#[tokio::test]
+async fn a_report_is_of_the_boot_that_the_nodes_kubelet_wrote() {
+    let (_, reports) = leading();
+    let of_another = Report {
+        boot_id: "another".to_owned(),
+        ..report()
+    };
+    assert!(!reports.put(of_another));
+    assert!(reports.put(report()));
 }
 
 #[tokio::test]

@@ -148,6 +148,21 @@ func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 }
 
 // TestALockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
+// TestOfSinglePodsAnAgentSaysNothingToWhoeverAsks: an API server connects to it from elsewhere, as any pod of the cluster does. That the
+// chart's agents leave series of single pods out is shown where it is rendered.
+func TestOfSinglePodsAnAgentSaysNothingToWhoeverAsks(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/v1/node-metric"
+		answer, err := kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(background)
+		if !apierrors.IsForbidden(err) || !strings.Contains(string(answer), "connect over loopback (kubectl port-forward)") {
+			t.Errorf("from elsewhere it answers %s (%v)", answer, err)
+		}
+		if _, measured := agentMetrics(t, node)[`node_cpu_usage_cores{part="node"}`]; !measured {
+			t.Error("it says nothing of its node")
+		}
+	})
+}
+
 func TestALockedAgentReclaimsPageCache(t *testing.T) {
 	t.Parallel()
 	const node, mib = "v2", 1 << 20

@@ -15,6 +15,7 @@ fn report(node: &str, boot: &str, agent_started_millis: u64, sequence: u64, pods
         boot_id: boot.to_owned(),
         agent_started_millis,
         sequence,
+        uptime_millis: None,
         interval_seconds: 10,
         status: NodeMetricStatus {
             pods: Some(pods),
@@ -26,7 +27,7 @@ fn report(node: &str, boot: &str, agent_started_millis: u64, sequence: u64, pods
 fn latest(nodes: &[&str]) -> Latest {
     let mut latest = Latest::default();
     for node in nodes {
-        latest.node(node, true);
+        latest.node(node, Some(""));
     }
     latest.open(at(0));
     latest
@@ -64,7 +65,7 @@ fn the_last_report_of_each_node_is_told_once() {
 }
 
 #[test]
-fn a_replay_changes_nothing_and_a_restarted_agent_or_machine_is_none() {
+fn a_replay_changes_nothing_and_a_restarted_agent_or_machine_is_not_taken_for_one() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence| {
         let outcome = latest.put(report("a", boot, started, sequence, 0), LEAST, at(1));
@@ -82,9 +83,92 @@ fn a_replay_changes_nothing_and_a_restarted_agent_or_machine_is_none() {
 }
 
 #[test]
+fn only_the_very_report_that_is_known_is_a_replay() {
+    let mut latest = latest(&["a"]);
+    let mut put = |boot, started, sequence, pods| {
+        latest.put(report("a", boot, started, sequence, pods), LEAST, at(1))
+    };
+    put("w", 9, 9, 0);
+    put("x", 5, 7, 3);
+    assert_eq!(put("x", 5, 7, 3), Outcome::Replayed);
+    assert_eq!(put("x", 5, 7, 4), Outcome::Superseded, "it says otherwise");
+    assert_eq!(put("x", 5, 6, 3), Outcome::Superseded);
+    assert_eq!(put("x", 4, 8, 3), Outcome::Superseded);
+    assert_eq!(put("w", 9, 9, 0), Outcome::Superseded);
+}
+
+#[test]
+fn a_report_is_of_the_boot_that_its_node_says() {
+    let mut latest = latest(&["a"]);
+    let put = |latest: &mut Latest, boot, seconds| {
+        latest.put(report("a", boot, 1, seconds, 0), LEAST, at(seconds))
+    };
+    latest.node("a", Some("x"));
+    assert_eq!(put(&mut latest, "y", 1), Outcome::OtherBoot);
+    assert_eq!(put(&mut latest, "x", 1), Outcome::Stored(None));
+    assert_eq!(put(&mut latest, "y", 2), Outcome::OtherBoot);
+    // Its kubelet writes what it is after a restart.
+    latest.node("a", Some("y"));
+    let age = Some(Duration::from_secs(2));
+    assert_eq!(put(&mut latest, "y", 3), Outcome::Stored(age));
+    assert_eq!(put(&mut latest, "x", 4), Outcome::OtherBoot);
+}
+
+/// A report of node `a` and boot `x`, whose first report is sent 100 s after the boot, which came at 1000 s here.
+fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) -> Outcome {
+    let report = Report {
+        uptime_millis: uptime.map(|seconds| seconds.saturating_mul(1000)),
+        ..report("a", "x", started.saturating_mul(1000), seconds, 0)
+    };
+    latest.put(report, LEAST, at(1000 + seconds))
+}
+
+fn is_stored(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Stored(_))
+}
+
+#[test]
+fn no_agent_starts_later_than_the_time_since_the_report_before_allows() {
+    let mut latest = latest(&["a"]);
+    assert!(is_stored(sent(&mut latest, 5, Some(100), 0)));
+    // 10 s later the node is up for 110 s; the first report may have been on its way for a while.
+    for impossible in [121, 100_000, u64::MAX] {
+        let outcome = sent(&mut latest, impossible, Some(impossible), 10);
+        assert_eq!(outcome, Outcome::StartedAhead, "{impossible}");
+    }
+    assert!(is_stored(sent(&mut latest, 109, Some(110), 10)));
+    // An agent of an earlier version is bound by what the one before said.
+    assert_eq!(sent(&mut latest, 131, None, 20), Outcome::StartedAhead);
+    assert!(is_stored(sent(&mut latest, 119, None, 20)));
+    assert_eq!(sent(&mut latest, 145, None, 30), Outcome::StartedAhead);
+    // To say that the node is up for longer than it can be moves nothing.
+    assert!(is_stored(sent(&mut latest, 120, Some(u64::MAX), 40)));
+    assert_eq!(sent(&mut latest, 200, None, 41), Outcome::StartedAhead);
+}
+
+#[test]
+fn where_no_agent_says_for_how_long_its_node_is_up_every_start_is_possible() {
+    let mut latest = latest(&["a"]);
+    assert!(is_stored(sent(&mut latest, 5, None, 0)));
+    assert!(is_stored(sent(&mut latest, 100_000, None, 10)));
+}
+
+#[test]
+fn reports_ahead_of_the_agents_own_keep_those_out_for_three_intervals() {
+    let mut latest = latest(&["a"]);
+    let put = |latest: &mut Latest, started, sequence, seconds| {
+        latest.put(report("a", "x", started, sequence, 0), LEAST, at(seconds))
+    };
+    assert!(is_stored(put(&mut latest, u64::MAX, u64::MAX, 0)));
+    assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Superseded);
+    assert!(is_stored(put(&mut latest, 5, 2, 30)));
+    assert!(is_stored(put(&mut latest, 5, 3, 31)));
+}
+
+#[test]
 fn a_node_that_is_not_there_reports_nothing() {
     let mut closed = Latest::default();
-    closed.node("a", true);
+    closed.node("a", Some(""));
     assert_eq!(
         closed.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
         Outcome::NotOpen
@@ -95,14 +179,14 @@ fn a_node_that_is_not_there_reports_nothing() {
         Outcome::UnknownNode
     );
     latest.put(report("a", "x", 1, 1, 1), LEAST, at(0));
-    latest.node("a", false);
+    latest.node("a", None);
     assert_eq!(told(&mut latest), []);
     assert_eq!(
         latest.put(report("a", "x", 1, 2, 1), LEAST, at(0)),
         Outcome::UnknownNode
     );
     // Another machine of the same name begins anew.
-    latest.node("a", true);
+    latest.node("a", Some(""));
     assert_eq!(
         latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
         Outcome::Stored(None)

@@ -3,6 +3,11 @@
 use super::*;
 use crate::engine::plan::Unknown;
 
+const ALL: PodData = PodData {
+    series: true,
+    node_metric: true,
+};
+
 fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
     RuleReport {
         id: RuleId::from("q/cpu"),
@@ -22,7 +27,7 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
 
 #[test]
 fn a_rule_is_told_with_its_state_value_and_mark() {
-    let metrics = Metrics::new(clock::boot_time(), true);
+    let metrics = Metrics::new(clock::boot_time(), ALL);
     let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
     metrics.rules(names.into());
     metrics.figures(|figures| {
@@ -64,7 +69,7 @@ fn a_rule_is_told_with_its_state_value_and_mark() {
 #[test]
 fn a_loop_that_does_not_turn_is_not_alive() {
     let now = clock::boot_time();
-    let metrics = Metrics::new(now, true);
+    let metrics = Metrics::new(now, ALL);
     metrics.livez().expect("alive");
     metrics.beat(BootTime::default());
     let hangs = metrics.livez().expect_err("hangs");
@@ -73,7 +78,7 @@ fn a_loop_that_does_not_turn_is_not_alive() {
 
 #[test]
 fn readiness_says_what_is_waited_for() {
-    let metrics = Metrics::new(clock::boot_time(), true);
+    let metrics = Metrics::new(clock::boot_time(), ALL);
     metrics.ready(Err("no rules"));
     assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
     metrics.ready(Ok(()));
@@ -99,7 +104,7 @@ fn report_of(pod: &str) -> NodeMetric {
 
 #[test]
 fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
-    let metrics = Metrics::new(clock::boot_time(), true);
+    let metrics = Metrics::new(clock::boot_time(), ALL);
     metrics.reported(report_of("old").into(), String::new());
     Source::metrics(&metrics);
     metrics.reported(report_of("web").into(), String::new());
@@ -128,15 +133,41 @@ fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
         assert!(!text.contains(absent), "{absent} is in\n{text}");
     }
     assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
-    let quiet = Metrics::new(clock::boot_time(), false);
-    quiet.reported(report_of("web").into(), String::new());
-    let text = Source::metrics(&quiet);
-    assert!(!text.contains("plimsoll_agent_pod_"), "{text}");
+}
+
+#[test]
+fn by_default_single_pods_are_shown_over_loopback_alone_and_the_node_to_all() {
+    let metrics = Metrics::new(clock::boot_time(), PodData::default());
+    metrics.reported(report_of("web").into(), "{}".to_owned());
+    metrics.figures(|figures| {
+        figures.throttled_pods = vec![ThrottledPod {
+            percent: 30,
+            namespace: "shop".to_owned(),
+            pod: "web".to_owned(),
+            rule: "q/cpu".to_owned(),
+        }];
+    });
+    let text = Source::metrics(&metrics);
+    assert!(!text.contains("web") && !text.contains("pod="), "{text}");
+    let node = r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#;
+    assert!(text.contains(node), "{text}");
+    let asked = |metrics: &Metrics, local| metrics.document(NODE_METRIC, local);
+    let told = Some(Document::Json("{}".to_owned()));
+    assert_eq!(asked(&metrics, true), told);
+    assert!(matches!(
+        asked(&metrics, false),
+        Some(Document::Forbidden(_))
+    ));
+    assert_eq!(metrics.document("/v1/other", true), None);
+    let open = Metrics::new(clock::boot_time(), ALL);
+    assert!(matches!(asked(&open, false), Some(Document::Missing(_))));
+    open.reported(report_of("web").into(), "{}".to_owned());
+    assert_eq!(asked(&open, false), told);
 }
 
 #[test]
 fn what_rules_do_and_would_do_is_counted_from_the_start() {
-    let metrics = Metrics::new(clock::boot_time(), true);
+    let metrics = Metrics::new(clock::boot_time(), ALL);
     let text = Source::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_actions_total{action="evict",strategy="None"} 0"#,
@@ -189,7 +220,7 @@ fn an_eviction_counts_as_an_action_once_it_is_accepted_and_in_preview_once_it_is
     use crate::engine::pod::PodUid;
     use crate::node::actuate::evict_api::Refusal;
 
-    let metrics = Metrics::new(clock::boot_time(), true);
+    let metrics = Metrics::new(clock::boot_time(), ALL);
     let decided = |would| Transition {
         at: BootTime::default(),
         rule: RuleId::from("q/cpu"),

@@ -204,6 +204,25 @@ func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
 	}
 }
 
+func TestAnAgentIsOpenAboutSinglePodsOnlyWhereTheValuesSaySo(t *testing.T) {
+	for set, want := range map[string][]string{
+		"agent.podMetrics=false":    nil,
+		"agent.podMetrics=true":     {"--pod-metrics"},
+		"agent.openNodeMetric=true": {"--open-node-metric"},
+	} {
+		rendered, err := render(t, "--set", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args := podsOf(t, rendered)["DaemonSet plimsoll-agent-v2"].Containers[0].Args
+		for _, flag := range []string{"--pod-metrics", "--open-node-metric"} {
+			if slices.Contains(args, flag) != slices.Contains(want, flag) {
+				t.Errorf("%s: agents run with %v", set, args)
+			}
+		}
+	}
+}
+
 func TestAnOldKubernetesIsRefused(t *testing.T) {
 	_, err := render(t, "--kube-version", "1.32.9")
 	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.33.0-0") {

@@ -114,7 +114,7 @@ func sizes(t *testing.T) (agents int, length, interval time.Duration) {
 
 // newFleet starts two replicas of the controller beside the nodes of so many agents, and says how these reach them.
 func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach []string) {
-	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}), agents: agents}
+	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}, slowUser), agents: agents}
 	f.program = f.BuildLoad()
 	f.Apply(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"heartbeats"},
 			"rules":[{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`,

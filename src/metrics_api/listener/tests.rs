@@ -1,0 +1,387 @@
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use jiff::Timestamp;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::cluster::clock;
+use crate::cluster::election::{Standing, Term};
+use crate::metrics_api::Observer;
+use crate::metrics_api::authn::Authenticator;
+use crate::metrics_api::authz::Authorizer;
+use crate::metrics_api::certificates::Pair;
+use crate::metrics_api::data::Data;
+use crate::metrics_api::documents::Documents;
+use crate::metrics_api::front_proxy::Trust;
+use crate::metrics_api::readiness::Readiness;
+use crate::metrics_api::store::{Content, Limits};
+use crate::metrics_api::under_way::UnderWay;
+
+use super::*;
+
+const NODES: usize = 5000;
+/// What a node's status takes, as that of a full report.
+const STATUS: usize = 3500;
+const LONG: Duration = Duration::from_mins(2);
+
+/// What is observed of answers.
+#[derive(Default)]
+struct Observed {
+    most_pinned: AtomicUsize,
+    slowest_cut: AtomicUsize,
+    new_cut: AtomicUsize,
+}
+
+impl Observer for Observed {
+    fn answered(&self, _: &'static str, _: u16) {}
+    fn certified(&self, _: Result<(), &str>) {}
+    fn kept(&self, _: Option<Timestamp>, _: bool) {}
+    fn believes(&self, _: Result<(), &str>) {}
+    fn guards(&self, _: Option<bool>) {}
+    fn lacks(&self) -> Result<(), String> {
+        Ok(())
+    }
+    fn pinned(&self, bytes: usize) {
+        self.most_pinned.fetch_max(bytes, Ordering::Relaxed);
+    }
+    fn cut(&self, reason: &'static str) {
+        match reason {
+            "pinned" => self.slowest_cut.fetch_add(1, Ordering::Relaxed),
+            "too_many_new" => self.new_cut.fetch_add(1, Ordering::Relaxed),
+            _ => panic!("{reason}"),
+        };
+    }
+}
+
+/// A leader that serves an API server, but for the handshake.
+struct Leader {
+    api: Arc<Api>,
+    data: Arc<Data>,
+    observed: Arc<Observed>,
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+    _standing: watch::Sender<Standing>,
+    _trust: watch::Sender<Option<Trust>>,
+    _tls: watch::Sender<Option<Tls>>,
+}
+
+/// An authority that API servers' certificates are of, and one of those.
+fn front_proxy() -> (Trust, Arc<[CertificateDer<'static>]>) {
+    let keys = [KeyPair::generate().unwrap(), KeyPair::generate().unwrap()];
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&keys[0]).unwrap().pem();
+    let [authority, own] = keys;
+    let issuer = Issuer::new(params, authority);
+    let certificate = CertificateParams::default().signed_by(&own, &issuer);
+    let headers = |key: &str, header: &str| (key.to_owned(), format!("[{header:?}]"));
+    let trust = Trust::of(&BTreeMap::from([
+        ("requestheader-client-ca-file".to_owned(), pem),
+        headers("requestheader-username-headers", "X-Remote-User"),
+        headers("requestheader-group-headers", "X-Remote-Group"),
+    ]));
+    (trust.unwrap(), [certificate.unwrap().der().clone()].into())
+}
+
+/// Takes connections as [`listen`] does, of clients that have shown these certificates.
+async fn serve(
+    listener: TcpListener,
+    api: Arc<Api>,
+    certificates: Arc<[CertificateDer<'static>]>,
+    stop: watch::Receiver<bool>,
+) {
+    let rooms = Arc::new(Rooms::default());
+    let mut connections = JoinSet::new();
+    let take = async {
+        loop {
+            let stream = accept(&listener, &mut connections).await;
+            let connection = Connection::new(&api, &rooms, stop.clone());
+            connections.spawn(connection.answer(stream, Arc::clone(&certificates)));
+        }
+    };
+    tokio::select! {
+        () = take => {}
+        () = bound(&api, &rooms.readers) => {}
+    }
+}
+
+impl Leader {
+    /// Of 5000 nodes, where a user may have so many lists and watches.
+    async fn start(of_a_user: usize) -> Self {
+        let until = clock::now() + Duration::from_hours(1);
+        let (standing, elected) =
+            watch::channel(Standing::new(Some(Term { epoch: 1, until }), None));
+        let data = Arc::new(Data::new(Limits::default(), elected.clone()));
+        data.change(|store| store.lead(1));
+        let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        let client = kube::Client::try_from(nowhere).unwrap();
+        let (trust, certificates) = front_proxy();
+        let (trust, trusted) = watch::channel(Some(trust));
+        let (stop, stopped) = watch::channel(false);
+        let (tls, kept) = watch::channel(None);
+        let observed = Arc::<Observed>::default();
+        let api = Arc::new(Api {
+            data: Arc::clone(&data),
+            documents: Documents::default(),
+            authenticator: Authenticator::new(client.clone(), trusted),
+            authorizer: Authorizer::new(client),
+            standing: elected,
+            tls: kept,
+            server_name: String::new(),
+            stop: stopped.clone(),
+            room: Semaphore::new(NODES),
+            under_way: Arc::new(UnderWay::new(of_a_user)),
+            readiness: Arc::new(Readiness::new(Arc::clone(&observed) as _)),
+            observer: Arc::clone(&observed) as _,
+            guard: None,
+            reports: None,
+        });
+        let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(serve(listener, Arc::clone(&api), certificates, stopped));
+        let leader = Self {
+            api,
+            data,
+            observed,
+            address,
+            serving,
+            stop,
+            _standing: standing,
+            _trust: trust,
+            _tls: tls,
+        };
+        leader.report(0);
+        leader
+    }
+
+    /// All nodes report: figures that no report before had.
+    fn report(&self, round: usize) {
+        self.data.change(|store| {
+            for node in 0..NODES {
+                let name = format!("node{node:04}");
+                let content = Content {
+                    metadata: format!(r#""name":"{name}""#).into(),
+                    status: format!(r#"{{"pods":{round},"more":"{}"}}"#, "x".repeat(STATUS)).into(),
+                    ..Content::default()
+                };
+                store.apply(&name, content);
+            }
+        });
+        self.data.wake();
+    }
+
+    /// Asks in the name of a user, by a connection of its own.
+    async fn ask(&self, user: &str, query: &str) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        // What is not read waits in the leader, and not in the kernel.
+        socket.set_recv_buffer_size(16 << 10).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
+        let request = format!(
+            "GET /apis/metrics.plimsoll.dev/v1alpha1/nodemetrics{query} HTTP/1.1\r\nhost: it\r\nconnection: close\r\n\
+             x-remote-user: {user}\r\nx-remote-group: system:masters\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// The code of the answer.
+    async fn code(&self, user: &str, query: &str) -> (u16, TcpStream) {
+        let mut stream = self.ask(user, query).await;
+        let mut line = [0; 12];
+        let read = timeout(LONG, stream.read_exact(&mut line)).await;
+        read.unwrap().unwrap();
+        let line = String::from_utf8(line.to_vec()).unwrap();
+        (line.rsplit_once(' ').unwrap().1.parse().unwrap(), stream)
+    }
+
+    /// The rounds of a whole list, as somebody reads it who reads at once.
+    async fn listed(&self) -> Vec<Value> {
+        let mut stream = self.ask("other", "").await;
+        let mut answer = Vec::new();
+        let read = timeout(LONG, stream.read_to_end(&mut answer)).await;
+        read.unwrap().unwrap();
+        let (_, body) = std::str::from_utf8(&answer)
+            .unwrap()
+            .split_once("\r\n\r\n")
+            .unwrap();
+        let list: Value = serde_json::from_str(&joined(body)).unwrap();
+        let items = list["items"].as_array().unwrap().iter();
+        items.map(|item| item["status"]["pods"].clone()).collect()
+    }
+}
+
+/// The content of a chunked body.
+fn joined(mut body: &str) -> String {
+    let mut content = String::new();
+    while let Some((length, rest)) = body.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        content.push_str(&rest[..length]);
+        body = &rest[length + 2..];
+    }
+    content
+}
+
+/// Reads little and seldom, but enough not to be cut for that, until it is cut; true where it was.
+fn reads_slowly(mut stream: TcpStream) -> JoinHandle<bool> {
+    tokio::spawn(async move {
+        let mut part = [0; 4 << 10];
+        loop {
+            match stream.read(&mut part).await {
+                Ok(0) | Err(_) => return true,
+                Ok(_) => sleep(Duration::from_millis(100)).await,
+            }
+        }
+    })
+}
+
+/// Follows what happens from now on: the newest round of which it has seen an event.
+async fn follows(leader: &Leader) -> Arc<AtomicUsize> {
+    let (code, mut stream) = leader.code("follower", "?watch=1&resourceVersion=").await;
+    assert_eq!(code, 200);
+    let (newest, seen) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let see = Arc::clone(&seen);
+    tokio::spawn(async move {
+        let (mut part, mut text) = (vec![0; 1 << 16], String::new());
+        while let Ok(read @ 1..) = stream.read(&mut part).await {
+            text.push_str(std::str::from_utf8(&part[..read]).unwrap());
+            let found = text
+                .rsplit_once(r#""pods":"#)
+                .and_then(|(_, rest)| rest.split_once(','));
+            if let Some(round) = found.and_then(|(round, _)| round.parse().ok()) {
+                newest.fetch_max(round, Ordering::Relaxed);
+                see.store(newest.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            text.drain(..text.len().saturating_sub(64));
+        }
+        see.store(usize::MAX, Ordering::Relaxed);
+    });
+    seen
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waited = async {
+        while !holds() {
+            sleep(LOOK).await;
+        }
+    };
+    timeout(LONG, waited).await.expect(what);
+}
+
+#[tokio::test]
+async fn the_kernel_keeps_little_for_a_client_that_takes_nothing() {
+    let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).await;
+    let (stream, _) = listener.accept().await.unwrap();
+    let (part, mut taken) = (vec![0; 1 << 16], 0);
+    while timeout(LOOK, stream.writable()).await.is_ok() {
+        taken += stream.try_write(&part).unwrap_or(0);
+    }
+    assert!(taken < 1 << 20, "{taken} bytes");
+}
+
+#[tokio::test]
+async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and_others_go_on() {
+    const ROUNDS: usize = 10;
+    let leader = Leader::start(100).await;
+    let follower = follows(&leader).await;
+    let mut slow = Vec::new();
+    for round in 1..=ROUNDS {
+        for reader in 0..5 {
+            let query = if reader == 0 { "?watch=1" } else { "" };
+            let (code, stream) = leader.code("slow", query).await;
+            assert_eq!(code, 200);
+            slow.push(reads_slowly(stream));
+        }
+        // What they are sent is replaced meanwhile, at once where it would take 10 s.
+        leader.report(round);
+        until("the watch goes on", || {
+            follower.load(Ordering::Relaxed) == round
+        })
+        .await;
+        sleep(2 * LOOK).await;
+        until("all is within its bound", || {
+            leader.data.pinned() <= MAX_PINNED
+        })
+        .await;
+    }
+    let round = NODES * STATUS;
+    // All of them, each with what it began with, would take ten times what a list does.
+    let most = leader.observed.most_pinned.load(Ordering::Relaxed);
+    assert!(most > MAX_PINNED, "{most} bytes: nobody had to be cut");
+    assert!(most < MAX_PINNED + 2 * round, "{most} bytes were pinned");
+    let cut = leader.observed.slowest_cut.load(Ordering::Relaxed);
+    assert!((1..slow.len()).contains(&cut), "{cut} were cut");
+    // Others list as ever.
+    assert_eq!(leader.listed().await, vec![ROUNDS; NODES]);
+    // Nothing is left of whoever has gone.
+    for reader in slow {
+        reader.abort();
+    }
+    until("all is released", || leader.data.pinned() == 0).await;
+    leader.serving.abort();
+}
+
+/// What a replica serves with.
+fn tls() -> Tls {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::default().self_signed(&key).unwrap();
+    let pair = Pair {
+        chain: vec![certificate.der().clone()],
+        key: key.into(),
+    };
+    let roots = [certificate.der().clone()];
+    Tls::new(&pair, &roots, "replica".to_owned(), &[]).unwrap()
+}
+
+#[tokio::test]
+async fn however_many_connect_each_has_time_for_its_handshake() {
+    let leader = Leader::start(1).await;
+    let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_tls, kept) = watch::channel(Some(tls()));
+    let stop = leader.stop.subscribe();
+    let listening = tokio::spawn(listen(listener, Arc::clone(&leader.api), kept, stop));
+    let begun = Instant::now();
+    let mut first = TcpStream::connect(address).await.unwrap();
+    let mut flood = Vec::new();
+    for _ in 0..2 * MOST_STRANGERS {
+        flood.push(TcpStream::connect(address).await.unwrap());
+    }
+    // It is the oldest of too many, and would have to go by its own slowness after 5 s.
+    let read = timeout(Duration::from_secs(4), first.read(&mut [0])).await;
+    assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
+    assert!(begun.elapsed() >= MIN_STAY, "{:?}", begun.elapsed());
+    assert!(leader.observed.new_cut.load(Ordering::Relaxed) > 0);
+    listening.abort();
+    leader.serving.abort();
+}
+
+#[tokio::test]
+async fn a_user_has_no_more_lists_and_watches_than_its_share_and_others_have_theirs() {
+    let leader = Leader::start(2).await;
+    let (first, _first) = leader.code("ann", "?watch=1").await;
+    let (second, second_stream) = leader.code("ann", "?watch=1").await;
+    let (third, _) = leader.code("ann", "?watch=1").await;
+    let (list, _) = leader.code("ann", "").await;
+    assert_eq!([first, second, third, list], [200, 200, 429, 429]);
+    // One object is no matter, and others have their own.
+    assert_eq!(leader.code("ann", "/node0001").await.0, 200);
+    assert_eq!(leader.code("bob", "?watch=1").await.0, 200);
+    drop(second_stream);
+    let again = async {
+        while leader.code("ann", "?watch=1").await.0 != 200 {
+            sleep(LOOK).await;
+        }
+    };
+    timeout(LONG, again)
+        .await
+        .expect("who ends one may begin another");
+    leader.serving.abort();
+}

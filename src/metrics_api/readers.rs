@@ -1,0 +1,117 @@
+//! Clients by how far they are behind with reading what they are sent: where answers take too much memory the slowest is cut.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Who is behind for less reads as fast as it can.
+const MIN_BEHIND: Duration = Duration::from_millis(200);
+
+/// The client of one connection.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// Since when something waits to be sent to it.
+    behind: Mutex<Option<Instant>>,
+    too_slow: AtomicBool,
+    cut: Notify,
+}
+
+impl Reader {
+    fn behind(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.behind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It did not take all that there is for it.
+    pub fn falls_behind(&self, now: Instant) {
+        self.behind().get_or_insert(now);
+    }
+
+    /// Nothing waits for it any more.
+    pub fn catches_up(&self) {
+        *self.behind() = None;
+    }
+
+    /// Since when something waits to be sent to it.
+    pub fn behind_since(&self) -> Option<Instant> {
+        *self.behind()
+    }
+
+    /// It took less than it has to.
+    pub fn is_too_slow(&self) {
+        self.too_slow.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it took less than it has to.
+    pub fn was_too_slow(&self) -> bool {
+        self.too_slow.load(Ordering::Relaxed)
+    }
+
+    /// Comes when it is to be cut for the memory that it takes.
+    pub async fn cut(&self) {
+        self.cut.notified().await;
+    }
+}
+
+/// All that are connected.
+#[derive(Debug, Default)]
+pub struct Readers(Mutex<Vec<Weak<Reader>>>);
+
+impl Readers {
+    /// One more.
+    pub fn enter(&self) -> Arc<Reader> {
+        let reader = Arc::default();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&reader));
+        reader
+    }
+
+    /// Cuts the one that has been behind for longest; whether there is one.
+    pub fn cut_slowest(&self, now: Instant) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind = all.iter().filter_map(|reader| {
+            let reader = reader.upgrade()?;
+            let since = reader.behind_since()?;
+            (now.duration_since(since) >= MIN_BEHIND).then_some((since, reader))
+        });
+        let slowest = behind.min_by_key(|(since, _)| *since);
+        slowest.map(|(_, reader)| reader.cut.notify_one()).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn the_slowest_is_cut_and_nobody_who_keeps_up() {
+        let readers = Readers::default();
+        let all = [(); 3].map(|()| readers.enter());
+        let begun = Instant::now();
+        let later = begun + MIN_BEHIND;
+        assert!(!readers.cut_slowest(later));
+        all[0].falls_behind(later);
+        all[1].falls_behind(begun);
+        all[2].falls_behind(begun);
+        all[2].falls_behind(later);
+        all[2].catches_up();
+        assert!(readers.cut_slowest(later));
+        let is_cut = all.each_ref().map(|reader| reader.cut().now_or_never());
+        assert_eq!(is_cut, [None, Some(()), None]);
+        // The next is one that has only begun to wait.
+        all[1].catches_up();
+        assert!(!readers.cut_slowest(later));
+        assert!(readers.cut_slowest(later + MIN_BEHIND));
+        assert!(all[0].cut().now_or_never().is_some());
+        // Who has left is forgotten.
+        drop(all);
+        assert!(!readers.cut_slowest(later + MIN_BEHIND));
+        drop(readers.enter());
+        assert_eq!(readers.0.lock().unwrap().len(), 1);
+    }
+}

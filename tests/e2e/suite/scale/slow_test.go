@@ -1,0 +1,180 @@
+//go:build e2e
+
+package scale
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	shared "plimsoll.dev/suite/plane"
+)
+
+const (
+	// So many clients read slowly, all of this user.
+	slowReaders = 50
+	slowUser    = "slow"
+	// What each takes at a time, and the pause after it: a little more than a replica puts up with.
+	slowPart, slowPause = 4 << 10, 100 * time.Millisecond
+	// The chart's limit of a replica's memory, in kB.
+	memoryLimit = 512 << 10
+)
+
+// A crowd is many clients that list all nodes and read that slowly, each anew when it is cut.
+type crowd struct {
+	begun, cut atomic.Int64
+	running    sync.WaitGroup
+	stop       context.CancelFunc
+}
+
+// readSlowly has so many of them ask the leader, a fifth of them for a watch that begins with all nodes.
+func (f *fleet) readSlowly() *crowd {
+	running, stop := context.WithCancel(background)
+	c := &crowd{stop: stop}
+	for index := range slowReaders {
+		c.running.Go(func() {
+			// They do not begin together, so that each holds what was replaced since for others.
+			sleep(running, time.Duration(index)*time.Second)
+			for running.Err() == nil {
+				if leader := f.leader(); leader != nil {
+					c.reads(running, leader, index%5 == 0)
+				}
+				sleep(running, time.Second)
+			}
+		})
+	}
+	return c
+}
+
+func sleep(running context.Context, length time.Duration) {
+	select {
+	case <-running.Done():
+	case <-time.After(length):
+	}
+}
+
+// reads asks by a connection of its own, of a small window, until it is cut or all is read.
+func (c *crowd) reads(running context.Context, from *replica, watches bool) {
+	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dialer.DialContext(ctx, network, address)
+			if err == nil {
+				err = conn.(*net.TCPConn).SetReadBuffer(slowPart)
+			}
+			return conn, err
+		},
+	}
+	query := map[bool]string{true: "?watch=1"}[watches]
+	url := fmt.Sprintf("https://%s:%d/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics%s", from.address, from.api, query)
+	request, err := http.NewRequestWithContext(running, http.MethodGet, url, nil)
+	if err != nil {
+		return
+	}
+	request.Header.Set("Authorization", "Bearer "+slowUser)
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return
+	}
+	c.begun.Add(1)
+	part := make([]byte, slowPart)
+	for err == nil {
+		_, err = response.Body.Read(part)
+		sleep(running, slowPause)
+	}
+	if err != io.EOF && running.Err() == nil {
+		c.cut.Add(1)
+	}
+}
+
+// end sends them away.
+func (c *crowd) end() {
+	c.stop()
+	c.running.Wait()
+}
+
+// peaks follows the memory of the replicas until it is stopped: the most that each took, in kB.
+func (f *fleet) peaks(running context.Context) map[*replica]int {
+	most := map[*replica]int{}
+	for running.Err() == nil {
+		for _, r := range f.known() {
+			resident, _ := strconv.Atoi(r.Resident())
+			most[r] = max(most[r], resident)
+		}
+		sleep(running, 500*time.Millisecond)
+	}
+	return most
+}
+
+// TestAFleetsLeaderOutlastsSlowReaders: fifty clients read lists and watches of all nodes slowly while agents report. The leader stays below
+// the chart's limit of its memory, and whoever reads as fast as is usual gets as many lists, as fresh and as whole, as without them.
+func TestAFleetsLeaderOutlastsSlowReaders(t *testing.T) {
+	agents, length, interval := sizes(t)
+	f, reach := newFleet(t, agents, interval)
+	length = max(length, 2*slowReaders*time.Second)
+	alone := f.phase("without slow readers", length/2, reach, "--reports=true")
+	t.Log(alone)
+
+	following, stop := context.WithCancel(background)
+	peaks := make(chan map[*replica]int, 1)
+	go func() { peaks <- f.peaks(following) }()
+	crowd := f.readSlowly()
+	beside := f.phase("beside fifty slow readers", length, reach, "--reports=true")
+	leader := f.leader()
+	crowd.end()
+	stop()
+	most := <-peaks
+	t.Log(beside)
+
+	pinned := func() (float64, float64) {
+		bytes, err := shared.Metric(leader.metrics, "plimsoll_controller_metrics_api_pinned_bytes")
+		cut, none := shared.Metric(leader.metrics, `plimsoll_controller_metrics_api_connections_cut_total{reason="pinned"}`)
+		if err != nil {
+			t.Error(err)
+		}
+		if none != nil {
+			cut = 0
+		}
+		return bytes, cut
+	}
+	f.Eventually(time.Minute, "nothing is left of them", func() error {
+		if bytes, _ := pinned(); bytes > 1<<20 {
+			return fmt.Errorf("%.0f bytes are pinned", bytes)
+		}
+		return nil
+	})
+	_, cut := pinned()
+	t.Logf("%d slow reads began, %d broke off; the leader cut %.0f of them for the memory they took", crowd.begun.Load(), crowd.cut.Load(), cut)
+	if crowd.begun.Load() < slowReaders {
+		t.Errorf("only %d slow reads began", crowd.begun.Load())
+	}
+	for r, resident := range most {
+		beside.holds(t, "memory of replica "+r.address+" at most, in kB", float64(resident), memoryLimit, agents <= size)
+	}
+	if agents >= size && cut == 0 {
+		t.Error("nobody had to be cut: they were not slow enough to show anything")
+	}
+	if beside.absent > 0 {
+		t.Errorf("%d lists lacked nodes", beside.absent)
+	}
+	if len(beside.lists) == 0 {
+		t.Fatal("nobody could list")
+	}
+	beside.holds(t, "time for which a client was shown nothing, in s", beside.blind.Seconds(), 2, true)
+	beside.holds(t, "slowest list of the leader, in ms", quantile(beside.lists, 1), 2*quantile(alone.lists, 1)+2000, true)
+	beside.holds(t, "p99 of acknowledgements, in ms", quantile(beside.acks, 0.99), 2*quantile(alone.acks, 0.99)+5, agents == size)
+	beside.holds(t, "age of data, p99 of the worst list, in s", quantile(beside.ages, 1), quantile(alone.ages, 1)+5, true)
+}
