@@ -94,26 +94,40 @@ impl Api {
         };
         let (path, name) = (api_path(node), &self.server_name);
         let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
-        match forward::pass(leader, tls.client, name, &path, JSON, body, patience).await {
+        let asked = forward::pass(leader, tls.client, name, &path, JSON, body, patience).await;
+        match asked {
             Ok(answer) if answer.status() == StatusCode::OK => answer,
-            Ok(answer) => unknown(&format!("the leader answers {}", answer.status())),
-            Err(error) if error.may_have_arrived() => unknown(&error.to_string()),
+            Ok(answer) => answered(&not_evicted(answer.status())),
+            Err(error) if error.may_have_arrived() => answered(&unknown(error.to_string())),
             Err(_) => answered(&leaderless()),
         }
     }
 }
 
-fn leaderless() -> eviction::Answer {
-    eviction::Answer::Wait {
-        wait: LEADERLESS_WAIT,
-        by: Delay::Leader,
-        why: "no replica of the controller leads".to_owned(),
+/// What an answer means that is none of [`Api::evict`]. A leader of another version does not know the path.
+fn not_evicted(status: StatusCode) -> eviction::Answer {
+    let why = format!("the leader answers {status}");
+    if status.is_client_error() {
+        wait(why)
+    } else {
+        unknown(why)
     }
 }
 
-fn unknown(why: &str) -> Answer {
-    let why = why.to_owned();
-    answered(&eviction::Answer::Unknown { why })
+fn leaderless() -> eviction::Answer {
+    wait("no replica of the controller leads".to_owned())
+}
+
+const fn wait(why: String) -> eviction::Answer {
+    eviction::Answer::Wait {
+        wait: LEADERLESS_WAIT,
+        by: Delay::Leader,
+        why,
+    }
+}
+
+const fn unknown(why: String) -> eviction::Answer {
+    eviction::Answer::Unknown { why }
 }
 
 fn answered(answer: &eviction::Answer) -> Answer {
@@ -125,6 +139,13 @@ fn answered(answer: &eviction::Answer) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_leader_that_refuses_a_request_has_evicted_nothing() {
+        let waits = |status| matches!(not_evicted(status), eviction::Answer::Wait { .. });
+        assert!(waits(StatusCode::NOT_FOUND) && waits(StatusCode::FORBIDDEN));
+        assert!(!waits(StatusCode::INTERNAL_SERVER_ERROR) && !waits(StatusCode::BAD_GATEWAY));
+    }
 
     #[test]
     fn the_path_names_the_node() {
