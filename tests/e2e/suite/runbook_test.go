@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"plimsoll.dev/suite/pages"
+	"plimsoll.dev/suite/plane"
 )
 
 // TestTheRunbooksCommandsDoWhatTheySay runs them all, on an installation that is well.
@@ -21,6 +24,19 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		t.Fatal(err)
 	}
 	(&release{values: values}).have(t, repository, tag, generous)
+	// kubectl logs fails of a pod that ends meanwhile: a replica of the scene before.
+	eventually(t, 2*time.Minute, "no replica begins or ends", func() error {
+		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+		if err != nil {
+			return err
+		}
+		for _, pod := range list.Items {
+			if pod.DeletionTimestamp != nil || !plane.IsReady(&pod) {
+				return fmt.Errorf("%s is not ready, or ends", pod.Name)
+			}
+		}
+		return nil
+	})
 	page := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.Helm(absolute("target/e2e/bin/helm"), values)
 	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {nobody: has-this}},

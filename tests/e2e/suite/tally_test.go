@@ -45,7 +45,9 @@ func (c *tally) check(t *testing.T, node string, forChanges, mostEvents float64)
 	took := now.at.Sub(c.at)
 	requests, events := now.requests-c.requests, now.events-c.events
 	t.Logf("%s: %.0f requests and %.0f events in %.0f s", node, requests, events, took.Seconds())
-	if most := took.Seconds()*3/4 + 20 + forChanges; requests > most || requests <= 0 {
+	// Its Lease is renewed every minute; below zero it is another agent that counts.
+	counts := requests > 0 || requests == 0 && took <= time.Minute
+	if most := took.Seconds()*3/4 + 20 + forChanges; requests > most || !counts {
 		t.Errorf("the agent of %s has asked for %.0f things in %s: at most %.0f are to be expected", node, requests, took, most)
 	}
 	if events > mostEvents {
