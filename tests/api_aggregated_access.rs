@@ -257,7 +257,9 @@ async fn lets_the_front_proxy_in_through_a_flood(
         assert_eq!(asked, Ok(Some(200)), "an API server got in");
     }
     over.store(true, Ordering::Relaxed);
-    flood.map(|flood| flood.join().unwrap());
+    for flood in flood {
+        flood.join().unwrap();
+    }
     let cut = r#"plimsoll_controller_metrics_api_connections_cut_total{reason="too_many_new"}"#;
     assert!(controller.metric(cut) > 256.0);
 }

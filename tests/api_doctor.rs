@@ -343,7 +343,6 @@ fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
         replace_arguments(plane, workload, &before);
     }
     let (_, found) = doctor(&plane.kubeconfig);
-<<<<<<< HEAD
     assert!(!has(&found, "evictions", ""), "{found:?}");
 }
 
@@ -360,18 +359,15 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
             "there, and refuse nothing: plimsoll-controller-api, plimsoll-controller-eviction;";
         has(&found, "admission policies", through)
     });
-    plane.kubectl(&[
-        "delete",
-        "validatingadmissionpolicybinding",
-        "plimsoll-agent-lease",
-    ]);
+    for (kind, name) in [
+        ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+        ("validatingadmissionpolicy", "plimsoll-controller-token"),
+        ("flowschema", "plimsoll-agent-leases"),
+    ] {
+        plane.kubectl(&["delete", kind, name]);
+    }
     let (_, found) = doctor(&plane.kubeconfig);
-    let bound = "not in force: plimsoll-agent-lease;";
-=======
-    let guard = "ValidatingWebhookConfiguration plimsoll-evictions";
-    finds(&found, guard, "is missing");
     let bound = "not in force: plimsoll-agent-lease, plimsoll-controller-token;";
->>>>>>> access
     finds(&found, "admission policies", bound);
     finds(&found, "flow control", ": plimsoll-agent-leases;");
 }

@@ -210,7 +210,10 @@ fn copies_that_differ_in_their_metadata_alone_are_judged_alike_in_either_order()
         assert_eq!(Objects::from_values(copied), forwards);
         let is_valid = forwards.findings().is_empty();
         assert_eq!(is_valid, in_force == 1, "{:?}", forwards.findings());
-        assert_eq!(compile(&forwards, &NodeFacts::default()).policy.pods.len(), in_force);
+        assert_eq!(
+            compile(&forwards, &NodeFacts::default()).policy.pods.len(),
+            in_force
+        );
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use crate::crd::manifest::{self, Object};
+use crate::crd::pod_facts::{PodObject, container_facts, cpu_quota, pod_facts};
 use crate::crd::{NodeWatermarkSpec, Objects, compile};
 use crate::engine::pod::Pod;
 use crate::engine::policy::{NodeFacts, PolicySet};
@@ -15,7 +16,6 @@ use crate::engine::time::BootTime;
 use crate::engine::units::Bytes;
 use crate::node::cgroup::CgroupPath;
 use crate::node::journal;
-use crate::node::pod_facts::{PodObject, container_facts, cpu_quota, pod_facts};
 use crate::trace::read::Reader;
 use crate::trace::replay::Replay;
 use crate::trace::{Line, LineRef, TickRef};

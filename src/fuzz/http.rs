@@ -21,7 +21,7 @@ use crate::metrics_api::encode::Writer;
 use crate::metrics_api::negotiate::{self, Form};
 use crate::metrics_api::options::selector::{labels, names};
 use crate::metrics_api::options::{Ask, Include, Options};
-use crate::metrics_api::store::Object;
+use crate::metrics_api::store::{Limits, Object, Store};
 use crate::metrics_api::table;
 
 use super::tokens::TRUST;
@@ -97,11 +97,11 @@ fn object(status: NodeMetricStatus) -> Object {
         ..Known::default()
     };
     let content = compose::content("node", &frame, &known).expect("a report has a JSON form");
-    Object {
-        name: "node".into(),
-        version: "1".parse().expect("a version"),
-        content: Arc::new(content),
-    }
+    let mut store = Store::new(Limits::default());
+    store.lead(1);
+    store.apply("node", content);
+    let found = store.get("node").expect("it leads");
+    found.expect("the node's object")
 }
 
 /// What replicas send each other of reports, and answer to agents.

@@ -43,7 +43,6 @@ impl Observer for Observed {
     fn certified(&self, _: Result<(), &str>) {}
     fn kept(&self, _: Option<Timestamp>, _: bool) {}
     fn believes(&self, _: Result<(), &str>) {}
-    fn guards(&self, _: Option<bool>) {}
     fn lacks(&self) -> Result<(), String> {
         Ok(())
     }
@@ -140,7 +139,6 @@ impl Leader {
             under_way: Arc::new(UnderWay::new(of_a_user)),
             readiness: Arc::new(Readiness::new(Arc::clone(&observed) as _)),
             observer: Arc::clone(&observed) as _,
-            guard: None,
             reports: None,
         });
         let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -337,7 +335,7 @@ fn tls() -> Tls {
         key: key.into(),
     };
     let roots = [certificate.der().clone()];
-    Tls::new(&pair, &roots, "replica".to_owned(), &[]).unwrap()
+    Tls::new(&pair, &roots, "replica".to_owned()).unwrap()
 }
 
 #[tokio::test]
