@@ -255,7 +255,7 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 	}
 	for _, kind := range []struct{ schema, account, path string }{
 		{"plimsoll-agent", "plimsoll-agent", "/api/v1/nodes"},
-		{"plimsoll-agent", "plimsoll-agent", "/healthz"},
+		{"plimsoll-agent", "plimsoll-agent", "/version"}, // probes have a schema of Kubernetes' own
 		{"plimsoll-agent-leases", "plimsoll-agent", heartbeat},
 		{"plimsoll-agent", "plimsoll-agent", election},
 		{"plimsoll-controller-election", "plimsoll-controller", election},
