@@ -12,12 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::budget::Scope;
 use super::ledger::{Ledger, Settled, Stage};
 use crate::engine::time::BootTime;
-use crate::serve::with_one_series;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
+use crate::serve::{ResultLabels, with_one_series};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct StateLabels {
