@@ -38,6 +38,10 @@ impl RefusalEvents {
 
     /// Publishes that a request of the agent of `node` was refused, unless that is too much.
     pub fn refused(&self, node: &str, target: &Target, refusal: &Refusal) {
+        // That a pod is gone, or on its way, is what was wanted.
+        let Some(why) = refusal.answer.why() else {
+            return;
+        };
         let key = (node.to_owned(), refusal.label);
         let now = clock::now();
         let mut published = self
@@ -56,7 +60,7 @@ impl RefusalEvents {
             warning: true,
             reason: "EvictionRefused".to_owned(),
             action: "Evict".to_owned(),
-            message: message(target, refusal),
+            message: message(target, refusal.is_general, why),
         };
         let events = self.events.clone();
         tokio::spawn(async move {
@@ -72,9 +76,8 @@ impl RefusalEvents {
 }
 
 /// A refusal that is about no pod reads the same for all: events of the same words are counted, not repeated.
-fn message(target: &Target, refusal: &Refusal) -> String {
-    let why = &refusal.why;
-    if refusal.is_general {
+fn message(target: &Target, is_general: bool, why: &str) -> String {
+    if is_general {
         return format!("no pod of the node is evicted now: {why}");
     }
     let Target {

@@ -62,10 +62,7 @@ impl Handler {
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
-                // That a pod is gone, or on its way, is what was wanted.
-                if !matches!(refusal.answer, Answer::Gone | Answer::Terminating) {
-                    self.events.refused(node, &request.target, &refusal);
-                }
+                self.events.refused(node, &request.target, &refusal);
                 (refusal.label, refusal.answer)
             }
         };
