@@ -16,14 +16,14 @@ use crate::engine::time::BootTime;
 /// What was published is not published again for so long.
 const PAUSE: Duration = Duration::from_mins(1);
 /// So many in that time, and at once.
-const MOST: usize = 60;
-const MOST_AT_ONCE: usize = 16;
+const MAX_EVENTS: usize = 60;
+const MAX_AT_ONCE: usize = 16;
 
 /// Publishes them.
 pub struct RefusalEvents {
     events: Events,
     published: Mutex<Published>,
-    room: Arc<Semaphore>,
+    at_once: Arc<Semaphore>,
 }
 
 impl RefusalEvents {
@@ -32,7 +32,7 @@ impl RefusalEvents {
         Self {
             events: Events::new(client, "plimsoll-controller", instance),
             published: Mutex::default(),
-            room: Arc::new(Semaphore::new(MOST_AT_ONCE)),
+            at_once: Arc::new(Semaphore::new(MAX_AT_ONCE)),
         }
     }
 
@@ -52,7 +52,7 @@ impl RefusalEvents {
             return;
         }
         drop(published);
-        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else {
             return;
         };
         let happening = Happening {
@@ -64,7 +64,7 @@ impl RefusalEvents {
         };
         let events = self.events.clone();
         tokio::spawn(async move {
-            let _room = room;
+            let _permit = permit;
             if let Err(error) = events.publish(happening).await {
                 tracing::debug!(
                     why = error.words(),
@@ -86,14 +86,14 @@ fn message(target: &Target, is_general: bool, why: &str) -> String {
     format!("{namespace}/{name} is not evicted: {why}")
 }
 
-/// What was published of late.
+/// What was published within [`PAUSE`].
 #[derive(Default)]
 struct Published(HashMap<(String, &'static str), BootTime>);
 
 impl Published {
     fn is_new(&mut self, key: (String, &'static str), now: BootTime) -> bool {
         self.0.retain(|_, at| now.since(*at) < PAUSE);
-        if self.0.len() >= MOST || self.0.contains_key(&key) {
+        if self.0.len() >= MAX_EVENTS || self.0.contains_key(&key) {
             return false;
         }
         self.0.insert(key, now);
@@ -115,6 +115,6 @@ mod tests {
         assert!(published.is_new(("node0".to_owned(), "node"), at(59)));
         assert!(published.is_new(key(0), at(60)));
         let more = (1..1000).filter(|node| published.is_new(key(*node), at(61)));
-        assert_eq!(more.count(), MOST - 2);
+        assert_eq!(more.count(), MAX_EVENTS - 2);
     }
 }

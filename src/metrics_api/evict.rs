@@ -93,8 +93,8 @@ impl Api {
             return answered(&leaderless());
         };
         let (path, name) = (api_path(node), &self.server_name);
-        let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
-        match forward::pass(leader, tls.client, name, &path, JSON, body, patience).await {
+        let (body, limit) = (Some(body), eviction::ANSWER_TIMEOUT);
+        match forward::pass(leader, tls.client, name, &path, JSON, body, limit).await {
             Ok(answer) if answer.status() == StatusCode::OK => answer,
             Ok(answer) => unknown(&format!("the leader answers {}", answer.status())),
             Err(error) if error.may_have_arrived() => unknown(&error.to_string()),
@@ -117,7 +117,7 @@ fn unknown(why: &str) -> Answer {
 }
 
 fn answered(answer: &eviction::Answer) -> Answer {
-    // Nothing in it can't be written as JSON.
+    // All of them can be written as JSON.
     let answer = serde_json::to_vec(answer).unwrap_or_default();
     whole(StatusCode::OK, JSON, answer.into())
 }

@@ -18,7 +18,7 @@ use crate::cluster::election::Standing;
 use crate::crd::report::{Missed, RELAY_PATH};
 
 use super::certificates::Tls;
-use super::forward::{self, ANSWER, ForwardError};
+use super::forward::{self, ANSWER_TIMEOUT, ForwardError};
 use super::reports::Reports;
 use super::server::{Answer, JSON, whole};
 use super::status::Refusal;
@@ -133,7 +133,8 @@ impl Relay {
             return Ok(Vec::new());
         };
         let (name, body) = (&self.server_name, Some(Bytes::from(body)));
-        let answer = forward::pass(leader, client, name, RELAY_PATH, JSON, body, ANSWER).await?;
+        let answer =
+            forward::pass(leader, client, name, RELAY_PATH, JSON, body, ANSWER_TIMEOUT).await?;
         if answer.status() != StatusCode::OK {
             return Err(RelayError::Refused(answer.status()));
         }

@@ -32,7 +32,7 @@ use super::data::Data;
 use super::documents::{Document, Documents};
 use super::encode::Writer;
 use super::evict;
-use super::forward::{self, ANSWER};
+use super::forward::{self, ANSWER_TIMEOUT};
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
@@ -266,7 +266,7 @@ impl Api {
             path,
             accept,
             None,
-            ANSWER,
+            ANSWER_TIMEOUT,
         );
         let passed = tokio::select! {
             passed = passed => passed,
