@@ -17,6 +17,8 @@ mod queue;
 pub mod record;
 mod recorder;
 mod refusal;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
