@@ -153,7 +153,7 @@ fn respond(code: u16, body: &Value) -> Response<Full<Bytes>> {
     answer.body(body).unwrap()
 }
 
-/// The leader; nobody finds it before it is published.
+/// The leader; agents find it once it is published.
 pub struct Leader {
     receiver: Receiver,
     evicting: Evicting,
@@ -237,7 +237,7 @@ impl Leader {
         service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
         plane.apply(&objects);
         plane.until("the API server passes requests on", SOON, |plane| {
-            // One that found nobody looks again when something has changed.
+            // One that found no server looks again when something has changed.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
             plane.kubectl(&["annotate", "--overwrite", service, &changed]);
