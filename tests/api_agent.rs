@@ -430,7 +430,11 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
     let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
     assert!(grow, "by whichever way: {keys:?}");
-    assert_eq!(refusal_events(&node, unreachable).len(), 1, "published once");
+    assert_eq!(
+        refusal_events(&node, unreachable).len(),
+        1,
+        "published once"
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use plimsoll::engine::policy::RuleId;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::receiver::{Authority, Lost, Receiver, acknowledge, publish, slice};
+use super::receiver::{Authority, Lost, Receiver, acknowledge, arguments, publish, slice};
 use super::{ControlPlane, aggregation, now};
 
 /// The Service that agents report to, and its namespace.
@@ -202,19 +202,9 @@ impl Leader {
         Some(leader)
     }
 
-    /// By which arguments an agent reports to it.
+    /// The arguments of an agent that reports to it.
     pub fn args(&self) -> [&str; 8] {
-        let credentials = self.credentials.path().to_str().unwrap();
-        [
-            "--namespace",
-            NAMESPACE,
-            "--pod-name",
-            "agent-x",
-            "--report-service",
-            SERVICE,
-            "--report-credentials",
-            credentials,
-        ]
+        arguments(NAMESPACE, SERVICE, self.credentials.path())
     }
 
     /// Agents find it.
