@@ -199,8 +199,9 @@ impl Handler {
     }
 
     fn is_ours(&self, uid: &str) -> bool {
-        let ledger = self.budgets.as_ref().map(|(ledger, _)| ledger);
-        ledger.is_some_and(|ledger| ledger.read(|ledger| ledger.knows(uid)) == Some(true))
+        let knows = |ledger: &SharedLedger| ledger.read(|ledger| ledger.knows(uid)) == Some(true);
+        let budgets = self.budgets.as_ref();
+        budgets.is_some_and(|(ledger, _)| knows(ledger))
     }
 
     /// Writes down that the pod is to be evicted; an eviction that is not on record is not posted.

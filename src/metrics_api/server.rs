@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Full, Limited, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
@@ -450,6 +450,17 @@ fn refused(refusal: &Refusal) -> Answer {
         set(&mut answer, CONNECTION, "close");
     }
     answer
+}
+
+/// The body of a request; `None`: it is too long, broke off, or was not here in time.
+pub(super) async fn body_of(
+    request: Request<Incoming>,
+    max: usize,
+    limit: Duration,
+) -> Option<Bytes> {
+    let body = Limited::new(request.into_body(), max).collect();
+    let body = timeout(limit, body).await.ok()?.ok()?;
+    Some(body.to_bytes())
 }
 
 pub(super) fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {

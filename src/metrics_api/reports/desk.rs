@@ -53,7 +53,7 @@ pub struct Desk {
 pub struct Answered {
     /// What is sent.
     pub answer: Answer,
-    /// `None`: it is not known, or there is none such.
+    /// `None`: it is not known, or asked for an eviction: reports alone keep a connection open.
     pub node: Option<Arc<str>>,
 }
 
