@@ -377,7 +377,7 @@ fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> V
     asked
 }
 
-/// By which way each came: the connection of reports, or the API server.
+/// The way that each came: the connection of reports, or the API server.
 fn ways(asked: &[Asked]) -> Vec<&str> {
     asked.iter().map(|asked| &*asked.path).collect()
 }
@@ -393,17 +393,17 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
     node.machine.load.set(HIGH);
-    // There is no endpoint, and nobody whom the API server could ask.
-    let nobody = "the controller can't be asked: no connection to the controller; \
-                  the controller takes no requests through the API server";
-    let is_refused = || refused(&node, nobody).len();
+    // There is no endpoint, and no controller that the API server could ask.
+    let unreachable = "the controller can't be asked: no connection to the controller; \
+                       the controller takes no requests through the API server";
+    let is_refused = || refused(&node, unreachable).len();
     agent.until_within(SOON * 4, "the status says so", || is_refused() == 1);
     agent.until_within(SOON * 4, "it goes on", || {
         counted(&agent, REFUSED) >= Some(4)
     });
     assert_eq!(is_refused(), 1, "one for all pods");
     agent.until_within(SOON * 4, "an event says so", || {
-        refusal_events(&node, nobody).len() == 1
+        refusal_events(&node, unreachable).len() == 1
     });
     assert_eq!(
         (leader.asked().len(), counted(&agent, EVICTED)),
@@ -418,7 +418,7 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     agent.until("it reports to the leader", || leader.is_reported_to());
     let second = next_eviction(&node, &agent, &leader, 2);
     assert_eq!(ways(&second), [PATH]);
-    // Where replicas should be nobody listens, as where a firewall closes the port.
+    // No process listens where replicas should be, as where a firewall closes the port.
     leader.publish_port(&node.plane, free_port());
     agent.until("it can't report any more", || {
         agent.said().contains("failed to report directly")
@@ -430,7 +430,11 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
     let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
     assert!(grow, "by whichever way: {keys:?}");
-    assert_eq!(refusal_events(&node, nobody).len(), 1, "published once");
+    assert_eq!(
+        refusal_events(&node, unreachable).len(),
+        1,
+        "published once"
+    );
 }
 
 #[test]
@@ -446,7 +450,7 @@ fn a_request_without_an_answer_is_repeated_with_the_same_key_through_the_api_ser
     agent.until("it is ready", || agent.is_ready());
     agent.until("it reports to the leader", || leader.is_reported_to());
     node.machine.load.set(HIGH);
-    // The API server knows nobody to pass it on to: the pod tells what became of it.
+    // The API server knows no controller to pass it on to: the pod shows what became of it.
     let alone = next_eviction(&node, &agent, &leader, 1);
     assert_eq!(ways(&alone), [PATH]);
     leader.serve_through_api_server(&node.plane, "default");

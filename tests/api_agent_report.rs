@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use agent_support::{HIGH, LOW, NODE, Node, closing, counted};
 use api_support::aggregation::address;
-use api_support::receiver::{Act, Authority, Receiver, Seen, acknowledge, publish, slice};
+use api_support::receiver::{
+    Act, Authority, Receiver, Seen, acknowledge, arguments, publish, slice,
+};
 use api_support::{ControlPlane, lease_namespace, now};
 use futures::future::join_all;
 use kube::api::{DynamicObject, Patch, PatchParams};
@@ -437,16 +439,7 @@ fn lease_holds(node: &Node) -> Option<i64> {
 
 /// A real agent that reports to `SERVICE`.
 fn start(node: &Node, credentials: &Path) -> agent_support::Agent {
-    node.agent(&[
-        "--namespace",
-        NAMESPACE,
-        "--pod-name",
-        "agent-x",
-        "--report-service",
-        SERVICE,
-        "--report-credentials",
-        credentials.to_str().unwrap(),
-    ])
+    node.agent(&arguments(NAMESPACE, SERVICE, credentials))
 }
 
 /// Until there are a Service and credentials it says so once, and goes on with its Lease.

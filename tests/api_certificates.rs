@@ -237,8 +237,8 @@ fn holds(bundle: &str, authorities: &[&str]) -> bool {
         .all(|authority| bundle.contains(&base64(authority)))
 }
 
-/// Whether both API servers and agents are told of all these authorities.
-fn are_all_told(plane: &ControlPlane, authorities: &[&str]) -> bool {
+/// Whether both API servers and agents know all these authorities.
+fn are_all_known(plane: &ControlPlane, authorities: &[&str]) -> bool {
     let bundles = [known_to_servers(plane), known_to_agents(plane)];
     bundles.iter().all(|bundle| holds(bundle, authorities))
 }
@@ -381,7 +381,7 @@ fn certificates_and_their_authority_are_replaced_under_traffic_without_a_failed_
     plane.until("the API is available", SOON, is_available);
     plane.until("both have it", SOON, |_| replicas.iter().all(is_ready));
     plane.until("the authority is told", SOON, |plane| {
-        are_all_told(plane, &[&old.pem])
+        are_all_known(plane, &[&old.pem])
     });
     let changes = changes_in(&logs(&plane));
     let (watching, told) = watch(&plane);
@@ -439,12 +439,12 @@ fn replaces_it(
     // The standby first: whoever does not lead has it known, too.
     replicas[1].publish(&second, new);
     plane.until("both authorities are told", SOON, |plane| {
-        are_all_told(plane, &[&old.pem, &new.pem])
+        are_all_known(plane, &[&old.pem, &new.pem])
     });
     assert!(replicas[0].serves(first));
     replicas[0].publish(&second, new);
     serve(plane, replicas, &second);
-    assert!(are_all_told(plane, &[&old.pem, &new.pem]), "for an hour");
+    assert!(are_all_known(plane, &[&old.pem, &new.pem]), "for an hour");
     second
 }
 
@@ -506,19 +506,19 @@ fn an_installation_goes_over_to_files_one_replica_after_the_other() {
     let own: ByteString = serde_json::from_value(own).unwrap();
     let own = String::from_utf8(own.0).unwrap();
     plane.until("its authority is told", SOON, |plane| {
-        are_all_told(plane, &[&own])
+        are_all_known(plane, &[&own])
     });
     let authority = Authority::new("new");
     let after = Replica::start(&plane, &plane.kubeconfig, "after", listens[1]);
     after.publish(&authority.issue(7200), &authority);
     plane.until("both authorities are told", SOON, |plane| {
-        are_all_told(plane, &[&own, &authority.pem])
+        are_all_known(plane, &[&own, &authority.pem])
     });
     assert!(before.http("/livez").is_some() && !after.controller.leads());
     drop(before.process.0.kill());
     drop(before.process.0.wait());
     plane.until("the other one leads", SOON, |_| after.controller.leads());
-    assert!(are_all_told(&plane, &[&own, &authority.pem]));
+    assert!(are_all_known(&plane, &[&own, &authority.pem]));
     plane.kubectl(&[
         "delete",
         "endpointslice",
@@ -543,13 +543,13 @@ fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a
     publish(&replicas, &first, &old);
     plane.until("both are ready", SOON, |_| replicas.iter().all(is_ready));
     let before = reporter::trust(&plane);
-    let are_told = |plane: &ControlPlane| holds(&known_to_agents(plane), &[&old.pem, &new.pem]);
-    assert!(!are_told(&plane));
+    let are_known = |plane: &ControlPlane| holds(&known_to_agents(plane), &[&old.pem, &new.pem]);
+    assert!(!are_known(&plane));
 
     let second = new.issue(7200);
-    // Whoever does not lead has its own known, too.
+    // The standby publishes its own, too.
     replicas[1].publish(&second, &new);
-    plane.until("both authorities are told", SOON, are_told);
+    plane.until("both authorities are told", SOON, are_known);
     assert!(replicas[0].serves(&first) && replicas[0].is_believed(&before));
     let both = reporter::trust(&plane);
     replicas[0].publish(&second, &new);
@@ -563,10 +563,10 @@ fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a
     drop(leader.controller.process.0.kill());
     drop(leader.controller.process.0.wait());
     plane.until("the other one leads", SOON, |_| standby.controller.leads());
-    assert!(are_told(&plane), "for an hour");
+    assert!(are_known(&plane), "for an hour");
     assert!(standby.is_believed(&both) && is_ready(standby));
     let service = plane.get("apiservice", API_SERVICE);
-    assert_eq!(service, Value::Null, "nobody needs it");
+    assert_eq!(service, Value::Null, "it is not needed");
     assert_eq!(plane.kubectl(&["get", "secrets", "-o", "name"]), "");
 }
 

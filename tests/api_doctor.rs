@@ -347,11 +347,11 @@ fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
 }
 
 fn what_holds_agents_is_gone(plane: &ControlPlane) {
-    // Two that are there, and judge nobody.
-    let nobody = r#"{"spec":{"matchConditions":[{"name":"nobody","expression":"false"}]}}"#;
+    // Two that are there, and match no request.
+    let never = r#"{"spec":{"matchConditions":[{"name":"never","expression":"false"}]}}"#;
     for policy in ["plimsoll-controller-api", "plimsoll-controller-eviction"] {
         let policy = ["validatingadmissionpolicy", policy];
-        plane.kubectl(&[&["patch", "--type=merge", "-p", nobody][..], &policy].concat());
+        plane.kubectl(&[&["patch", "--type=merge", "-p", never][..], &policy].concat());
     }
     plane.until("they refuse nothing", SOON, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);

@@ -331,7 +331,7 @@ fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, othe
             value,
         ]);
     };
-    annotate("plimsoll.dev/stop=nobody is to be evicted");
+    annotate("plimsoll.dev/stop=no pod is to be evicted");
     let Answer::Wait { why, .. } = agent.ask(&agent.request(own)) else {
         panic!("it evicts although everything is stopped");
     };
@@ -361,7 +361,7 @@ fn publishes_refusals(scene: &Scene, controller: &Controller) {
     ];
     scene
         .plane
-        .until("events tell of the refusals", SOON, |plane| {
+        .until("events say what is refused", SOON, |plane| {
             let events = plane.list("events");
             let is_there = |(node, why): &(&str, &str)| {
                 let mut events = events.iter();
@@ -530,7 +530,7 @@ fn whoever_leads_next_counts_what_was_evicted_before() {
     assert_eq!(agent.settle(&pods[2]), Answer::Accepted);
     let spent = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&agent.settle(&pods[3]), spent);
-    // Somebody makes nonsense of the record: the leader knows better.
+    // Another client makes nonsense of the record: the leader knows better.
     let nonsense = json!({"data": {"evictions.json": "nonsense"}}).to_string();
     let patch = [
         "patch",

@@ -98,7 +98,7 @@ fn evictions(
     let (in_force, standing) = (in_force.subscribe(), standing.subscribe());
     let leader = Leader(proxy.client());
     let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, standing);
-    tokio::spawn(evictor.with_longest_call(Duration::ZERO).run());
+    tokio::spawn(evictor.with_call_timeout(Duration::ZERO).run());
     evictions
 }
 

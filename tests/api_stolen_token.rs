@@ -364,7 +364,7 @@ fn leader(plane: &ControlPlane, port: u16) -> (Controller, PathBuf) {
     (controller, kubeconfig)
 }
 
-/// Through the API server, by which a thief reaches the leader from anywhere.
+/// Through the API server, where a thief reaches the leader from anywhere.
 #[tokio::test]
 async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes_rules_name() {
     let port = free_port();

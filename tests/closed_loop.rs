@@ -131,6 +131,20 @@ fn memory_waits_for_nothing_but_a_sample_after_the_round() {
     );
 }
 
+/// A pod that uses CPU, and one that holds most of the memory.
+fn busy_and_large(cpus: f64) -> [Worker; 2] {
+    [
+        Worker {
+            memory: 1 << 30,
+            ..batch("cpu", cpus)
+        },
+        Worker {
+            memory: 8 << 30,
+            ..batch("memory", 0.1)
+        },
+    ]
+}
+
 /// Files that are read push each other out of a memory that is full: the pod that holds most of it goes.
 #[test]
 fn memory_pressure_evicts_by_memory() {
@@ -138,17 +152,8 @@ fn memory_pressure_evicts_by_memory() {
         reads: 1 << 30,
         ..important(0.5)
     };
-    let workers = vec![
-        Worker {
-            memory: 1 << 30,
-            ..batch("cpu", 2.0)
-        },
-        Worker {
-            memory: 8 << 30,
-            ..batch("memory", 0.1)
-        },
-        reads,
-    ];
+    let mut workers = Vec::from(busy_and_large(2.0));
+    workers.push(reads);
     let rules = acting("memory_pressure_some_avg10", 10.0, evicting(1));
     let mut plant = Plant::new(8, rules, workers);
     plant.memory = 12 << 30;
@@ -158,18 +163,8 @@ fn memory_pressure_evicts_by_memory() {
 
 #[test]
 fn an_average_of_memory_evicts_by_memory() {
-    let workers = vec![
-        Worker {
-            memory: 1 << 30,
-            ..batch("cpu", 4.0)
-        },
-        Worker {
-            memory: 8 << 30,
-            ..batch("memory", 0.1)
-        },
-    ];
     let rules = acting("mem_usage_avg_5m", 10.0, evicting(1));
-    let mut plant = Plant::new(8, rules, workers);
+    let mut plant = Plant::new(8, rules, busy_and_large(4.0).into());
     plant.pass(400);
     assert_eq!(plant.evicted[0].1, "memory");
 }

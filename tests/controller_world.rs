@@ -551,7 +551,7 @@ fn an_eviction_is_denied_where_the_agent_enforces_other_rules_than_the_api_serve
     let after = hash_of(&cluster, "node000");
     assert!(permit(&cluster, "node000", "q/cpu", &after).is_ok());
 
-    // Somebody edits the NodeWatermark, and leaves the hash as it is.
+    // Another writer edits the NodeWatermark, and leaves the hash as it is.
     let mut edited = cluster.watermarks["node000"].clone();
     edited["spec"]["rules"][0]["watermark"] = json!(1.0);
     cluster.world.apply_live("node000", &seen(&edited));

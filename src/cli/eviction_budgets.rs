@@ -1,7 +1,7 @@
 //! The arguments of `plimsoll controller` about evictions.
 
 use super::duration;
-use crate::evictions::budget::{Budget, Budgets, LONGEST, MOST};
+use crate::evictions::budget::{Budget, Budgets, MAX_EVICTIONS, MAX_WINDOW};
 
 /// How many pods the leader evicts for agents.
 #[derive(Debug, clap::Args)]
@@ -55,11 +55,12 @@ impl EvictionArgs {
 
 /// `10/1m`.
 fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || format!("write pods and a time, such as 10/1m: up to {MOST} pods in 1s to 1h");
+    let wrong =
+        || format!("write pods and a time, such as 10/1m: up to {MAX_EVICTIONS} pods in 1s to 1h");
     let (evictions, window) = text.split_once('/').ok_or_else(wrong)?;
-    let evictions = evictions.parse().ok().filter(|pods| *pods <= MOST);
+    let evictions = evictions.parse().ok().filter(|pods| *pods <= MAX_EVICTIONS);
     let window = duration::positive(window).ok();
-    let window = window.filter(|window| window.as_secs() >= 1 && *window <= LONGEST);
+    let window = window.filter(|window| window.as_secs() >= 1 && *window <= MAX_WINDOW);
     Ok(Budget {
         evictions: evictions.ok_or_else(wrong)?,
         window: window.ok_or_else(wrong)?,

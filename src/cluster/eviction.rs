@@ -239,6 +239,13 @@ mod tests {
     }
 
     #[test]
+    fn a_request_without_an_answer_may_have_been_sent() {
+        assert!(!was_not_sent(&CallError::TimedOut));
+        let broken = kube::Error::Service("the connection broke".into());
+        assert!(!was_not_sent(&CallError::Kube(broken)));
+    }
+
+    #[test]
     fn each_answer_has_its_meaning() {
         let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));

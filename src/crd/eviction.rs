@@ -197,6 +197,21 @@ pub enum Answer {
     },
 }
 
+impl Answer {
+    /// Why nothing was done, or is known of it; `None`: the pod is being terminated, or is gone.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            Self::Accepted | Self::Terminating | Self::Gone => None,
+            Self::Budget { why }
+            | Self::ManyBudgets { why }
+            | Self::Wait { why, .. }
+            | Self::Refused { why }
+            | Self::Away { why }
+            | Self::Unknown { why } => Some(why),
+        }
+    }
+}
+
 mod millis {
     use std::time::Duration;
 

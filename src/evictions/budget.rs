@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// No budget allows more: what is counted has room in one object of the API server.
-pub const MOST: u16 = 1000;
+/// No budget allows more: what is counted fits into one object of the API server.
+pub const MAX_EVICTIONS: u16 = 1000;
 /// No budget counts for longer.
-pub const LONGEST: Duration = Duration::from_hours(1);
+pub const MAX_WINDOW: Duration = Duration::from_hours(1);
 
 /// At most so many evictions in any time of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// From 0, which allows none, to [`MOST`].
+    /// From 0, which allows none, to [`MAX_EVICTIONS`].
     pub evictions: u16,
-    /// From 1 s to [`LONGEST`].
+    /// From 1 s to [`MAX_WINDOW`].
     pub window: Duration,
 }
 

@@ -16,14 +16,14 @@ use crate::engine::time::BootTime;
 /// What was published is not published again for so long.
 const PAUSE: Duration = Duration::from_mins(1);
 /// So many in that time, and at once.
-const MOST: usize = 60;
-const MOST_AT_ONCE: usize = 16;
+const MAX_EVENTS: usize = 60;
+const MAX_AT_ONCE: usize = 16;
 
 /// Publishes them.
 pub struct RefusalEvents {
     events: Events,
     published: Mutex<Published>,
-    room: Arc<Semaphore>,
+    at_once: Arc<Semaphore>,
 }
 
 impl RefusalEvents {
@@ -32,12 +32,16 @@ impl RefusalEvents {
         Self {
             events: Events::new(client, "plimsoll-controller", instance),
             published: Mutex::default(),
-            room: Arc::new(Semaphore::new(MOST_AT_ONCE)),
+            at_once: Arc::new(Semaphore::new(MAX_AT_ONCE)),
         }
     }
 
     /// Publishes that a request of the agent of `node` was refused, unless that is too much.
     pub fn refused(&self, node: &str, target: &Target, refusal: &Refusal) {
+        // That a pod is gone, or on its way, is what was wanted.
+        let Some(why) = refusal.answer.why() else {
+            return;
+        };
         let key = (node.to_owned(), refusal.label);
         let now = clock::now();
         let mut published = self
@@ -48,7 +52,7 @@ impl RefusalEvents {
             return;
         }
         drop(published);
-        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else {
             return;
         };
         let happening = Happening {
@@ -56,11 +60,11 @@ impl RefusalEvents {
             warning: true,
             reason: "EvictionRefused".to_owned(),
             action: "Evict".to_owned(),
-            message: message(target, refusal),
+            message: message(target, refusal.is_general, why),
         };
         let events = self.events.clone();
         tokio::spawn(async move {
-            let _room = room;
+            let _permit = permit;
             if let Err(error) = events.publish(happening).await {
                 tracing::debug!(
                     why = error.words(),
@@ -72,9 +76,8 @@ impl RefusalEvents {
 }
 
 /// A refusal that is about no pod reads the same for all: events of the same words are counted, not repeated.
-fn message(target: &Target, refusal: &Refusal) -> String {
-    let why = &refusal.why;
-    if refusal.is_general {
+fn message(target: &Target, is_general: bool, why: &str) -> String {
+    if is_general {
         return format!("no pod of the node is evicted now: {why}");
     }
     let Target {
@@ -83,14 +86,14 @@ fn message(target: &Target, refusal: &Refusal) -> String {
     format!("{namespace}/{name} is not evicted: {why}")
 }
 
-/// What was published of late.
+/// What was published within [`PAUSE`].
 #[derive(Default)]
 struct Published(HashMap<(String, &'static str), BootTime>);
 
 impl Published {
     fn is_new(&mut self, key: (String, &'static str), now: BootTime) -> bool {
         self.0.retain(|_, at| now.since(*at) < PAUSE);
-        if self.0.len() >= MOST || self.0.contains_key(&key) {
+        if self.0.len() >= MAX_EVENTS || self.0.contains_key(&key) {
             return false;
         }
         self.0.insert(key, now);
@@ -112,6 +115,6 @@ mod tests {
         assert!(published.is_new(("node0".to_owned(), "node"), at(59)));
         assert!(published.is_new(key(0), at(60)));
         let more = (1..1000).filter(|node| published.is_new(key(*node), at(61)));
-        assert_eq!(more.count(), MOST - 2);
+        assert_eq!(more.count(), MAX_EVENTS - 2);
     }
 }

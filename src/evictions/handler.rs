@@ -62,10 +62,7 @@ impl Handler {
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
-                // That a pod is gone, or on its way, is what was wanted.
-                if !matches!(refusal.answer, Answer::Gone | Answer::Terminating) {
-                    self.events.refused(node, &request.target, &refusal);
-                }
+                self.events.refused(node, &request.target, &refusal);
                 (refusal.label, refusal.answer)
             }
         };
@@ -202,8 +199,9 @@ impl Handler {
     }
 
     fn is_ours(&self, uid: &str) -> bool {
-        let ledger = self.budgets.as_ref().map(|(ledger, _)| ledger);
-        ledger.is_some_and(|ledger| ledger.read(|ledger| ledger.knows(uid)) == Some(true))
+        let knows = |ledger: &SharedLedger| ledger.read(|ledger| ledger.knows(uid)) == Some(true);
+        let budgets = self.budgets.as_ref();
+        budgets.is_some_and(|(ledger, _)| knows(ledger))
     }
 
     /// Writes down that the pod is to be evicted; an eviction that is not on record is not posted.

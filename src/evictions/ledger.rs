@@ -1,6 +1,6 @@
 //! Which evictions count, and whether one more is allowed. Pure.
 //!
-//! An eviction is reserved before the API server is told that it is allowed, and counts from then on: until it is certain
+//! An eviction is reserved before it is posted, and counts from then on: until it is certain
 //! that nothing came of it, or else for the budget's window from when the pod was seen ending, and as long as the pod is
 //! ending. So in no time of a window's length do more pods begin to end than the budget allows, however late what is
 //! allowed is done, and however late it is seen.
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Budget, Budgets, MOST, Scope};
+use super::budget::{Budget, Budgets, MAX_EVICTIONS, Scope};
 use super::record::{FirstSeen, Record, Recorded};
 use crate::engine::time::BootTime;
 use crate::ordered;
@@ -18,12 +18,13 @@ use crate::ordered;
 /// What is allowed has to be done by then: a pod that is looked at later and does not end was not evicted.
 pub const RESERVED: Duration = Duration::from_secs(30);
 /// A pod that does not come to its end counts no longer than this, or its budget's window.
-pub const LONGEST_ENDING: Duration = Duration::from_mins(10);
+pub const MAX_ENDING: Duration = Duration::from_mins(10);
 /// How often a pod is looked at that is to end, and one that is ending.
-const LOOK_OFTEN: Duration = Duration::from_secs(2);
-const LOOK_SELDOM: Duration = Duration::from_secs(10);
-/// Nobody is asked to come back sooner, or later.
-const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+const POLL_RESERVED: Duration = Duration::from_secs(2);
+const POLL_ENDING: Duration = Duration::from_secs(10);
+/// No agent is asked to come back sooner, or later.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_mins(5);
 
 /// A pod that is to be evicted, and what its eviction counts for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,8 +114,8 @@ impl Entry {
         let left = |of: Duration| of.checked_sub(age).filter(|left| !left.is_zero());
         match self.stage {
             Stage::Reserved => Some(RESERVED.saturating_sub(age)),
-            Stage::Ending => left(window.max(LONGEST_ENDING))
-                .map(|at_most| left(window).unwrap_or_else(|| LOOK_SELDOM.min(at_most))),
+            Stage::Ending => left(window.max(MAX_ENDING))
+                .map(|at_most| left(window).unwrap_or_else(|| POLL_ENDING.min(at_most))),
             Stage::Ended => left(window),
         }
     }
@@ -201,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// Where nobody knows what was allowed: as if it were as much as is ever allowed.
+    /// Where it is not known what was allowed: as if it were as much as is ever allowed.
     #[must_use]
     pub fn shut(self, now: BootTime) -> Self {
         Self {
@@ -231,8 +232,8 @@ impl Ledger {
     /// The broadest budget that does not allow one more there.
     pub fn spent(&self, place: &Place<'_>, now: BootTime) -> Option<Spent> {
         let shut = self.shut.since(now);
-        if !shut.is_zero() || self.entries.len() >= usize::from(MOST) {
-            return Some(self.full(shut.max(LOOK_SELDOM)));
+        if !shut.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
+            return Some(self.full(shut.max(POLL_ENDING)));
         }
         let of = |scope| self.spent_of(scope, place, now);
         Scope::ALL.into_iter().find_map(of)
@@ -247,11 +248,11 @@ impl Ledger {
         let too_many = left.len().checked_sub(budget.evictions.into())?;
         ordered::sort(&mut left);
         // A budget of none has no such time.
-        let wait = left.get(too_many).copied().unwrap_or(WAITS.1);
+        let wait = left.get(too_many).copied().unwrap_or(MAX_WAIT);
         Some(Spent {
             scope,
             budget,
-            retry_after: wait.clamp(WAITS.0, WAITS.1),
+            retry_after: wait.clamp(MIN_WAIT, MAX_WAIT),
         })
     }
 
@@ -260,7 +261,7 @@ impl Ledger {
         Spent {
             scope: Scope::Fleet,
             budget: self.budgets.fleet,
-            retry_after: wait.min(WAITS.1),
+            retry_after: wait.min(MAX_WAIT),
         }
     }
 
@@ -289,12 +290,12 @@ impl Ledger {
         Ok(Granted::New)
     }
 
-    /// The pods to look at now, `most` of them: first those that were not looked at for longest.
-    pub fn due(&mut self, now: BootTime, most: usize) -> Vec<Victim> {
+    /// The pods to look at now, `max` of them: first those that were not looked at for longest.
+    pub fn due(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
         let is_due = |entry: &&mut Entry| {
             let pause = match entry.stage {
-                Stage::Reserved => LOOK_OFTEN,
-                Stage::Ending => LOOK_SELDOM,
+                Stage::Reserved => POLL_RESERVED,
+                Stage::Ending => POLL_ENDING,
                 Stage::Ended => return false,
             };
             now.since(entry.looked) >= pause
@@ -305,7 +306,7 @@ impl Ledger {
             entry.looked = now;
             entry.victim.clone()
         };
-        due.into_iter().take(most).map(take).collect()
+        due.into_iter().take(max).map(take).collect()
     }
 
     /// Takes in a look at a pod that was begun then.

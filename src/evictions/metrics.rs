@@ -12,12 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::budget::Scope;
 use super::ledger::{Ledger, Settled, Stage};
 use crate::engine::time::BootTime;
-use crate::serve::with_one_series;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
+use crate::serve::{ResultLabels, with_one_series};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct StateLabels {
@@ -59,14 +54,10 @@ impl EvictionMetrics {
         }
         let help = "Answers to agents that ask for an eviction: accepted, what else the API server said, or why it was not asked: the budget that is spent, or what is wrong with the request";
         registry.register("eviction_answers", help, self.answers.clone());
+        let help = "Time from an agent's request for an eviction to its answer";
+        let seconds = self.seconds.clone();
+        registry.register_with_unit("eviction_answer", help, Unit::Seconds, seconds);
         let help = "Evictions that were allowed, by what came of them: confirmed, or returned to the budgets";
-        let seconds = "Time from an agent's request for an eviction to its answer";
-        registry.register_with_unit(
-            "eviction_answer",
-            seconds,
-            Unit::Seconds,
-            self.seconds.clone(),
-        );
         registry.register("eviction_settled", help, self.settled.clone());
         let help =
             "Evictions that count, by how far they are: reserved, ending or ended; of the leader";

@@ -17,6 +17,8 @@ mod queue;
 pub mod record;
 mod recorder;
 mod refusal;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -103,7 +105,7 @@ pub enum Reply {
     NotLeading(Option<IpAddr>),
 }
 
-/// Takes requests; a clone takes them to the same place.
+/// Where requests go; a clone is the same place.
 #[derive(Clone, Debug)]
 pub struct Evictions {
     requests: mpsc::Sender<Pending>,
@@ -160,7 +162,7 @@ impl Options {
     }
 }
 
-/// Takes requests, and what has to be awaited for them to be carried out. `rules` is where the controller answers what it has
+/// Where requests go, and what has to be awaited for them to be carried out. `rules` is where the controller answers what it has
 /// given a node.
 pub fn start(
     client: Client,

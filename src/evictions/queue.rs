@@ -53,6 +53,34 @@ enum State {
     Done(Answer),
 }
 
+impl Last {
+    const fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
+    /// The same request again: it gets the same answer.
+    fn again(&mut self, reply: Reply) -> Step {
+        match &mut self.state {
+            State::Running(replies) => {
+                replies.push(reply);
+                Step::Join
+            }
+            State::Done(answer) => Step::Answer(reply, answer.clone()),
+        }
+    }
+
+    /// Why another request of the node is not carried out.
+    fn refusal_of(&self, key: &Key) -> Option<Refusal> {
+        if self.is_running() {
+            // Its agent was restarted meanwhile, most likely.
+            let why = "another eviction of the same node is under way";
+            return Some(Refusal::later("running", why));
+        }
+        let is_older = self.key.boot_id == key.boot_id && self.key > *key;
+        is_older.then(Refusal::outdated)
+    }
+}
+
 /// What is to be done with a request.
 #[derive(Debug)]
 enum Step {
@@ -74,24 +102,14 @@ impl Lasts {
     fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply, now: BootTime) -> Step {
         let mut window = (now, 0);
         if let Some(last) = self.0.get_mut(node) {
-            match &mut last.state {
-                State::Running(replies) if last.key == *key => {
-                    replies.push(reply);
-                    return Step::Join;
-                }
-                State::Done(answer) if last.key == *key => {
-                    return Step::Answer(reply, answer.clone());
-                }
-                // Its agent was restarted meanwhile, most likely.
-                State::Running(_) => {
-                    let why = "another eviction of the same node is under way";
-                    return Step::Refuse(reply, Refusal::later("running", why));
-                }
-                State::Done(_) if last.key.boot_id == key.boot_id && last.key > *key => {
-                    return Step::Refuse(reply, Refusal::outdated());
-                }
-                State::Done(_) if now.since(last.window.0) < WINDOW => window = last.window,
-                State::Done(_) => {}
+            if last.key == *key {
+                return last.again(reply);
+            }
+            if let Some(refusal) = last.refusal_of(key) {
+                return Step::Refuse(reply, refusal);
+            }
+            if now.since(last.window.0) < WINDOW {
+                window = last.window;
             }
         }
         if window.1 >= MAX_IN_WINDOW {
@@ -111,11 +129,16 @@ impl Lasts {
     /// Nodes come and go.
     fn forget_old(&mut self, now: BootTime) {
         let is_recent = |last: &Last| now.since(last.window.0) < REMEMBERED;
-        let runs = |last: &Last| matches!(last.state, State::Running(_));
-        self.0.retain(|_, last| is_recent(last) || runs(last));
+        self.0
+            .retain(|_, last| is_recent(last) || last.is_running());
     }
 
-    /// Who is to be answered so.
+    /// The next leader knows nothing of requests that were answered here.
+    fn forget_answered(&mut self) {
+        self.0.retain(|_, last| last.is_running());
+    }
+
+    /// Takes in the answer, and returns who waits for it.
     fn done(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
         let Some(last) = self.0.get_mut(node) else {
             return Vec::new();
@@ -170,7 +193,7 @@ impl Queue {
             reply,
         } = pending;
         if !self.handler.leads() {
-            self.forget();
+            self.lasts.forget_answered();
             reply.send(None).ok();
             return;
         }
@@ -188,7 +211,7 @@ impl Queue {
         }
     }
 
-    /// Begins what waits, as far as there is room. What came too long ago is not done any more: its agent has given up.
+    /// Begins what waits, as many as may run at a time. What came too long ago is not done any more: its agent has given up.
     fn begin(&mut self) {
         while self.running.len() < MAX_AT_ONCE
             && let Some((node, request, deadline)) = self.waiting.pop_front()
@@ -211,12 +234,6 @@ impl Queue {
             // The connection may be gone.
             reply.send(Some(answer.clone())).ok();
         }
-    }
-
-    /// The next leader knows nothing of requests that were answered here.
-    fn forget(&mut self) {
-        let runs = |last: &Last| matches!(last.state, State::Running(_));
-        self.lasts.0.retain(|_, last| runs(last));
     }
 }
 

@@ -11,9 +11,9 @@ use crate::engine::time::BootTime;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// The term of whoever wrote it. Whoever finds a later one than its own leads no more.
+    /// The term of the leader that wrote it. A replica that finds a later one than its own leads no more.
     pub epoch: u64,
-    /// Nobody knows what was allowed before: nothing is, for as long as anything can count.
+    /// It is not known what was allowed before: nothing is, for as long as anything can count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shut: bool,
     /// Those that are allowed, or were done a while ago.

@@ -33,10 +33,10 @@ const FIELD: &str = "evictions.json";
 /// How often is looked what is due.
 const TICK: Duration = Duration::from_secs(1);
 /// So many pods are looked at at a time.
-const MOST_LOOKS: usize = 64;
+const MAX_LOOKS: usize = 64;
 /// So many questions are answered with one write.
-const MOST_AT_ONCE: usize = 256;
-/// A write that somebody else came before is tried so often: whoever writes there by hand does so seldom.
+const MAX_AT_ONCE: usize = 256;
+/// A write that came after another client's is tried so often: people rarely write there.
 const TRIES: usize = 3;
 
 /// Why nothing can be allowed.
@@ -48,8 +48,8 @@ pub enum RecordError {
     /// Another replica leads.
     #[error("another replica leads after term {0}")]
     Deposed(u64),
-    /// Somebody keeps writing it.
-    #[error("failed to write the ConfigMap {0}: somebody else keeps writing it")]
+    /// Another client keeps writing it.
+    #[error("failed to write the ConfigMap {0}: another client keeps writing it")]
     Contested(String),
 }
 
@@ -269,10 +269,10 @@ impl Recorder {
     /// Looks at pods, and records what was settled since.
     async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
         let now = clock::now();
-        let room = MOST_LOOKS.saturating_sub(self.looks.len());
+        let free = MAX_LOOKS.saturating_sub(self.looks.len());
         let due = self.ledger.change(|ledger| {
             ledger.forget(now);
-            ledger.due(now, room)
+            ledger.due(now, free)
         });
         for victim in due.unwrap_or_default() {
             let client = self.client.clone();
@@ -305,7 +305,7 @@ impl Recorder {
     /// Makes this change and those that came meanwhile, with one write.
     async fn take(&mut self, change: Change) {
         let mut changes = vec![change];
-        while changes.len() < MOST_AT_ONCE
+        while changes.len() < MAX_AT_ONCE
             && let Ok(more) = self.changes.try_recv()
         {
             changes.push(more);
@@ -374,7 +374,7 @@ impl Recorder {
         }
     }
 
-    /// Reads the record, and its version; within, an error says that somebody else wrote it, and what was in it is lost.
+    /// Reads the record, and its version; within, an error says that another client wrote it, and what was in it is lost.
     async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, RecordError> {
         let map = found(call(self.records.get(&self.location.name)).await);
         let map = map.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
@@ -387,7 +387,7 @@ impl Recorder {
             Ok(_) => {}
             Err(error) => {
                 let name = &self.location.name;
-                tracing::error!(%error, "the ConfigMap {name} is not as we wrote it, and is written anew");
+                tracing::error!(%error, "the ConfigMap {name} is not as we wrote it, and is written again");
             }
         }
         Ok(record)
@@ -398,7 +398,7 @@ impl Recorder {
         for _ in 0..TRIES {
             match self.store(record).await {
                 Ok(()) => return Ok(()),
-                // Somebody has changed, made or deleted it: what counts is here, if we still lead.
+                // Another client has changed, made or deleted it: what counts is here, if we still lead.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {
                     drop(self.read(epoch).await?);
                     if self.term() != Some(epoch) {

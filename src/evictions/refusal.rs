@@ -14,8 +14,6 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct Refusal {
     /// The word by which it is counted.
     pub label: &'static str,
-    /// For people.
-    pub why: String,
     /// It is about no pod in particular.
     pub is_general: bool,
     /// What the agent is answered.
@@ -23,24 +21,26 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn new(label: &'static str, is_general: bool, why: &str, answer: Answer) -> Self {
+    /// Not now, for a reason that is not about the pod.
+    pub fn later(label: &'static str, why: impl Into<String>) -> Self {
+        let answer = Answer::Wait {
+            wait: RETRY,
+            by: Delay::Leader,
+            why: why.into(),
+        };
         Self {
             label,
-            why: why.to_owned(),
-            is_general,
+            is_general: true,
             answer,
         }
     }
 
-    /// Not now, for a reason that is not about the pod.
-    pub fn later(label: &'static str, why: impl Into<String>) -> Self {
-        let why = why.into();
-        let answer = Answer::Wait {
-            wait: RETRY,
-            by: Delay::Leader,
-            why: why.clone(),
-        };
-        Self::new(label, true, &why, answer)
+    const fn of_pod(label: &'static str, answer: Answer) -> Self {
+        Self {
+            label,
+            is_general: false,
+            answer,
+        }
     }
 
     /// There was no time left to find out, and the agent no longer waits.
@@ -53,26 +53,26 @@ impl Refusal {
 
     /// The pod is gone, or another has its name.
     pub fn gone() -> Self {
-        Self::new("gone", false, "it is gone", Answer::Gone)
+        Self::of_pod("gone", Answer::Gone)
     }
 
     /// It must not be evicted.
     pub fn objection(objection: &Objection) -> Self {
-        let why = objection.to_string();
-        let (label, answer) = match objection {
-            Objection::Terminating => ("terminating", Answer::Terminating),
-            Objection::OtherNode => ("other_node", refused(&why)),
-            Objection::NotWanted => ("no_rule", refused(&why)),
-            Objection::NotAllowed => ("not_allowed", refused(&why)),
-            _ => ("protected", refused(&why)),
+        let label = match objection {
+            Objection::Terminating => return Self::of_pod("terminating", Answer::Terminating),
+            Objection::OtherNode => "other_node",
+            Objection::NotWanted => "no_rule",
+            Objection::NotAllowed => "not_allowed",
+            _ => "protected",
         };
-        Self::new(label, false, &why, answer)
+        let why = objection.to_string();
+        Self::of_pod(label, Answer::Refused { why })
     }
 
     /// A request that is older than one that came before.
     pub fn outdated() -> Self {
-        let why = "the node's agent has sent a later request since";
-        Self::new("outdated", false, why, refused(why))
+        let why = "the node's agent has sent a later request since".to_owned();
+        Self::of_pod("outdated", Answer::Refused { why })
     }
 
     /// A budget is spent. The message does not change from one time to the next.
@@ -87,20 +87,18 @@ impl Refusal {
         let why = format!("{whose}, {}, is spent", spent.budget);
         let answer = match spent.scope {
             // Another pod of the node may be of neither.
-            Scope::Namespace | Scope::Owner => Answer::Budget { why: why.clone() },
+            Scope::Namespace | Scope::Owner => Answer::Budget { why },
             Scope::Fleet | Scope::Zone | Scope::Node => Answer::Wait {
                 wait: spent.retry_after,
                 by: Delay::Budget,
-                why: why.clone(),
+                why,
             },
         };
-        Self::new(spent.scope.name(), true, &why, answer)
-    }
-}
-
-fn refused(why: &str) -> Answer {
-    Answer::Refused {
-        why: why.to_owned(),
+        Self {
+            label: spent.scope.name(),
+            is_general: true,
+            answer,
+        }
     }
 }
 

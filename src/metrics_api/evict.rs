@@ -4,11 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
-use tokio::time::timeout;
 
 use crate::crd::eviction::{
     self, Delay, EvictionRequest, LEADERLESS_WAIT, MAX_BYTES, SUBRESOURCE, api_path,
@@ -18,7 +16,7 @@ use crate::evictions::Reply;
 
 use super::forward;
 use super::reports::{NODE_NAME, Reports};
-use super::server::{Answer, Api, JSON, whole};
+use super::server::{Answer, Api, JSON, body_of, whole};
 use super::status::Refusal;
 
 /// A request has to be here by then.
@@ -51,10 +49,9 @@ impl Api {
             self.is_agent_of(&node, agents, &request, certificates)
                 .await?;
         }
-        let body = Limited::new(request.into_body(), MAX_BYTES).collect();
-        let body = timeout(BODY_TIMEOUT, body).await.ok().and_then(Result::ok);
+        let body = body_of(request, MAX_BYTES, BODY_TIMEOUT).await;
         let broken = || Refusal::bad_request("the request is too long, or broke off");
-        let body = body.ok_or_else(broken)?.to_bytes();
+        let body = body.ok_or_else(broken)?;
         let request = EvictionRequest::parse(&body);
         let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
         match reports.evictions().evict(Arc::clone(&node), request).await {
@@ -93,9 +90,8 @@ impl Api {
             return answered(&leaderless());
         };
         let (path, name) = (api_path(node), &self.server_name);
-        let (body, patience) = (Some(body), eviction::ANSWER_TIMEOUT);
-        let asked = forward::pass(leader, tls.client, name, &path, JSON, body, patience).await;
-        match asked {
+        let (body, limit) = (Some(body), eviction::ANSWER_TIMEOUT);
+        match forward::pass(leader, tls.client, name, &path, JSON, body, limit).await {
             Ok(answer) if answer.status() == StatusCode::OK => answer,
             Ok(answer) => answered(&not_evicted(answer.status())),
             Err(error) if error.may_have_arrived() => answered(&unknown(error.to_string())),
@@ -131,7 +127,7 @@ const fn unknown(why: String) -> eviction::Answer {
 }
 
 fn answered(answer: &eviction::Answer) -> Answer {
-    // Nothing in it can't be written as JSON.
+    // All of them can be written as JSON.
     let answer = serde_json::to_vec(answer).unwrap_or_default();
     whole(StatusCode::OK, JSON, answer.into())
 }

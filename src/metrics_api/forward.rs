@@ -20,9 +20,9 @@ use tokio_rustls::TlsConnector;
 use super::server::Answer;
 
 /// The leader has to be reached by then.
-const CONNECT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Its first words have to be here so long after, where it has nothing to do for them.
-pub const ANSWER: Duration = Duration::from_secs(3);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// No more of an answer is read than its client takes, but for this.
 const BUFFER: usize = 64 << 10;
 /// Marks what was passed on, so that it is not passed on again.
@@ -32,7 +32,7 @@ const MARK: &str = "x-plimsoll-forwarded";
 #[derive(Debug, Error)]
 pub enum ForwardError {
     /// It can't be reached in time.
-    #[error("no connection within {} s", CONNECT.as_secs())]
+    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Unreachable,
     /// No answer in time.
     #[error("no answer in time")]
@@ -63,7 +63,7 @@ pub fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(MARK)
 }
 
-/// The leader's answer to a GET, or to a POST of `body`, within `patience`. Its own body comes as it is read.
+/// The leader's answer to a GET, or to a POST of `body`, within `limit`. Its own body comes as it is read.
 pub async fn pass(
     leader: SocketAddr,
     tls: Arc<ClientConfig>,
@@ -71,9 +71,9 @@ pub async fn pass(
     path: &str,
     accept: &str,
     body: Option<Bytes>,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<Answer, ForwardError> {
-    let connected = timeout(CONNECT, connect(leader, tls, name)).await;
+    let connected = timeout(CONNECT_TIMEOUT, connect(leader, tls, name)).await;
     let mut sender = connected.map_err(|_| ForwardError::Unreachable)??;
     let request = match body {
         Some(_) => Request::post(path),
@@ -84,7 +84,7 @@ pub async fn pass(
         request = request.header(ACCEPT, accept);
     }
     let request = request.body(Full::new(body.unwrap_or_default()))?;
-    let answer = timeout(patience, sender.send_request(request)).await;
+    let answer = timeout(limit, sender.send_request(request)).await;
     let (mut parts, body) = answer.map_err(|_| ForwardError::TimedOut)??.into_parts();
     // They are of that connection.
     for name in ["connection", "transfer-encoding", "content-length"] {
@@ -105,7 +105,7 @@ async fn connect(
     let mut http = http1::Builder::new();
     http.max_buf_size(BUFFER);
     let (sender, connection) = http.handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer's body, or when the client is gone and nobody reads that.
+    // It ends with the answer's body, or when the client that reads it is gone.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }

@@ -276,25 +276,25 @@ impl Keeper {
     /// Serves with it, and has it known.
     async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
         let (service, bundle) = tokio::join!(self.service(), self.bundle());
-        let told = match (&service, &bundle) {
-            (Ok(Some(service)), _) => told(service),
-            (Ok(None), Ok(bundle)) => told_to_agents(bundle.as_ref()),
+        let published = match (&service, &bundle) {
+            (Ok(Some(service)), _) => known_to_servers(service),
+            (Ok(None), Ok(bundle)) => known_to_agents(bundle.as_ref()),
             _ => Vec::new(),
         };
-        self.roots.see(&held.roots, &told, now);
+        self.roots.see(&held.roots, &published, now);
         let roots = self.roots.known(now);
         self.serve_with(&held.pair, roots.clone())?;
-        let is_unknown = |root| !told.contains(root);
-        if !leads && (told.is_empty() || !held.roots.iter().any(is_unknown)) {
+        let is_unknown = |root| !published.contains(root);
+        if !leads && (published.is_empty() || !held.roots.iter().any(is_unknown)) {
             return Ok(());
         }
         let pem = roots::pem(&roots);
         let agents = match bundle {
-            Ok(bundle) => self.tell_agents(bundle.as_ref(), &pem).await,
+            Ok(bundle) => self.publish_to_agents(bundle.as_ref(), &pem).await,
             Err(error) => Err(error),
         };
         let servers = match service {
-            Ok(Some(service)) => self.tell(&service, &pem).await,
+            Ok(Some(service)) => self.publish_to_servers(&service, &pem).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
@@ -343,9 +343,13 @@ impl Keeper {
         bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Tells agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
+    /// Publishes to agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
     /// replica has added since is not lost.
-    async fn tell_agents(&self, known: Option<&ConfigMap>, pem: &str) -> Result<(), KeepError> {
+    async fn publish_to_agents(
+        &self,
+        known: Option<&ConfigMap>,
+        pem: &str,
+    ) -> Result<(), KeepError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(());
         };
@@ -365,14 +369,18 @@ impl Keeper {
         patched.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Tells the `APIService` whom to believe, unless somebody chose to believe anybody.
-    async fn tell(&self, service: &APIService, bundle: &str) -> Result<(), KeepError> {
+    /// Publishes to API servers whom to believe, in the `APIService`, unless that is set to believe any server.
+    async fn publish_to_servers(
+        &self,
+        service: &APIService,
+        bundle: &str,
+    ) -> Result<(), KeepError> {
         let spec = service.spec.as_ref();
-        let is_told = spec
+        let is_published = spec
             .and_then(|spec| spec.ca_bundle.as_ref())
-            .is_some_and(|told| told.0 == bundle.as_bytes());
+            .is_some_and(|known| known.0 == bundle.as_bytes());
         let skips = spec.and_then(|spec| spec.insecure_skip_tls_verify);
-        if is_told || skips == Some(true) {
+        if is_published || skips == Some(true) {
             return Ok(());
         }
         let patch = Patch::Merge(json!({
@@ -388,7 +396,7 @@ impl Keeper {
 }
 
 /// The authorities by which API servers know us.
-fn told(service: &APIService) -> Vec<CertificateDer<'static>> {
+fn known_to_servers(service: &APIService) -> Vec<CertificateDer<'static>> {
     let spec = service.spec.as_ref();
     let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
     bundle.map_or_else(Vec::new, |bundle| roots::read(&bundle.0))
@@ -399,7 +407,7 @@ fn in_bundle(bundle: &ConfigMap) -> Option<&str> {
 }
 
 /// The authorities by which agents know us.
-fn told_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
+fn known_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
     let pem = bundle.and_then(in_bundle).unwrap_or_default();
     roots::read(pem.as_bytes())
 }

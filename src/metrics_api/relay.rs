@@ -18,9 +18,9 @@ use crate::cluster::election::Standing;
 use crate::crd::report::{Missed, RELAY_PATH};
 
 use super::certificates::Tls;
-use super::forward::{self, ANSWER, ForwardError};
+use super::forward::{self, ANSWER_TIMEOUT, ForwardError};
 use super::reports::Reports;
-use super::server::{Answer, Api, JSON, whole};
+use super::server::{Answer, Api, JSON, body_of, whole};
 use super::status::Refusal;
 
 /// How often the leader is asked.
@@ -61,9 +61,8 @@ pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answe
         return Err(Refusal::new(405, "MethodNotAllowed", message));
     }
     let broken = || Refusal::bad_request("what is passed on is too long, or broke off");
-    let body = Limited::new(request.into_body(), MOST_BYTES).collect();
-    let body = timeout(BODY, body).await.ok().and_then(Result::ok);
-    let missed = reports.take_relayed(&body.ok_or_else(broken)?.to_bytes());
+    let body = body_of(request, MOST_BYTES, BODY).await;
+    let missed = reports.take_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
     let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
     Ok(whole(StatusCode::OK, JSON, answer.into()))
@@ -143,7 +142,8 @@ impl Relay {
             return Ok(Vec::new());
         };
         let (name, body) = (&self.server_name, Some(Bytes::from(body)));
-        let answer = forward::pass(leader, client, name, RELAY_PATH, JSON, body, ANSWER).await?;
+        let answer =
+            forward::pass(leader, client, name, RELAY_PATH, JSON, body, ANSWER_TIMEOUT).await?;
         if answer.status() != StatusCode::OK {
             return Err(RelayError::Refused(answer.status()));
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Full, Limited, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
@@ -32,7 +32,7 @@ use super::data::Data;
 use super::documents::{Document, Documents};
 use super::encode::Writer;
 use super::evict;
-use super::forward::{self, ANSWER};
+use super::forward::{self, ANSWER_TIMEOUT};
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
@@ -285,7 +285,7 @@ impl Api {
             path,
             accept,
             None,
-            ANSWER,
+            ANSWER_TIMEOUT,
         );
         let passed = tokio::select! {
             passed = passed => passed,
@@ -469,6 +469,17 @@ fn refused(refusal: &Refusal) -> Answer {
         set(&mut answer, CONNECTION, "close");
     }
     answer
+}
+
+/// The body of a request; `None`: it is too long, broke off, or was not here in time.
+pub(super) async fn body_of(
+    request: Request<Incoming>,
+    max: usize,
+    limit: Duration,
+) -> Option<Bytes> {
+    let body = Limited::new(request.into_body(), max).collect();
+    let body = timeout(limit, body).await.ok()?.ok()?;
+    Some(body.to_bytes())
 }
 
 pub(super) fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {

@@ -359,7 +359,7 @@ impl Controller {
         } else {
             Err(Denial::NotReady)
         };
-        // Whoever asked may have given up.
+        // The handler may have given up.
         query.reply.send(verdict).ok();
     }
 

@@ -14,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
@@ -54,6 +55,13 @@ pub enum Document {
     Missing(String),
     /// It is not for this client, and for whom it is.
     Forbidden(String),
+}
+
+/// The label of a family that counts by result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+pub struct ResultLabels {
+    /// The result, in a word.
+    pub result: &'static str,
 }
 
 /// Gives a family of metrics one series, of empty labels: for the documentation.

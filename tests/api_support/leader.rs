@@ -20,7 +20,7 @@ use plimsoll::engine::policy::RuleId;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::receiver::{Authority, Lost, Receiver, acknowledge, publish, slice};
+use super::receiver::{Authority, Lost, Receiver, acknowledge, arguments, publish, slice};
 use super::{ControlPlane, aggregation, now};
 
 /// The Service that agents report to, and its namespace.
@@ -153,7 +153,7 @@ fn respond(code: u16, body: &Value) -> Response<Full<Bytes>> {
     answer.body(body).unwrap()
 }
 
-/// The leader; nobody finds it before it is published.
+/// The leader; agents find it once it is published.
 pub struct Leader {
     receiver: Receiver,
     evicting: Evicting,
@@ -202,19 +202,9 @@ impl Leader {
         Some(leader)
     }
 
-    /// By which arguments an agent reports to it.
+    /// The arguments of an agent that reports to it.
     pub fn args(&self) -> [&str; 8] {
-        let credentials = self.credentials.path().to_str().unwrap();
-        [
-            "--namespace",
-            NAMESPACE,
-            "--pod-name",
-            "agent-x",
-            "--report-service",
-            SERVICE,
-            "--report-credentials",
-            credentials,
-        ]
+        arguments(NAMESPACE, SERVICE, self.credentials.path())
     }
 
     /// Agents find it.
@@ -237,7 +227,7 @@ impl Leader {
         service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
         plane.apply(&objects);
         plane.until("the API server passes requests on", SOON, |plane| {
-            // One that found nobody looks again when something has changed.
+            // One that found no server looks again when something has changed.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
             plane.kubectl(&["annotate", "--overwrite", service, &changed]);

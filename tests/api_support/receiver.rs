@@ -270,6 +270,20 @@ pub fn publish(folder: &Path, files: &[(&str, &str)]) {
     fs::rename(next, link).unwrap();
 }
 
+/// The arguments of an agent that reports to the replicas of this Service.
+pub fn arguments<'a>(namespace: &'a str, service: &'a str, credentials: &'a Path) -> [&'a str; 8] {
+    [
+        "--namespace",
+        namespace,
+        "--pod-name",
+        "agent-x",
+        "--report-service",
+        service,
+        "--report-credentials",
+        credentials.to_str().unwrap(),
+    ]
+}
+
 /// The slice of a Service whose ready replicas these are; all of them have to be at one address.
 pub fn slice(
     namespace: &str,

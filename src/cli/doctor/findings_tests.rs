@@ -488,7 +488,7 @@ fn a_permission_that_lacks_is_told() {
     says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
-/// A workload of the list is told no such argument.
+/// Takes the argument from the first workload of the list.
 fn without(list: &mut Answer, argument: &str) {
     let workload = &mut list.as_mut().expect("a list")["items"][0];
     let args = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];

@@ -150,7 +150,7 @@ fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_end
     let mut lingers = ledger.clone();
     assert_eq!(ledger.look("u1", Seen::Gone, at(100), at(101)), None);
     assert_eq!(ledger.ask(victim(2), at(101)), Ok(Granted::New));
-    // One that never comes to its end does not hold everybody back for ever.
+    // One that never comes to its end does not hold all others back for ever.
     assert!(lingers.ask(victim(2), at(604)).is_err());
     assert_eq!(lingers.ask(victim(2), at(605)), Ok(Granted::New));
     lingers.forget(at(4000));
@@ -158,7 +158,7 @@ fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_end
 }
 
 #[test]
-fn where_nobody_knows_what_was_allowed_nothing_is_for_the_longest_window() {
+fn where_it_is_not_known_what_was_allowed_nothing_is_for_the_longest_window() {
     let budgets = Budgets {
         owner: budget(100, 300),
         ..generous()
@@ -182,20 +182,20 @@ fn a_budget_of_none_allows_none() {
         ..generous()
     });
     let spent = ledger.ask(victim(1), at(0)).unwrap_err();
-    assert_eq!((spent.scope, spent.retry_after), (Scope::Node, WAITS.1));
+    assert_eq!((spent.scope, spent.retry_after), (Scope::Node, MAX_WAIT));
 }
 
 #[test]
-fn no_more_are_remembered_than_have_room() {
-    let most = budget(MOST, 1);
+fn no_more_are_remembered_than_fit_into_the_record() {
+    let most = budget(MAX_EVICTIONS, 1);
     let mut ledger = empty(Budgets {
         fleet: most,
         zone: most,
         node: most,
         namespace: most,
-        owner: budget(MOST, 3600),
+        owner: budget(MAX_EVICTIONS, 3600),
     });
-    for number in 0..usize::from(MOST) {
+    for number in 0..usize::from(MAX_EVICTIONS) {
         assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
     }
     assert!(ledger.ask(victim(9999), at(0)).is_err());

@@ -53,7 +53,7 @@ pub struct Desk {
 pub struct Answered {
     /// What is sent.
     pub answer: Answer,
-    /// `None`: it is not known, or there is none such.
+    /// `None`: it is not known, or asked for an eviction: reports alone keep a connection open.
     pub node: Option<Arc<str>>,
 }
 
@@ -295,9 +295,8 @@ impl Desk {
             leading: term.is_some(),
             next_interval_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
         };
-        let body = serde_json::to_vec(&said).unwrap_or_default();
         Answered {
-            answer: json(StatusCode::OK, body),
+            answer: json(StatusCode::OK, body(&said)),
             node: Some(node),
         }
     }
@@ -386,7 +385,7 @@ fn replied(reply: &Reply) -> Answer {
 }
 
 fn body(answer: &impl serde::Serialize) -> Vec<u8> {
-    // Nothing in them can't be written as JSON.
+    // All of them can be written as JSON.
     serde_json::to_vec(answer).unwrap_or_default()
 }
 

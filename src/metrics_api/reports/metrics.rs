@@ -11,15 +11,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::pace::Pace;
-use crate::serve::with_one_series;
+use crate::serve::{ResultLabels, with_one_series};
 
 /// Upper bounds of the time between two reports, in seconds: they come every 10, or at once when something changed.
 const AGES: [f64; 10] = [1.1, 3.0, 6.0, 9.0, 10.5, 12.0, 15.0, 20.0, 40.0, 60.0];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct StateLabels {

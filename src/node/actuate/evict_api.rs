@@ -34,7 +34,7 @@ const FORGET: Duration = Duration::from_mins(15);
 /// Pauses between looks at a pod of which it is not known whether it was evicted.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// A request without an answer is carried out by then, or never.
-const LONGEST_CALL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// After that it is left to the next decision, which begins with a look.
 const LONGEST_LOOK: Duration = Duration::from_mins(2);
 
@@ -155,7 +155,7 @@ pub struct InForce {
     pub hash: Arc<str>,
 }
 
-/// Whoever evicts pods for a node: the controller's leader.
+/// Has pods of a node evicted: asks the controller's leader.
 pub trait Requester: Send + Sync + 'static {
     /// Asks for the eviction of a pod, for a rule of the `NodeWatermark` with this hash.
     fn evict(
@@ -177,7 +177,7 @@ pub struct Evictor<R> {
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
-    longest_call: Duration,
+    call_timeout: Duration,
     /// Until then nothing is asked: by whose wish, and why.
     wait: Option<(BootTime, Delay, String)>,
 }
@@ -202,7 +202,7 @@ impl<R: Requester> Evictor<R> {
             requests: taken,
             outcomes: told,
             refusals: Refusals::default(),
-            longest_call: LONGEST_CALL,
+            call_timeout: CALL_TIMEOUT,
             wait: None,
         };
         (evictor, Evictions { requests, outcomes })
@@ -210,9 +210,9 @@ impl<R: Requester> Evictor<R> {
 
     /// The same, where a request without an answer is carried out within so long, or never: 10 s if nothing else is said.
     #[must_use]
-    pub fn with_longest_call(self, longest_call: Duration) -> Self {
+    pub fn with_call_timeout(self, call_timeout: Duration) -> Self {
         Self {
-            longest_call,
+            call_timeout,
             ..self
         }
     }
@@ -373,7 +373,7 @@ impl<R: Requester> Evictor<R> {
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;
                 }
-                Ok(Some(_)) if clock::boot_time().since(begun) >= self.longest_call => break,
+                Ok(Some(_)) if clock::boot_time().since(begun) >= self.call_timeout => break,
                 Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
                 Ok(Some(_)) | Err(_) => {}
             }

@@ -30,7 +30,7 @@ use crate::node::direct_report::metrics::Reports;
 use crate::node::heartbeat::metrics::Heartbeats;
 use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
-use crate::serve::{Document, Source, with_one_series};
+use crate::serve::{Document, ResultLabels, Source, with_one_series};
 
 /// The loop turns at least every few seconds: silent for so long it hangs.
 const HANGS: Duration = Duration::from_secs(30);
@@ -63,11 +63,6 @@ struct EffectLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct OutcomeLabels {
     outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]

@@ -141,21 +141,13 @@ impl Requester for Leader {
         // The same request: one that has arrived is not carried out again.
         match self.ask_by_api_server(&body).await {
             // Another leader may not know what the first one has done.
-            Ok(answer) if may_have_arrived && !is_done(&answer) => Answer::Unknown { why },
+            Ok(answer) if may_have_arrived && answer.why().is_some() => Answer::Unknown { why },
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
             Err(error) if may_have_been_done(&error) => Answer::Unknown { why: error.words() },
             Err(error) => unreachable_leader(&why, &error),
         }
     }
-}
-
-/// The pod is being terminated, or is gone.
-const fn is_done(answer: &Answer) -> bool {
-    matches!(
-        answer,
-        Answer::Accepted | Answer::Terminating | Answer::Gone
-    )
 }
 
 /// The request has left, and no answer says what became of it.

@@ -4,19 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::engine::time::BootTime;
-use crate::serve::with_one_series;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
+use crate::serve::{ResultLabels, with_one_series};
 
 /// The figures; a clone is the same figures.
 #[derive(Clone, Debug, Default)]

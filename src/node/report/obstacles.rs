@@ -136,7 +136,7 @@ mod tests {
         outcome(seconds, Fate::Refused { until, why })
     }
 
-    fn guard_is_down(why: &str) -> Refusal {
+    fn leader_is_away(why: &str) -> Refusal {
         Refusal::Wait {
             wait: Duration::from_secs(10),
             by: Delay::Leader,
@@ -154,16 +154,16 @@ mod tests {
     #[test]
     fn what_goes_on_is_told_once_and_shown_in_the_same_words_until_an_eviction_is_accepted() {
         let mut obstacles = Obstacles::default();
-        assert!(obstacles.hear(&refused(100, 10, guard_is_down("refused"))));
+        assert!(obstacles.hear(&refused(100, 10, leader_is_away("refused"))));
         for seconds in (110..400).step_by(10) {
-            assert!(!obstacles.hear(&refused(seconds, 10, guard_is_down("timed out"))));
+            assert!(!obstacles.hear(&refused(seconds, 10, leader_is_away("timed out"))));
             assert_eq!(told(&obstacles, seconds), ["refused"]);
         }
-        assert!(!obstacles.hear(&refused(400, 10, guard_is_down("timed out"))));
+        assert!(!obstacles.hear(&refused(400, 10, leader_is_away("timed out"))));
         assert_eq!(told(&obstacles, 400), ["timed out"], "after five minutes");
         assert!(!obstacles.hear(&outcome(410, Fate::Accepted)));
         assert_eq!(told(&obstacles, 410), [""; 0]);
-        assert!(obstacles.hear(&refused(420, 10, guard_is_down("refused"))));
+        assert!(obstacles.hear(&refused(420, 10, leader_is_away("refused"))));
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             why: "spent".to_owned(),
         };
         let news = |obstacles: &mut Obstacles, seconds| {
-            let first = obstacles.hear(&refused(seconds, 10, guard_is_down("down")));
+            let first = obstacles.hear(&refused(seconds, 10, leader_is_away("down")));
             (first, obstacles.hear(&refused(seconds + 10, 5, spent())))
         };
         assert_eq!(news(&mut obstacles, 100), (true, true));
@@ -222,12 +222,12 @@ mod tests {
     #[test]
     fn what_is_met_no_more_is_over_after_minutes_and_with_its_rule() {
         let mut obstacles = Obstacles::default();
-        obstacles.hear(&refused(100, 60, guard_is_down("down")));
+        obstacles.hear(&refused(100, 60, leader_is_away("down")));
         assert_eq!(obstacles.ends().collect::<Vec<_>>(), [at(100 + 60 + 300)]);
         assert_eq!(told(&obstacles, 459), ["down"]);
         assert_eq!(told(&obstacles, 460), [""; 0]);
         assert!(
-            obstacles.hear(&refused(500, 0, guard_is_down("down"))),
+            obstacles.hear(&refused(500, 0, leader_is_away("down"))),
             "it begins anew"
         );
         obstacles.retain(|rule| *rule != RuleId::from("q/r"));

@@ -195,7 +195,7 @@ impl StatusBuilder {
     }
 
     fn spare(&mut self, rule: &RuleId, pod: String, reason: Spared) {
-        // These come and go with the pod, and nobody can do anything about them.
+        // These come and go with the pod, and there is nothing to be done about them.
         let passing = matches!(
             reason,
             Spared::UsesLittle | Spared::NotRunning | Spared::NoSample

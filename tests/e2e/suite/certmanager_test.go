@@ -172,7 +172,7 @@ func answersEvictions(t *testing.T, node string) {
 	})
 }
 
-// gone is a request to evict a pod that is gone. Each is another one, of a boot that is nobody's.
+// gone is a request to evict a pod that is gone. Each is another one, of a boot that no node has.
 func gone() report.Eviction {
 	return report.Eviction{BootID: "e2e", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
 }

@@ -95,13 +95,13 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		return err
 	})
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that nobody could be asked", func() error { return s.heldUp("the controller can't be asked") })
+	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.heldUp("the controller can't be asked") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
 		t.Errorf("an administrator may not evict: %v", err)
 	}
 	s.waitGone(60*time.Second, fifth)
-	always(t, 6*time.Second, "nobody is evicted for an agent", e.only(first, second, third, fifth))
+	always(t, 6*time.Second, "no pod is evicted for an agent", e.only(first, second, third, fifth))
 	scale(2)
 	s.waitEnding(2*time.Minute, fourth)
 	s.set(cold)

@@ -62,7 +62,7 @@ func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(
 	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return told(node) })
 }
 
-// askedByAPIServer tells whether an agent has asked through the API server since then to evict a pod of a node, and was answered.
+// askedByAPIServer reports whether an agent has asked through the API server since then to evict a pod of a node, and was answered.
 func askedByAPIServer(t *testing.T, node string, since time.Time) bool {
 	t.Helper()
 	all, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
@@ -82,7 +82,7 @@ func TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone(t *testing.T
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // nobody else may need a leader
+	haveAllNodes(t) // no other test may need a leader
 	s := newScene(t, nodes[0])
 	const grace = 12
 	var works []work
@@ -133,7 +133,7 @@ func killLeader(t *testing.T) {
 	})
 }
 
-// count tells whether so many pods have begun to end.
+// count fails unless so many pods have begun to end.
 func (e *endings) count(wanted int) error {
 	if err := e.look(); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (e *endings) count(wanted int) error {
 	return nil
 }
 
-// allGone tells whether all pods are gone that have begun to end.
+// allGone fails unless all pods are gone that have begun to end.
 func (e *endings) allGone() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -203,22 +203,22 @@ func TestRulesThatChangeWhileAPodIsToBeEvictedHaveItEvictedOnce(t *testing.T) {
 		if err != nil || now.Spec.Hash == before.Spec.Hash {
 			t.Errorf("the rules of %s have the hash of before, %s (%v)", node, now.Spec.Hash, err)
 		}
-		if told := cmp.Or(s.evictedOnce(pods[0]), e.count(1)); told != nil {
-			t.Error(told)
+		if err := cmp.Or(s.evictedOnce(pods[0]), e.count(1)); err != nil {
+			t.Error(err)
 		}
 	})
 }
 
-// evictedOnce tells whether the agent says of one eviction of a pod, and of no second one.
+// evictedOnce fails where the agent's events say that a pod was evicted more than once.
 func (s *scene) evictedOnce(pod string) error {
-	told := 0
+	published := 0
 	for event, times := range timesTold(s, "Pod", s.name, pod) {
 		if strings.HasPrefix(event, "PodEvicted: ") {
-			told += times
+			published += times
 		}
 	}
-	if told > 1 {
-		return fmt.Errorf("%d events tell of an eviction of %s", told, pod)
+	if published > 1 {
+		return fmt.Errorf("%d events say that %s was evicted", published, pod)
 	}
 	return nil
 }

@@ -262,7 +262,7 @@ fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_trie
     let down = || Refusal::Wait {
         wait: Duration::from_secs(10),
         by: Delay::Leader,
-        why: "failed calling webhook \"evictions.plimsoll.dev\": connection refused".to_owned(),
+        why: "no replica of the controller leads".to_owned(),
     };
     assert!(builder.hear_outcome(&refused("a", down())));
     let first = builder.build(&scene.view()).refused;
@@ -270,7 +270,7 @@ fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_trie
         what: "evict".to_owned(),
         pod: None,
         rule: Some("q/r".to_owned()),
-        reason: "failed calling webhook \"evictions.plimsoll.dev\": connection refused".to_owned(),
+        reason: "no replica of the controller leads".to_owned(),
     };
     assert_eq!(first, [expected]);
     for pod in ["b", "c", "a"] {

@@ -32,7 +32,7 @@ const (
 )
 
 // TestClientsNoticeNothingOfWhatCertManagerRenews: its controllers make what the chart asks for, and make all of it anew, as `cmctl renew`
-// has them do. Nobody is refused: no client, no agent that reports, none that asks for an eviction through the API server; and nothing is
+// has them do. No request is refused: of no client, of no agent that reports, of none that asks for an eviction through the API server; and nothing is
 // started again.
 func TestClientsNoticeNothingOfWhatCertManagerRenews(t *testing.T) {
 	s := openWith(t, setting{directly: true, issued: true})

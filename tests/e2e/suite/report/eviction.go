@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// evictionPatience is how long an agent waits for the answer to a request to evict a pod.
-const evictionPatience = 8 * time.Second
+// evictionTimeout is how long an agent waits for the answer to a request to evict a pod.
+const evictionTimeout = 8 * time.Second
 
 // An Eviction is what an agent asks the leader for. With the same boot id and sequence it is the same request.
 type Eviction struct {
@@ -40,7 +40,7 @@ func (c *Connection) Evict(running context.Context, token string, wish Eviction)
 	if err != nil {
 		return said, err
 	}
-	code, content, err := c.post(running, evictionPatience, "/v1/evict", token, body)
+	code, content, err := c.post(running, evictionTimeout, "/v1/evict", token, body)
 	switch {
 	case err != nil:
 		return said, err

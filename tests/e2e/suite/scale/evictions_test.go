@@ -40,7 +40,7 @@ const (
 // expected are the words of refusals while the fleet's budget is spent, and while a leader is found.
 var expected = []string{"the fleet's budget", "leads", "another eviction of the same node is under way"}
 
-// evicts are the policies by which agents evict victims: nobody judges the rule but agents, and these say that it is breached.
+// evicts are the policies by which agents evict victims: agents alone judge the rule, and these say that it is breached.
 var evicts = []string{
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "move", "annotations": {"plimsoll.dev/rollout": "immediate"}},
 		"spec": {"eviction": {"terminationGracePeriodSeconds": 30, "evictUnowned": true}}}`,
@@ -363,7 +363,7 @@ func (a *evictor) ask(running context.Context, wish report.Eviction) (said repor
 		if said, failed = to.Evict(running, a.token, wish); failed == nil {
 			return said, nil
 		}
-		// Of a replica that is gone nobody knows whether it leads.
+		// It is not known of a replica that is gone whether it leads.
 		if err == nil || errors.Is(err, report.NotLeading) {
 			err = failed
 		}

@@ -80,11 +80,11 @@ func (f *fleet) victims(count int) {
 	}
 	pods := f.Kube.CoreV1().Pods("default")
 	var all sync.WaitGroup
-	room := make(chan struct{}, 20)
+	slots := make(chan struct{}, 20)
 	for index := range count {
-		room <- struct{}{}
+		slots <- struct{}{}
 		all.Go(func() {
-			defer func() { <-room }()
+			defer func() { <-slots }()
 			pod := &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Name: victimOf(index), Labels: map[string]string{"app": "victim"}},
 				Spec:       corev1.PodSpec{NodeName: fmt.Sprintf("node%04d", index%min(evicting, f.agents)), Containers: []corev1.Container{{Name: "it", Image: "none"}}},
