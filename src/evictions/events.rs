@@ -86,7 +86,7 @@ fn message(target: &Target, is_general: bool, why: &str) -> String {
     format!("{namespace}/{name} is not evicted: {why}")
 }
 
-/// What was published within [`PAUSE`].
+/// What was published in the last minute.
 #[derive(Default)]
 struct Published(HashMap<(String, &'static str), BootTime>);
 

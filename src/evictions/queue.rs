@@ -217,7 +217,9 @@ impl Queue {
             && let Some((node, request, deadline)) = self.waiting.pop_front()
         {
             if clock::now() >= deadline {
-                self.done(&node, &Refusal::late().answer);
+                let late = Refusal::late();
+                self.handler.metrics.answered(late.label, ANSWER_TIMEOUT);
+                self.done(&node, &late.answer);
                 continue;
             }
             let handler = Arc::clone(&self.handler);

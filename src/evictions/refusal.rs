@@ -96,7 +96,7 @@ impl Refusal {
         };
         Self {
             label: spent.scope.name(),
-            is_general: true,
+            is_general: matches!(answer, Answer::Wait { .. }),
             answer,
         }
     }
@@ -128,10 +128,12 @@ mod tests {
             by: Delay::Budget,
             why: why.to_owned(),
         };
+        assert!(fleet.is_general);
         assert_eq!((fleet.label, fleet.answer), ("fleet", wait));
         for scope in [Scope::Namespace, Scope::Owner] {
             let refusal = of(scope);
             assert!(matches!(refusal.answer, Answer::Budget { .. }), "{scope:?}");
+            assert!(!refusal.is_general, "{scope:?}: it is about this pod");
         }
     }
 }
