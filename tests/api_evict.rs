@@ -331,6 +331,10 @@ fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, othe
             value,
         ]);
     };
+    // As the chart's hook makes it.
+    scene
+        .plane
+        .kubectl(&["create", &stop, "configmap", "plimsoll-stop"]);
     annotate("plimsoll.dev/stop=no pod is to be evicted");
     let Answer::Wait { why, .. } = agent.ask(&agent.request(own)) else {
         panic!("it evicts although everything is stopped");
