@@ -9,8 +9,6 @@
 mod api_support;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api_support::aggregation::FrontProxy;
@@ -235,18 +233,16 @@ async fn lets_the_front_proxy_in_through_a_flood(
     port: u16,
     proxy: &FrontProxy,
 ) {
-    let over = Arc::new(AtomicBool::new(false));
     let flood = [(); 2].map(|()| {
-        let over = Arc::clone(&over);
-        std::thread::spawn(move || {
+        tokio::spawn(async move {
             let mut crowd = VecDeque::new();
-            while !over.load(Ordering::Relaxed) {
-                crowd.push_back(std::net::TcpStream::connect(("127.0.0.1", port)));
+            loop {
+                crowd.push_back(tokio::net::TcpStream::connect(("127.0.0.1", port)).await);
                 if crowd.len() > 500 {
                     crowd.pop_front();
                 }
                 // A thousand a second: each closed one takes a port for a minute.
-                std::thread::sleep(Duration::from_millis(2));
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
         })
     });
@@ -256,9 +252,8 @@ async fn lets_the_front_proxy_in_through_a_flood(
         let asked = tokio::time::timeout(Duration::from_secs(5), caller.try_code()).await;
         assert_eq!(asked, Ok(Some(200)), "an API server got in");
     }
-    over.store(true, Ordering::Relaxed);
     for flood in flood {
-        flood.join().unwrap();
+        flood.abort();
     }
     let cut = r#"plimsoll_controller_metrics_api_connections_cut_total{reason="too_many_new"}"#;
     assert!(controller.metric(cut) > 256.0);

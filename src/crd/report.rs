@@ -1,7 +1,7 @@
 //! What an agent tells the controller directly, and what it is answered: `POST /v1/report`, JSON over HTTP/2 and TLS.
 //!
 //! ```text
-//! {"node": "node-a", "bootID": "0b7f...", "agentStartedMillis": 93211, "sequence": 17, "uptimeMillis": 263211,
+//! {"node": "node-a", "bootID": "0b7f...", "agentStartedMillis": 93211, "sequence": 17, "uptimeMillis": 263_211,
 //!  "intervalSeconds": 10, "status": {...}}
 //! {"epoch": 8812, "leading": true, "nextIntervalSeconds": 10}
 //! ```
@@ -183,7 +183,7 @@ mod tests {
             "bootID": "0b7f",
             "agentStartedMillis": 93211,
             "sequence": 17,
-            "uptimeMillis": 263211,
+            "uptimeMillis": 263_211,
             "intervalSeconds": 10,
             "status": {
                 "timestamp": "2026-11-21T10:00:00Z",

@@ -148,9 +148,8 @@ mod tests {
 
     /// What is written until the client is cut, and for what.
     async fn written(stream: &mut Patience<UnixStream>) -> (usize, io::Error) {
-        let mut written = 0;
+        let (mut written, part) = (0, vec![0; 16 << 10]);
         loop {
-            let part = [0; 16 << 10];
             match poll_fn(|cx| Pin::new(&mut *stream).poll_write(cx, &part)).await {
                 Ok(bytes) => written += bytes,
                 Err(error) => return (written, error),

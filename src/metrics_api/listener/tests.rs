@@ -113,7 +113,7 @@ async fn serve(
 
 impl Leader {
     /// Of 5000 nodes, where a user may have so many lists and watches.
-    async fn start(of_a_user: usize) -> Self {
+    fn start(of_a_user: usize) -> Self {
         let until = clock::now() + Duration::from_hours(1);
         let (standing, elected) =
             watch::channel(Standing::new(Some(Term { epoch: 1, until }), None));
@@ -287,7 +287,7 @@ async fn the_kernel_keeps_little_for_a_client_that_takes_nothing() {
 #[tokio::test]
 async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and_others_go_on() {
     const ROUNDS: usize = 10;
-    let leader = Leader::start(100).await;
+    let leader = Leader::start(100);
     let follower = follows(&leader).await;
     let mut slow = Vec::new();
     for round in 1..=ROUNDS {
@@ -340,7 +340,7 @@ fn tls() -> Tls {
 
 #[tokio::test]
 async fn however_many_connect_each_has_time_for_its_handshake() {
-    let leader = Leader::start(1).await;
+    let leader = Leader::start(1);
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let (_tls, kept) = watch::channel(Some(tls()));
@@ -363,7 +363,7 @@ async fn however_many_connect_each_has_time_for_its_handshake() {
 
 #[tokio::test]
 async fn a_user_has_no_more_lists_and_watches_than_its_share_and_others_have_theirs() {
-    let leader = Leader::start(2).await;
+    let leader = Leader::start(2);
     let (first, _first) = leader.code("ann", "?watch=1").await;
     let (second, second_stream) = leader.code("ann", "?watch=1").await;
     let (third, _) = leader.code("ann", "?watch=1").await;
