@@ -233,7 +233,7 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	}
 }
 
-// givesEachKindOfRequestAPriorityLevelOfItsOwn asks as agents and controllers do, and as any other account: the API server tells which schema took
+// givesEachKindOfRequestAPriorityLevelOfItsOwn asks as agents and controllers do, and as any other account: the API server's answer names the schema that took
 // the request.
 func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
