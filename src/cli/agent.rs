@@ -89,8 +89,9 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
-    /// Where /livez, /readyz and /metrics are served to everybody, and /v1/node-metric to who connects over loopback
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
+    /// Where /livez, /readyz and /metrics are served to everybody, and /v1/node-metric to who connects over loopback; [::] is
+    /// all addresses, of IPv4 too
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080")]
     listen: SocketAddr,
 
     /// Series of single pods among the metrics, which everybody who reaches --listen may read: of the ten that use most of

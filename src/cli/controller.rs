@@ -66,8 +66,8 @@ pub struct Args {
     #[arg(long = "lease-namespace", value_name = "NAME", default_value = LEASE_NAMESPACE)]
     agents: String,
 
-    /// Where /livez, /readyz and /metrics are served
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
+    /// Where /livez, /readyz and /metrics are served; [::] is all addresses, of IPv4 too
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080")]
     listen: SocketAddr,
 
     /// Where the load of nodes is served over TLS, as the API metrics.plimsoll.dev [default: nowhere]

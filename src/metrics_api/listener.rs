@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -48,8 +47,6 @@ const MOST_KNOWN: usize = 2048;
 const BUFFER: usize = 32 << 10;
 /// What the kernel keeps for a client that does not take it: half of it is the kernel's own.
 const SEND_BUFFER: u32 = 256 << 10;
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 1024;
 /// What answers under way may take of memory beside the objects themselves.
 const MAX_PINNED: usize = 64 << 20;
 /// How often that is looked at.
@@ -84,17 +81,7 @@ impl Room {
 
 /// Listens on an address, by a socket whose connections have little room for what is not taken.
 pub fn open(address: SocketAddr) -> Result<TcpListener, ServeError> {
-    let open = || -> io::Result<TcpListener> {
-        let socket = match address {
-            SocketAddr::V4(_) => TcpSocket::new_v4()?,
-            SocketAddr::V6(_) => TcpSocket::new_v6()?,
-        };
-        socket.set_reuseaddr(true)?;
-        socket.set_send_buffer_size(SEND_BUFFER)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    open().map_err(|source| ServeError::Listen { address, source })
+    serve::listen_by(address, |socket| socket.set_send_buffer_size(SEND_BUFFER))
 }
 
 /// The next connection; those that ended leave meanwhile. Nothing is lost where that is waited for no longer.

@@ -93,7 +93,7 @@ pub async fn run(
 ) -> Result<(), RunError> {
     metrics.beat(clock::now());
     let client = server.client(Arc::clone(&metrics) as _)?;
-    let listener = serve::listen(options.listen).await?;
+    let listener = serve::listen(options.listen)?;
     let Options {
         namespace,
         lease,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::Hash;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +14,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use nix::errno::Errno;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::Ipv6V6Only;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
 
@@ -86,10 +89,59 @@ pub enum ServeError {
     },
 }
 
-/// Listens on an address.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
-    let listening = TcpListener::bind(address).await;
-    listening.map_err(|source| ServeError::Listen { address, source })
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// Listens on an address; on `[::]` for clients of IPv4 too, and for those alone where the machine has no IPv6.
+///
+/// # Errors
+/// What the kernel says of it.
+pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    listen_by(address, |_| Ok(()))
+}
+
+/// As [`listen`] does, by a socket with more settings.
+///
+/// # Errors
+/// What the kernel says of it.
+pub fn listen_by(
+    address: SocketAddr,
+    set: impl Fn(&TcpSocket) -> io::Result<()>,
+) -> Result<TcpListener, ServeError> {
+    let open = |address| {
+        let socket = bound(address)?;
+        set(&socket)?;
+        socket.listen(BACKLOG)
+    };
+    let opened = open(address).or_else(|error| {
+        let instead = without_ipv6(address, &error).ok_or(error)?;
+        open(instead)
+    });
+    opened.map_err(|source| ServeError::Listen { address, source })
+}
+
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => {
+            let socket = TcpSocket::new_v6()?;
+            // The default is the administrator's: net.ipv6.bindv6only.
+            setsockopt(&socket, Ipv6V6Only, &false)?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// What to listen on instead of all addresses, where the machine has none of IPv6.
+fn without_ipv6(address: SocketAddr, error: &io::Error) -> Option<SocketAddr> {
+    let is_missing = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
+        .map(|errno| Some(errno as i32))
+        .contains(&error.raw_os_error());
+    (is_missing && address.ip() == Ipv6Addr::UNSPECIFIED)
+        .then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
 }
 
 /// The next connection, waited for with a pause after each failure.

@@ -138,3 +138,34 @@ async fn a_listener_goes_on_once_there_are_descriptors_again() {
     };
     assert_eq!(timeout(LONG, accepted(accept)).await, Ok("a connection"));
 }
+
+/// Whether a client at this address of the machine gets in.
+async fn gets_in(listener: &TcpListener, client: IpAddr) -> bool {
+    let port = listener.local_addr().unwrap().port();
+    let connected = TcpStream::connect((client, port)).await;
+    connected.is_ok() && timeout(LONG, listener.accept()).await.is_ok()
+}
+
+#[tokio::test]
+async fn all_addresses_are_those_of_both_families() {
+    let listener = listen("[::]:0".parse().unwrap()).unwrap();
+    assert!(gets_in(&listener, Ipv4Addr::LOCALHOST.into()).await);
+    if listener.local_addr().unwrap().is_ipv6() {
+        assert!(gets_in(&listener, Ipv6Addr::LOCALHOST.into()).await);
+    }
+    let ipv4 = listen("0.0.0.0:0".parse().unwrap()).unwrap();
+    assert!(gets_in(&ipv4, Ipv4Addr::LOCALHOST.into()).await);
+}
+
+#[test]
+fn where_there_is_no_ipv6_all_addresses_are_those_of_ipv4() {
+    let instead = |address: &str, errno: Errno| {
+        let instead = without_ipv6(address.parse().unwrap(), &errno.into());
+        instead.map(|address| address.to_string())
+    };
+    let all = Some("0.0.0.0:8080".to_owned());
+    assert_eq!(instead("[::]:8080", Errno::EAFNOSUPPORT), all);
+    assert_eq!(instead("[::]:8080", Errno::EADDRNOTAVAIL), all);
+    assert_eq!(instead("[::]:8080", Errno::EADDRINUSE), None);
+    assert_eq!(instead("[::1]:8080", Errno::EAFNOSUPPORT), None);
+}

@@ -168,8 +168,8 @@ fn well() -> Seen {
         deployments: of(vec![json!({
             "metadata": meta("controller"), "status": {"readyReplicas": 2},
             "spec": {"replicas": 2, "template": {"spec": {
-                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--report-listen=0.0.0.0:8444",
-                    "--metrics-api-listen=0.0.0.0:8443", "--lease-name=controller"]}],
+                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--report-listen=[::]:8444",
+                    "--metrics-api-listen=[::]:8443", "--lease-name=controller"]}],
             }}},
         })]),
         elections: vec![Ok(election("me", "2026-01-01T00:00:58Z"))],
@@ -357,7 +357,7 @@ fn a_controller_that_is_missing_or_not_ready_is_told() {
         &["controller", "there is none"],
     );
     let spec = |replicas: u32| {
-        let containers = json!([{"args": ["controller", "--report-listen=0.0.0.0:8444"]}]);
+        let containers = json!([{"args": ["controller", "--report-listen=[::]:8444"]}]);
         json!({"replicas": replicas, "template": {"spec": {"containers": containers}}})
     };
     let down =

@@ -183,8 +183,8 @@ mod tests {
         let controller = [
             "controller",
             "--lease-name=plimsoll-controller",
-            "--metrics-api-listen=0.0.0.0:8443",
-            "--report-listen=0.0.0.0:8444",
+            "--metrics-api-listen=[::]:8443",
+            "--report-listen=[::]:8444",
             "--metrics-api-secret=plimsoll-metrics-ca",
             "--report-ca-configmap=plimsoll-report-ca",
             "--eviction-record=plimsoll-evictions",

@@ -145,7 +145,7 @@ pub async fn start(
     tls: watch::Receiver<Option<Tls>>,
 ) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
     allow_connections();
-    let listener = serve::listen(options.listen).await?.into_std()?;
+    let listener = serve::listen(options.listen)?.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let client = {
         // It belongs to that thread: nothing is asked of the API server where the controller computes.

@@ -164,7 +164,7 @@ pub async fn run(
     let server = Server::find(options.kubeconfig.as_deref()).await?;
     let client = server.client(metrics.clone())?;
     let own = server.client(metrics.clone())?;
-    let listener = serve::listen(options.listen).await?;
+    let listener = serve::listen(options.listen)?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
     let links = Links::default();
     let vitals = Vitals::start(&client, own, &options, &metrics, links.clone(), now);

@@ -81,7 +81,7 @@ func TestWithoutTheAPIAgentsReportAndAskForEvictionsAllTheSame(t *testing.T) {
 		return field[[]any](t, one(t, rendered, kind, name), "spec", "template", "spec", "containers")[0].(map[string]any)
 	}
 	controller, agent := container("Deployment", "plimsoll-controller"), container("DaemonSet", "plimsoll-agent-v2")
-	if listens := option(controller, "report-listen"); listens != "0.0.0.0:8444" {
+	if listens := option(controller, "report-listen"); listens != "[::]:8444" {
 		t.Errorf("the controller listens at %q", listens)
 	}
 	if listens := option(controller, "metrics-api-listen"); listens != "" {
