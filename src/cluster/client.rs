@@ -21,11 +21,12 @@ use super::requests::{Observer, Requests};
 
 /// No connection takes longer to set up.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A connection by which nothing comes for so long is asked whether it is still there...
-const IDLE: Duration = Duration::from_secs(6);
-/// ...and is not, where so many questions, so far apart, are not answered: 12 s after a firewall or a peer cut it in silence.
-const QUESTIONS: u32 = 2;
-const APART: Duration = Duration::from_secs(3);
+/// A connection that has received nothing for so long is probed, and then again at this interval.
+const IDLE: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// A connection whose peer acknowledges nothing for so long, neither probes nor requests, is lost: a firewall or the peer cut it in
+/// silence. Without it the kernel repeats a request for a quarter of an hour.
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(8);
 /// No call takes longer, watches aside.
 pub const CALL: Duration = Duration::from_secs(10);
 
@@ -108,8 +109,8 @@ fn connector() -> HttpConnector {
     connector.enforce_http(false);
     connector.set_connect_timeout(Some(CONNECT));
     connector.set_keepalive(Some(IDLE));
-    connector.set_keepalive_interval(Some(APART));
-    connector.set_keepalive_retries(Some(QUESTIONS));
+    connector.set_keepalive_interval(Some(PROBE_INTERVAL));
+    connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
     connector
 }
 
