@@ -29,6 +29,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::cluster::client::describe;
+
 /// Where the Leases are that agents renew.
 const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
 
@@ -126,14 +128,7 @@ impl Cli {
 
 /// An error with its causes, in a line; a cause that a message already tells is left out.
 pub fn told(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| {
-        let cause = cause.to_string();
-        match told.as_str() {
-            "" => cause,
-            told if told.contains(&cause) => told.to_owned(),
-            told => format!("{told}: {cause}"),
-        }
-    })
+    describe(error.as_ref())
 }
 
 /// Whether standard output has lost its reader. Connections break in the same way, so the output itself is asked.
