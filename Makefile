@@ -28,8 +28,10 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: build ## Watches the policies protect this machine for a minute (needs root), then puts everything back
-	$(BINARY) demo
+demo: tools-demo ## Watches the policies protect this machine for a minute (needs root), then restores everything
+	@echo "building the demo: some minutes the first time"
+	@cargo build --profile demo
+	@target/demo/plimsoll demo
 
 test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@rm -f target/phases
@@ -45,7 +47,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
 
-bench: tools ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
+bench: tools-build ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
 
 fuzz: FOR := 10s
@@ -75,20 +77,22 @@ helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm
 	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart
 
-build: tools ## Builds the static release binary
+build: tools-build ## Builds the static release binary
 	cargo build --release --target $(TARGET)
 
-previous: tools ## Builds the release from which scenes upgrade: target/previous (once)
+previous: tools-build ## Builds the release from which scenes upgrade: target/previous (once)
 	@scripts/previous
 
-image: tools ## Builds it anew, the same anywhere, and packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
+image: tools-build ## Builds it anew, the same anywhere, and packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
 	@scripts/image target/image
 
-image-check: tools ## Builds the image twice, in other folders, and compares (needs root; two whole builds)
+image-check: tools-build ## Builds the image twice, in other folders, and compares (needs root; two whole builds)
 	@scripts/image-check
 
-tools: ## Installs what a fresh Debian machine lacks
-	@scripts/tools
+tools: tools-test ## Installs what a fresh Debian machine lacks
+
+tools-%:
+	@scripts/tools $*
 
 clippy: ## Lints with warnings as errors
 	cargo clippy -q --all-targets --target $(TARGET) -- -D warnings
@@ -113,7 +117,7 @@ guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 binary: build ## Builds the release binary and checks that it is static and small
 	scripts/check-binary $(BINARY)
 
-try: tools build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
+try: tools-cluster build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
 	@$(MAKE) -s cluster-build NODES=$(BOTH)
 	@NODES=$(BOTH) scripts/try $(BINARY)
 
@@ -122,21 +126,21 @@ e2e-quick: build ## The part of e2e that one node on this machine's own kernel c
 	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
 
-scale: tools build ## Shows the fleet cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 agents that report, and 15 000 (simulated nodes; needs no root; an hour and a half)
+scale: tools-cluster build ## Shows the fleet cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 agents that report, and 15 000 (simulated nodes; needs no root; an hour and a half)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(SCALE) -skip Fleet
 	@$(MAKE) -s fleet
 	@$(MAKE) -s fleet AGENTS=15000 FOR=2m EVERY=20s
 
-fleet: tools build ## The part of it with AGENTS=5000 agents that report EVERY=10s, for FOR=10m in each phase
+fleet: tools-cluster build ## The part of it with AGENTS=5000 agents that report EVERY=10s, for FOR=10m in each phase
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) PLIMSOLL_SCALE_INTERVAL=$(EVERY) $(SCALE) -run Fleet
 
-clients: tools build cert-manager ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root but for one scene; twenty minutes)
+clients: tools-cluster build cert-manager ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root but for one scene; twenty minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 35m ./clients
 
-versions: tools ## Runs what rests on the API server against the other supported versions of Kubernetes (builds each: some minutes, and as much to run)
+versions: tools-cluster ## Runs what rests on the API server against the other supported versions of Kubernetes (builds each: some minutes, and as much to run)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@for version in $(VERSIONS); do \
 		echo "== Kubernetes $$version"; bin=$$(scripts/api-server $$version) || exit; \
@@ -144,26 +148,26 @@ versions: tools ## Runs what rests on the API server against the other supported
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
-compare: tools build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
+compare: tools-cluster build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/compare/metrics-server -mod=readonly -trimpath -ldflags "-s -w" \
 		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
-dashboard: tools build ## Has a Prometheus scrape an installation, asks it all that dashboard and alerts ask, and draws docs/dashboard.svg (needs root; builds a Prometheus first)
+dashboard: tools-cluster build ## Has a Prometheus scrape an installation, asks it all that dashboard and alerts ask, and draws docs/dashboard.svg (needs root; builds a Prometheus first)
 	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/prometheus -mod=readonly -trimpath -ldflags "-s -w" -tags remove_all_sd,enable_kubernetes_sd \
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
+e2e: tools-cluster build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
 	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
 
 cert-manager: # What makes certificates in some scenes: its controllers, from its Go module.
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
-e2e-long: tools build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
+e2e-long: tools-cluster build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
 	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long -permissions
 

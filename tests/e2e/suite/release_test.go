@@ -112,7 +112,8 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 	// Definitions bring an APIService each. Pods and a namespace take a moment to go.
 	stays := []string{"avoidanceaction", "nodeqos", "podqos", "nodewatermark", "customresourcedefinition",
 		"apiservice.apiregistration.k8s.io/v1alpha1.ensurance.crane.io", "apiservice.apiregistration.k8s.io/v1alpha1.plimsoll.dev",
-		"namespace/" + namespace, "lease.coordination.k8s.io/plimsoll-controller"}
+		"namespace/" + namespace, "lease.coordination.k8s.io/plimsoll-controller",
+		"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca", "configmap/plimsoll-evictions"}
 	eventually(t, 2*time.Minute, "what is left is what the page says stays", func() error {
 		left, err := ofOurs()
 		if err != nil {

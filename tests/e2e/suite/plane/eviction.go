@@ -29,7 +29,12 @@ func Evict(running context.Context, as kubernetes.Interface, node string, wish r
 		return said, err
 	}
 	request := as.Discovery().RESTClient().Post().AbsPath(report.EvictionPath(node)).SetHeader("Content-Type", "application/json").Body(body)
-	content, err := request.DoRaw(running)
+	result := request.Do(running)
+	// It reads the Status of a refusal; Raw does not.
+	if err := result.Error(); err != nil {
+		return said, err
+	}
+	content, err := result.Raw()
 	if err != nil {
 		return said, err
 	}
