@@ -288,8 +288,27 @@ fn a_policy_of_a_misspelt_group_is_none_that_is_skipped() {
 }
 
 #[test]
+fn findings_are_the_exit_status_also_where_nobody_reads_them() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (errors, closed) = std::io::pipe().unwrap();
+    drop((reader, errors));
+    let status = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["check", "/dev/null"])
+        .stdout(writer)
+        .stderr(closed)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1), "a panic would be a signal or 101");
+}
+
+#[test]
 fn a_reader_that_has_had_enough_is_no_failure() {
-    for args in [&["completions", "bash"][..], &["man", "run"], &["crds"]] {
+    for args in [
+        &["completions", "bash"][..],
+        &["man", "run"],
+        &["crds"],
+        &["metrics"],
+    ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))

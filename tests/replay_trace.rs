@@ -114,6 +114,27 @@ fn a_recorded_run_is_replayed_with_the_same_states_and_the_pods_it_would_have_th
 }
 
 #[test]
+fn policies_without_a_rule_are_refused_and_those_with_an_error_are_exit_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let (policies, trace) = (dir.path().join("p.yaml"), dir.path().join("trace"));
+    let header = r#"{"header":{"version":1,"plimsoll":"0","bootId":"b","at":0,"time":"2026-01-01T00:00:00Z","node":{"cpus":2,"memory":1}}}"#;
+    fs::write(&trace, format!("{header}\n")).unwrap();
+    let flawed = throttle() + "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: Nonsense\n";
+    let table = [
+        ("", 2, "there is no rule to replay in "),
+        ("spec: [", 2, "is no valid YAML"),
+        (flawed.as_str(), 1, "there is no kind Nonsense"),
+    ];
+    for (text, code, why) in table {
+        fs::write(&policies, text).unwrap();
+        let replayed = replay(&trace, &policies, &[]);
+        let errors = String::from_utf8(replayed.stderr).unwrap();
+        assert_eq!(replayed.status.code(), Some(code), "{text}: {errors}");
+        assert!(errors.contains(why), "{text}: {errors}");
+    }
+}
+
+#[test]
 fn what_is_no_trace_is_refused_with_the_line() {
     let dir = tempfile::tempdir().unwrap();
     let policies = dir.path().join("p.yaml");

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
+use super::{complain, print, told};
 use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
@@ -76,19 +77,26 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
     let sources = sources::read_all(&args.paths);
     for error in &sources.unreadable {
-        eprintln!("plimsoll: {error:#}");
+        complain(format_args!("plimsoll: {}", told(error)));
     }
     let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
     match args.output {
-        Output::Text => report.print_text()?,
-        Output::Json => report.print_json()?,
+        Output::Text => {
+            let lines = report.lines().map(|line| line + "\n");
+            print(lines.collect::<String>().as_bytes())?;
+            complain(report.summary());
+        }
+        Output::Json => {
+            let json = serde_json::to_string_pretty(&report).context("failed to write JSON")?;
+            print((json + "\n").as_bytes())?;
+        }
     }
     let nothing = report.is_of_nothing();
     if nothing && sources.unreadable.is_empty() {
-        eprintln!(
+        complain(format_args!(
             "plimsoll: there is no policy to check; one begins with apiVersion: {API_VERSION}, and in folders it is in a file named \
              .yaml, .yml or .json"
-        );
+        ));
     }
     let warned = nothing || report.warnings() > 0;
     let clean = report.errors() == 0 && (args.allow_warnings || !warned);

@@ -138,11 +138,11 @@ fn check_all(dir: &Path, files: &[(String, String)]) -> ExitCode {
         let path = dir.join(name);
         if fs::read_to_string(&path).ok().as_ref() != Some(text) {
             same = false;
-            eprintln!(
+            super::complain(format_args!(
                 "{} is not what the code generates; run: plimsoll crds --output-dir {}",
                 path.display(),
                 dir.display()
-            );
+            ));
         }
     }
     ExitCode::from(u8::from(!same))

@@ -1,5 +1,6 @@
 //! `plimsoll demo`.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,13 +11,15 @@ use clap::ValueEnum;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
+use super::{complain, print};
 use crate::demo::access::Obstacle;
 use crate::demo::live::{self, Options};
 use crate::demo::plain::Plain;
+use crate::demo::replay::{self, Replayed};
 use crate::demo::report::Report;
 use crate::demo::show::Show;
 use crate::demo::terminal::{Photographer, Screen};
-use crate::demo::{leftovers, load, replay};
+use crate::demo::{leftovers, load};
 use crate::node::cgroup::Hierarchy;
 use crate::standalone::wake::Wake;
 
@@ -114,7 +117,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return args.show_recording(&Obstacle::from(&error), &wake),
     };
     for path in leftovers::sweep(&hierarchy) {
-        eprintln!("removed what a killed demo had left: {}", path.display());
+        complain(format_args!(
+            "removed what a killed demo had left: {}",
+            path.display()
+        ));
     }
     let played = live::play(&args.options(hierarchy), &wake, || args.open_show());
     match played {
@@ -159,18 +165,21 @@ impl Args {
     }
 
     fn tell(&self, report: &Report) -> anyhow::Result<ExitCode> {
-        match self.output {
-            Output::Text => print!("\n{report}"),
-            Output::Json => println!("{}", serde_json::to_string(report)?),
-        }
+        let text = match self.output {
+            Output::Text => format!("\n{report}"),
+            Output::Json => serde_json::to_string(report)? + "\n",
+        };
+        print(text.as_bytes())?;
         Ok(ExitCode::from(u8::from(!report.is_clean())))
     }
 
     fn show_recording(&self, obstacle: &Obstacle, wake: &Wake) -> anyhow::Result<ExitCode> {
-        eprintln!("{obstacle}\nHere are the same policies over a recording instead.\n");
+        complain(format_args!(
+            "{obstacle}\nHere are the same policies over a recording instead.\n"
+        ));
         self.replay(wake)?;
         // On a terminal the live view has hidden it.
-        eprintln!("\n{obstacle}");
+        complain(format_args!("\n{obstacle}"));
         Ok(ExitCode::from(NOT_HERE))
     }
 
@@ -179,29 +188,33 @@ impl Args {
         let replayed = replay::play(self.total(), wake, show.as_mut());
         drop(show);
         let replayed = replayed?;
-        match self.output {
-            Output::Text => println!(
-                "\nREPLAY of {}: what the policies would have done",
-                replayed.recorded
-            ),
+        let text = match self.output {
+            Output::Text => in_words(&replayed)?,
             Output::Json => {
-                println!(
-                    "{}",
-                    serde_json::json!({"replay": replayed.recorded, "summary": replayed.summary})
-                );
-                return Ok(());
+                let json =
+                    serde_json::json!({"replay": replayed.recorded, "summary": replayed.summary});
+                format!("{json}\n")
             }
-        }
-        for (id, rule) in &replayed.summary.rules {
-            println!(
-                "  {id}: {} steps down, {} steps up, in force for {:.1} s",
-                rule.steps_down,
-                rule.steps_up,
-                rule.in_force.as_secs_f64()
-            );
-        }
-        Ok(())
+        };
+        print(text.as_bytes()).map(drop)
     }
+}
+
+fn in_words(replayed: &Replayed) -> anyhow::Result<String> {
+    let mut text = format!(
+        "\nREPLAY of {}: what the policies would have done\n",
+        replayed.recorded
+    );
+    for (id, rule) in &replayed.summary.rules {
+        writeln!(
+            text,
+            "  {id}: {} steps down, {} steps up, in force for {:.1} s",
+            rule.steps_down,
+            rule.steps_up,
+            rule.in_force.as_secs_f64()
+        )?;
+    }
+    Ok(text)
 }
 
 /// Runs the important work until the demo ends.

@@ -11,19 +11,17 @@ mod read;
 mod tables;
 mod trials;
 
-use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::ValueEnum;
 use serde_json::json;
 
 use self::finding::Finding;
 use self::findings::{findings, notes, summary};
 pub(super) use self::read::lease_namespaces;
-use super::{LEASE_NAMESPACE, duration, runtime};
+use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;
 
@@ -90,30 +88,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     })?;
     let (found, notes, summary) = (findings(&seen), notes(&seen), summary(&seen));
-    print(args.output, &found, &notes, &summary).context("failed to write to standard output")?;
+    print(written(args.output, &found, &notes, &summary).as_bytes())?;
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
-fn print(
-    output: Output,
-    found: &[Finding],
-    notes: &[Finding],
-    summary: &str,
-) -> std::io::Result<()> {
-    let mut out = stdout().lock();
+fn written(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
     if output == Output::Json {
         let json = json!({"findings": found, "notes": notes, "summary": summary});
-        return writeln!(out, "{json}");
+        return format!("{json}\n");
     }
-    for finding in found {
-        writeln!(out, "{finding}\n")?;
-    }
-    for note in notes {
-        writeln!(out, "note: {note}\n")?;
-    }
-    match found.len() {
-        0 => writeln!(out, "nothing is wrong: {summary}"),
-        1 => writeln!(out, "1 finding: {summary}"),
-        number => writeln!(out, "{number} findings: {summary}"),
-    }
+    let findings = found.iter().map(|finding| format!("{finding}\n\n"));
+    let notes = notes.iter().map(|note| format!("note: {note}\n\n"));
+    let all = match found.len() {
+        0 => format!("nothing is wrong: {summary}\n"),
+        1 => format!("1 finding: {summary}\n"),
+        number => format!("{number} findings: {summary}\n"),
+    };
+    findings.chain(notes).chain([all]).collect()
 }

@@ -1,10 +1,7 @@
 //! `plimsoll metrics`: what agent and controller tell Prometheus, as `docs/metrics.md` has it.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::ExitCode;
-
-use anyhow::Context;
 
 use crate::ordered;
 use crate::{node, reconcilers};
@@ -24,10 +21,7 @@ Agent and controller serve these at `/metrics`, in the text format of OpenMetric
 
 /// Prints it.
 pub(super) fn run(_: &Args) -> anyhow::Result<ExitCode> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(document().as_bytes())
-        .context("failed to write to standard output")?;
-    Ok(ExitCode::SUCCESS)
+    super::print(document().as_bytes())
 }
 
 /// The whole document.

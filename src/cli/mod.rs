@@ -20,11 +20,16 @@ pub mod stop;
 pub mod top;
 mod watchdog;
 
-use std::io::{ErrorKind, Write, stdout};
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write, stderr, stdout};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::cluster::client::describe;
 
 /// Where the Leases are that agents renew.
 const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
@@ -89,8 +94,15 @@ impl Cli {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Whatever stops the subcommand; `main` prints it and exits with 2.
+    /// Whatever stops the subcommand, but for a reader of its output that has had enough; `main` prints it and exits with 2.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.run_command() {
+            Err(error) if is_for_want_of_a_reader(&error) => Ok(ExitCode::SUCCESS),
+            ended => ended,
+        }
+    }
+
+    fn run_command(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Demo(args) => demo::run(&args),
             Command::DemoWorker(args) => demo::worker(&args),
@@ -116,14 +128,27 @@ impl Cli {
 
 /// An error with its causes, in a line; a cause that a message already tells is left out.
 pub fn told(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| {
-        let cause = cause.to_string();
-        match told.as_str() {
-            "" => cause,
-            told if told.contains(&cause) => told.to_owned(),
-            told => format!("{told}: {cause}"),
-        }
-    })
+    describe(error.as_ref())
+}
+
+/// Whether standard output has lost its reader. Connections break in the same way, so the output itself is asked.
+fn is_for_want_of_a_reader(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+    let is_broken = causes.any(|cause: &io::Error| cause.kind() == ErrorKind::BrokenPipe);
+    is_broken && has_no_reader(stdout().as_fd())
+}
+
+fn has_no_reader(output: BorrowedFd<'_>) -> bool {
+    let mut asked = [PollFd::new(output, PollFlags::empty())];
+    let answer = poll(&mut asked, PollTimeout::ZERO);
+    let [output] = asked;
+    let ended = PollFlags::POLLERR | PollFlags::POLLHUP;
+    answer.is_ok() && output.revents().is_some_and(|is| is.intersects(ended))
+}
+
+/// A line on standard error. `eprintln` would panic where nobody reads it any more.
+pub fn complain(line: impl Display) {
+    let _unread = writeln!(stderr(), "{line}");
 }
 
 /// Prints all of it. Whoever reads it may have had enough, as `head` has.
@@ -141,6 +166,20 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+
+    #[test]
+    fn a_pipe_has_no_reader_once_that_end_is_closed() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        assert!(!has_no_reader(writer.as_fd()));
+        drop(reader);
+        assert!(has_no_reader(writer.as_fd()));
+    }
+
+    #[test]
+    fn a_connection_that_breaks_is_a_failure() {
+        let error = anyhow::Error::from(io::Error::from(ErrorKind::BrokenPipe));
+        assert!(!is_for_want_of_a_reader(&error.context("failed to ask")));
+    }
 
     #[test]
     fn a_cause_is_told_once() {

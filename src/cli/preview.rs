@@ -3,7 +3,6 @@
 mod findings;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use serde_json::Value;
 use self::findings::{Findings, Found};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
-use super::{duration, runtime};
+use super::{complain, duration, runtime};
 use crate::cluster::{client, clock};
 use crate::crd::{Compiled, Objects, compile};
 use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
@@ -116,7 +115,7 @@ async fn show(args: &Args, sources: &Sources) -> anyhow::Result<ExitCode> {
     let beside = beside(&cluster, sources).await?;
     let report = Report::new(sources, beside.clone(), &NodeFacts::default(), false);
     if report.is_refused() {
-        report.lines().for_each(|line| eprintln!("{line}"));
+        report.lines().for_each(complain);
         return Ok(ExitCode::from(1));
     }
     let policies = Policies::new(args, beside, sources);
@@ -321,8 +320,8 @@ fn print(
 ) -> anyhow::Result<()> {
     let text = match args.output {
         Output::Text => {
-            report.lines().for_each(|line| eprintln!("{line}"));
-            findings.0.iter().for_each(|found| eprintln!("{found}"));
+            report.lines().for_each(complain);
+            findings.0.iter().for_each(complain);
             preview.to_string()
         }
         Output::Json => {
@@ -336,8 +335,5 @@ fn print(
             text + "\n"
         }
     };
-    stdout()
-        .lock()
-        .write_all(text.as_bytes())
-        .context("failed to write to standard output")
+    super::print(text.as_bytes()).map(drop)
 }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
+use super::complain;
 use super::run::period;
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::event::{Decision, Event, PolicyProblem};
@@ -27,9 +28,10 @@ Examples:
 A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or
 evicted is taken off the recorded use from round to round, as far as that can be known.
 
-Rules that cannot be enforced are told on standard error and left out.
+Rules that cannot be enforced are named on standard error and left out.
 
-Exit status: 0 replayed to the end, 2 the trace or the policies could not be read.";
+Exit status: 0 replayed to the end, 1 replayed, but the policies have errors, 2 the trace or the policies could not be read, or
+there is no rule to replay.";
 
 /// Arguments of `plimsoll replay`.
 #[derive(Debug, clap::Args)]
@@ -58,16 +60,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("failed to open the policies {}", path.display()))?;
     }
     if args.trace == Path::new("-") {
-        replay(args, stdin().lock())?;
-    } else {
-        let file = File::open(&args.trace)
-            .with_context(|| format!("failed to open the trace {}", args.trace.display()))?;
-        replay(args, BufReader::new(file))?;
+        return replay(args, stdin().lock());
     }
-    Ok(ExitCode::SUCCESS)
+    let file = File::open(&args.trace)
+        .with_context(|| format!("failed to open the trace {}", args.trace.display()))?;
+    replay(args, BufReader::new(file))
 }
 
-fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<()> {
+fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     let trace = || format!("failed to replay {}", args.trace.display());
     let mut problems = Vec::new();
     let opened = Replay::open(input, |header| {
@@ -85,7 +85,12 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<()> {
         loaded.policy
     });
     let (header, mut replay) = opened.with_context(trace)?;
-    problems.iter().for_each(complain);
+    for problem in &problems {
+        complain(format_args!("plimsoll: {problem}"));
+    }
+    if replay.policy().rules.is_empty() {
+        bail!("{}", no_rule(&args.policies));
+    }
     let mut output = Output::new(args.output, stdout().lock());
     while replay.step().with_context(trace)? {
         let now = replay.tick().now;
@@ -97,11 +102,20 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<()> {
         Format::Text => write!(stdout(), "{summary}")?,
         Format::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,
     }
-    Ok(())
+    let wrong = problems.iter().any(PolicyProblem::is_error);
+    Ok(ExitCode::from(u8::from(wrong)))
 }
 
-fn complain(problem: &PolicyProblem) {
-    eprintln!("plimsoll: {problem}");
+fn no_rule(policies: &[PathBuf]) -> String {
+    let paths: Vec<_> = policies
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    format!(
+        "there is no rule to replay in {}: it takes a NodeQOS that selects the recorded machine, and the AvoidanceAction that its \
+         rule names; `plimsoll check` says more",
+        paths.join(", ")
+    )
 }
 
 fn events<R: BufRead>(replay: &Replay<R>) -> Vec<Event> {

@@ -1,11 +1,12 @@
 //! `plimsoll state`.
 
-use std::io::{ErrorKind, Write, stdout};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 
+use super::print;
 use super::run::StateDir;
 use crate::node::clock;
 use crate::node::machine::state_dir;
@@ -51,15 +52,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(u8::from(!state.schedulable)));
     }
     let status: Status = read(&dir.join(status::FILE))?;
-    let mut out = stdout().lock();
-    match args.output {
-        Format::Text => write!(out, "{}", report::Report::new(&status, clock::wall_time()))?,
-        Format::Json => {
-            serde_json::to_writer(&mut out, &status)?;
-            writeln!(out)?;
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+    let text = match args.output {
+        Format::Text => report::Report::new(&status, clock::wall_time()).to_string(),
+        Format::Json => serde_json::to_string(&status)? + "\n",
+    };
+    print(text.as_bytes())
 }
 
 fn schedulable(dir: &Path) -> anyhow::Result<SchedulingState> {

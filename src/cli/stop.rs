@@ -1,19 +1,18 @@
 //! `plimsoll stop` and `plimsoll resume`.
 
 use std::collections::BTreeMap;
-use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::ArgAction;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::doctor::lease_namespaces;
-use super::{LEASE_NAMESPACE, duration, runtime};
+use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::cluster::client::{CallError, call, connect};
 use crate::cluster::clock;
 use crate::cluster::watch::resource;
@@ -147,8 +146,9 @@ fn config_maps(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &kind)
 }
 
+/// Where nobody reads it the order is given all the same.
 fn say(line: &str) -> anyhow::Result<()> {
-    writeln!(stdout().lock(), "{line}").context("failed to write to standard output")
+    print(format!("{line}\n").as_bytes()).map(drop)
 }
 
 /// Orders it wherever agents watch for it.

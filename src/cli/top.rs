@@ -18,7 +18,7 @@ use kube::{Client, ResourceExt as _};
 use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
-use super::{LEASE_NAMESPACE, duration, runtime};
+use super::{LEASE_NAMESPACE, complain, duration, runtime, told};
 use crate::cluster::client::{CallError, connect};
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
@@ -139,7 +139,7 @@ async fn show(args: &Args) -> anyhow::Result<()> {
         match look(args, &client).await {
             Ok(shown) => print(args, &shown)?,
             // The last screen stays.
-            Err(error) => eprintln!("{error:#}; trying again"),
+            Err(error) => complain(format_args!("{}; trying again", told(&error))),
         }
     }
 }
@@ -291,7 +291,7 @@ fn print(args: &Args, Shown { screen, warning }: &Shown) -> anyhow::Result<()> {
         .context("failed to write to standard output")?;
     // After the screen, which wipes what was there before.
     if let Some(warning) = warning {
-        eprintln!("warning: {warning}");
+        complain(format_args!("warning: {warning}"));
     }
     Ok(())
 }

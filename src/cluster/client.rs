@@ -1,5 +1,7 @@
 //! How API servers are reached.
 
+use std::error::Error as StdError;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +9,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use hyper::Uri;
 use hyper::header::{HeaderValue, USER_AGENT};
-use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Builder};
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::client::{ClientBuilder, ConfigExt};
@@ -90,17 +92,40 @@ impl Server {
         if let Some(proxy) = &config.proxy_url {
             return Err(ClientError::Proxy(proxy.clone()));
         }
+        let address = config.cluster_url.to_string();
         let connector = config.rustls_https_connector_with_connector(connector());
         let connector = connector.map_err(ClientError::Client)?;
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(ClientError::Client)?)
             .layer(config.extra_headers_layer().map_err(ClientError::Client)?)
-            .map_err(BoxError::from)
+            .map_err(move |error| BoxError::from(NoAnswer::new(&address, error)))
             .service(Builder::new(TokioExecutor::new()).build(connector));
         let client = ClientBuilder::new(service, &*config.default_namespace);
         Ok(client.with_layer(&Requests(observer)).build())
     }
+}
+
+/// The way to an API server broke, or there was none.
+#[derive(Debug, Error)]
+#[error("no answer from {address}: {}", why(source))]
+struct NoAnswer {
+    address: String,
+    source: legacy::Error,
+}
+
+impl NoAnswer {
+    fn new(address: &str, source: legacy::Error) -> Self {
+        Self {
+            address: address.trim_end_matches('/').to_owned(),
+            source,
+        }
+    }
+}
+
+/// Without the first words, which name a part of the client.
+fn why(error: &legacy::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), describe)
 }
 
 fn connector() -> HttpConnector {
@@ -168,15 +193,20 @@ impl CallError {
     }
 }
 
-/// An error with its causes.
-pub fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
+/// An error with its causes, in a line; a cause that a message already has is left out.
+pub fn describe(error: &(dyn StdError + 'static)) -> String {
+    let causes = iter::successors(Some(error), |&error| {
+        // It tells its causes itself.
+        let is_last = error.is::<NoAnswer>();
+        error.source().filter(|_| !is_last)
+    });
+    let text = causes.fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.contains(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    });
+    // kube says first which of its parts reports it.
+    text.replace("ServiceError: ", "")
 }
 
 /// A call with a deadline.
@@ -232,6 +262,22 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn where_nobody_answers_the_address_is_told_in_a_line() {
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", closed.local_addr().unwrap());
+        drop(closed);
+        let client = Server(Config::new(address.parse().unwrap()))
+            .client(Arc::new(()))
+            .unwrap();
+        let error = call(client.apiserver_version()).await.unwrap_err();
+        let expected = format!(
+            "no answer from {address}: tcp connect error: Connection refused (os error 111)"
+        );
+        assert_eq!(error.words(), expected);
+        assert!(crate::cluster::eviction::was_not_sent(&error));
+    }
 
     #[tokio::test]
     async fn requests_say_who_asks() {

@@ -1,9 +1,7 @@
 //! What was found, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Write, stdout};
 
-use anyhow::Context;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -220,29 +218,20 @@ impl<'a> Report<'a> {
         (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
     }
 
-    pub(in crate::cli) fn print_text(&self) -> anyhow::Result<()> {
-        let mut out = stdout().lock();
-        for found in &self.findings {
-            writeln!(out, "{found}").context("failed to write to standard output")?;
-        }
+    /// How much was found in how much.
+    pub(in crate::cli) fn summary(&self) -> String {
         let besides = |number: usize, what: &str, became: &str| match number {
             0 => String::new(),
             number => format!("; {} {became}", count(number, what)),
         };
-        eprintln!(
+        format!(
             "{} and {} in {}{}{}",
             count(self.errors, "error"),
             count(self.warnings, "warning"),
             count(self.objects, "policy object"),
             besides(self.skipped, "object", "of other kinds skipped"),
             besides(self.unreadable, "path", "could not be read")
-        );
-        Ok(())
-    }
-
-    pub(in crate::cli) fn print_json(&self) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(self).context("failed to write JSON")?;
-        writeln!(stdout().lock(), "{text}").context("failed to write to standard output")
+        )
     }
 }
 
