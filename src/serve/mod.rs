@@ -15,10 +15,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use nix::errno::Errno;
-use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::Ipv6V6Only;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
+use rustix::net::sockopt::set_ipv6_v6only;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, yield_now};
@@ -126,7 +125,7 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
             // The default is the administrator's: net.ipv6.bindv6only.
-            setsockopt(&socket, Ipv6V6Only, &false)?;
+            set_ipv6_v6only(&socket, false)?;
             socket
         }
     };

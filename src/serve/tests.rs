@@ -69,7 +69,7 @@ impl Source for Private {
 
 #[tokio::test]
 async fn a_client_that_connects_over_loopback_is_known_from_others() {
-    let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(serve(listener, Arc::new(Private)));
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_client_that_connects_over_loopback_is_known_from_others() {
 
 #[tokio::test]
 async fn those_who_connect_and_never_ask_keep_no_probe_out() {
-    let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let connect = async || TcpStream::connect(address).await.unwrap();
     let serving = tokio::spawn(serve(listener, Arc::new(Well)));
