@@ -258,7 +258,7 @@ async fn discovery_answers_while_the_controller_computes() {
         elected,
         Arc::new(Nobody),
     );
-    let (_feed, serving) = started.await.unwrap();
+    let (_feed, serving) = started.unwrap();
     // From here to the end the thread that the controller has, which is this one, does nothing but wait for kubectl.
     let address = format!("--server=https://127.0.0.1:{port}");
     let ask = [

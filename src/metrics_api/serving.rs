@@ -81,7 +81,7 @@ impl Serving {
 ///
 /// # Errors
 /// The address can't be listened on, or there is no thread.
-pub async fn start(
+pub fn start(
     server: Server,
     requests: Arc<dyn requests::Observer>,
     options: Options,
@@ -96,7 +96,7 @@ pub async fn start(
         Some(options) => {
             let (requests, standing) = (Arc::clone(&requests), standing.clone());
             let started = reports::start(&server, requests, options, rules, standing, kept.clone());
-            or_never(Some(started.await?))
+            or_never(Some(started?))
         }
         None => or_never(None),
     };

@@ -123,7 +123,7 @@ pub async fn run(
         let rules = controller.rule_queries.0.clone();
         let started =
             metrics_api::start(server, requests, options, rules, elected.clone(), observer);
-        let (feed, serving) = started.await?;
+        let (feed, serving) = started?;
         controller.reports = feed.reports();
         controller.feed = Some(feed);
         api = Some(serving);

@@ -136,7 +136,7 @@ impl Reports {
 ///
 /// # Errors
 /// The address can't be listened on, there is no client for the API server, or no thread to be had.
-pub async fn start(
+pub fn start(
     server: &Server,
     requests: Arc<dyn Observer>,
     options: Options,
@@ -242,7 +242,6 @@ mod tests {
                 elected,
                 kept,
             )
-            .await
             .unwrap()
         });
         api_server.set_nonblocking(true).unwrap();
