@@ -13,6 +13,8 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # What CI shows of tests/e2e/suite.
 QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver|AskedDirectly
+# What rests on addresses: reports, probes, evictions, replicas that are asked directly, kubelets that are.
+ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestAnExporterOfTheNode|TestPreviewByTheCommand|TestTheStandbyTakesOver$$|Operator
 # Other versions of Kubernetes, and what rests on what an API server does.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
 ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_evict api_permissions api_stolen_token api_stop api_taint
@@ -23,7 +25,7 @@ EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
 .PHONY: help demo test bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny unit guest binary
-.PHONY: versions chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +46,7 @@ test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
 	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
+	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; IPv6 alone, and both families: make ip-families; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
 
 bench: tools-build ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
@@ -131,6 +133,11 @@ scale: tools-cluster build ## Shows the fleet cap, a bad edit that stops, 1000 n
 	@$(SCALE) -skip Fleet
 	@$(MAKE) -s fleet
 	@$(MAKE) -s fleet AGENTS=15000 FOR=2m EVERY=20s
+
+ip-families: tools-cluster build ## Shows it on clusters with IPv6 alone and with both families of addresses (needs root and cgroup v1; twelve minutes)
+	@$(MAKE) -s cluster-build NODES=v1
+	@for family in ipv6 dual; do \
+		IP_FAMILY=$$family NODES=v1 go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 20m -v . -run '$(ADDRESSES)' || exit; done
 
 fleet: tools-cluster build ## The part of it with AGENTS=5000 agents that report EVERY=10s, for FOR=10m in each phase
 	@$(MAKE) -s cluster-build NODES=$(NODE)

@@ -28,7 +28,7 @@ func (s *supervisor) get(path string, object any) error {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{identity}}}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: 5 * time.Second}
-	response, err := client.Get("https://" + controlPlane + ":6443" + path)
+	response, err := client.Get("https://" + s.network.controlPlane() + path)
 	if err != nil {
 		return err
 	}

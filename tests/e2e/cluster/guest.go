@@ -53,11 +53,11 @@ func guestConfig(here layout) []configFile {
 	overlay := func(path string) string { return here.guest(filepath.Join("overlay", path)) }
 	return []configFile{
 		{overlay("etc/containerd/config.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", true)},
-		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", map[string]any{"PodRange": nodePodRange("v2")}},
+		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", guestNetwork.cni("v2")},
 		{overlay("etc/kubernetes/kubelet.yaml"), "kubelet.yaml",
 			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
 		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
-			map[string]any{"Flags": kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
+			map[string]any{"Flags": guestNetwork.kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
 		{here.guest("import.toml"), "containerd.toml", containerdConfig(here.guest("root/var/lib/containerd"), here.guest("cni"), true)},
 	}
 }
@@ -156,7 +156,7 @@ func copyFile(from, to string) error {
 func guestShell(here layout, options ...string) []string {
 	command := []string{"ssh", "-F", "none", "-i", here.run("guest-key"), "-S", guestSocket, "-o", "LogLevel=ERROR",
 		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"}
-	return append(append(command, options...), "root@"+nodeAddress("v2"))
+	return append(append(command, options...), "root@"+guestNetwork[0].guest)
 }
 
 // openGuestShell holds one connection to the guest open, so that a command takes little time.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -8,46 +9,118 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 )
 
-// The sandbox's network: one bridge on which the nodes sit, a pod range for each node, all routed, no NAT between pods.
-const (
-	controlPlane = "10.89.0.1" // also the address of node v1
-	serviceIP    = "10.96.0.1"
-	podRange     = "10.244.0.0/16"
-	serviceRange = "10.96.0.0/16"
-)
-
-func nodeAddress(node string) string {
-	if node == "v2" {
-		return "10.89.0.2"
-	}
-	return controlPlane
+// The sandbox's network: one bridge on which the nodes sit, a pod range for each node, all routed, no NAT between pods. Each has an address
+// of every family that the cluster has.
+type family struct {
+	controlPlane  string // also the address of node v1
+	guest         string // of node v2, which has IPv4 alone
+	bridge        string // the control plane's address, as `ip` takes it
+	serviceIP     string // of the API server
+	serviceRange  string
+	podRange      string
+	nodePodRanges map[string]string
+	everywhere    string
 }
 
-func nodePodRange(node string) string {
-	if node == "v2" {
-		return "10.244.2.0/24"
-	}
-	return "10.244.1.0/24"
+var families = map[string]family{
+	"ipv4": {
+		controlPlane: "10.89.0.1", guest: "10.89.0.2", bridge: "10.89.0.1/24", serviceIP: "10.96.0.1", serviceRange: "10.96.0.0/16",
+		podRange: "10.244.0.0/16", nodePodRanges: map[string]string{"v1": "10.244.1.0/24", "v2": "10.244.2.0/24"},
+		everywhere: "0.0.0.0/0",
+	},
+	"ipv6": {
+		controlPlane: "fd00:89::1", bridge: "fd00:89::1/64 nodad", serviceIP: "fd00:96::1", serviceRange: "fd00:96::/112",
+		podRange: "fd00:244::/48", nodePodRanges: map[string]string{"v1": "fd00:244:0:1::/64"},
+		everywhere: "::/0",
+	},
 }
 
-// makeNetwork sets up the sandbox's own network. The tap device is the guest's network card.
+// network is the families that a cluster has. The first is that of its services where they want but one.
+type network []family
+
+// guestNetwork is the only one that node v2 is made for.
+var guestNetwork = network{families["ipv4"]}
+
+// chosenNetwork reads IP_FAMILY.
+func chosenNetwork(nodes []string) (network, error) {
+	name := cmp.Or(os.Getenv("IP_FAMILY"), "ipv4")
+	names := map[string][]string{"ipv4": {"ipv4"}, "ipv6": {"ipv6"}, "dual": {"ipv4", "ipv6"}}[name]
+	if names == nil {
+		return nil, fmt.Errorf("IP_FAMILY=%s: it is ipv4, ipv6 or dual", name)
+	}
+	if name != "ipv4" && !slices.Equal(nodes, []string{"v1"}) {
+		return nil, fmt.Errorf("IP_FAMILY=%s needs NODES=v1: the guest has IPv4 alone", name)
+	}
+	var chosen network
+	for _, name := range names {
+		chosen = append(chosen, families[name])
+	}
+	return chosen, nil
+}
+
+// all is one thing of every family.
+func (n network) all(of func(family) string) []string {
+	var all []string
+	for _, family := range n {
+		all = append(all, of(family))
+	}
+	return all
+}
+
+func (n network) joined(of func(family) string) string { return strings.Join(n.all(of), ",") }
+
+// controlPlane is the API server's address.
+func (n network) controlPlane() string { return net.JoinHostPort(n[0].controlPlane, "6443") }
+
+func (n network) nodeAddresses(node string) []string {
+	return n.all(func(f family) string {
+		if node == "v2" {
+			return f.guest
+		}
+		return f.controlPlane
+	})
+}
+
+// String is what tells it from others.
+func (n network) String() string { return n.joined(func(f family) string { return f.serviceRange }) }
+
+// cni is what its configuration of a node is rendered with.
+func (n network) cni(node string) map[string]any {
+	return map[string]any{
+		"PodRanges": n.all(func(f family) string { return f.nodePodRanges[node] }),
+		"Routes":    n.all(func(f family) string { return f.everywhere }),
+	}
+}
+
+// make sets up the sandbox's own network. The tap device is the guest's network card.
 // The service range of the guest needs no proxy of its own: its traffic passes node v1, whose kube-proxy translates it.
-func makeNetwork(nodes []string) error {
+func (n network) make(nodes []string) error {
 	commands := `
 link set lo up
-link add nodes type bridge
-addr add 10.89.0.1/24 dev nodes
-link set nodes up
-route add default dev nodes`
+link add nodes type bridge`
+	for _, family := range n {
+		commands += `
+addr add ` + family.bridge + ` dev nodes`
+	}
+	commands += `
+link set nodes up`
+	for _, family := range n {
+		commands += `
+route add ` + family.everywhere + ` dev nodes`
+	}
 	for _, node := range nodes {
 		if node == "v2" {
 			commands += `
 tuntap add guest mode tap
-link set guest master nodes up
-route add ` + nodePodRange(node) + ` via ` + nodeAddress(node)
+link set guest master nodes up`
+			for _, family := range n {
+				commands += `
+route add ` + family.nodePodRanges[node] + ` via ` + family.guest
+			}
 		}
 	}
 	batch := exec.Command("ip", "-batch", "-")
@@ -61,7 +134,12 @@ route add ` + nodePodRange(node) + ` via ` + nodeAddress(node)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	for _, forwarding := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+forwarding, []byte("1"), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // relay passes connections from the host's network to an address in the sandbox.

@@ -129,7 +129,7 @@ var users = []struct {
 }
 
 // makePki writes all keys, certificates and kubeconfigs of a run into run/pki. port is where the host reaches the API server.
-func makePki(here layout, nodes []string, port int) error {
+func makePki(here layout, nodes []string, network network, port int) error {
 	folder := here.run("pki")
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
@@ -145,14 +145,17 @@ func makePki(here layout, nodes []string, port int) error {
 	if err := front.issue("front-proxy", "front-proxy-client", nil); err != nil {
 		return err
 	}
-	if err := ca.issue("apiserver", "kube-apiserver", nil, controlPlane, "127.0.0.1", serviceIP, "localhost",
-		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"); err != nil {
+	names := []string{"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	for _, family := range network {
+		names = append(names, family.controlPlane, family.serviceIP)
+	}
+	if err := ca.issue("apiserver", "kube-apiserver", nil, names...); err != nil {
 		return err
 	}
 	if err := ca.issue("service-account", "service-account", nil); err != nil {
 		return err
 	}
-	inside := "https://" + controlPlane + ":6443"
+	inside := "https://" + network.controlPlane()
 	for _, u := range users {
 		if err := ca.issue(u.name, u.user, u.groups); err != nil {
 			return err
@@ -162,7 +165,7 @@ func makePki(here layout, nodes []string, port int) error {
 		}
 	}
 	for _, node := range nodes {
-		if err := ca.issue(node, "system:node:"+node, []string{"system:nodes"}, node, nodeAddress(node)); err != nil {
+		if err := ca.issue(node, "system:node:"+node, []string{"system:nodes"}, append(network.nodeAddresses(node), node)...); err != nil {
 			return err
 		}
 		if err := ca.writeKubeconfig(filepath.Join(folder, node+".kubeconfig"), inside, node); err != nil {

@@ -11,11 +11,12 @@ import (
 
 // supervisor starts the components and waits for them. Until the cluster is ready the end of one is fatal, later it is started again.
 type supervisor struct {
-	here   layout
-	nodes  []string
-	failed chan error
-	ready  chan struct{}
-	report *os.File
+	here    layout
+	nodes   []string
+	network network
+	failed  chan error
+	ready   chan struct{}
+	report  *os.File
 }
 
 // stage runs one step of the start and reports its time.

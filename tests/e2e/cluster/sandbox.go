@@ -41,6 +41,9 @@ func oneAtATime(here layout, nodes []string, command func(layout, []string) erro
 // up starts the cluster and returns when it is ready. The sandbox lives on.
 func up(here layout, nodes []string) error {
 	start := time.Now()
+	if _, err := chosenNetwork(nodes); err != nil {
+		return err
+	}
 	if err := build(here, nodes); err != nil {
 		return err
 	}
@@ -72,6 +75,17 @@ func checkRunning(here layout, wanted []string) error {
 	}
 	if !slices.Equal(nodes, wanted) {
 		return fmt.Errorf("a cluster with the nodes %v runs already; `cluster down` ends it", nodes)
+	}
+	network, err := chosenNetwork(wanted)
+	if err != nil {
+		return err
+	}
+	running, err := os.ReadFile(here.run("network"))
+	if err != nil {
+		return err
+	}
+	if string(running) != network.String() {
+		return fmt.Errorf("a cluster with the services %s runs already; `cluster down` ends it", running)
 	}
 	fmt.Printf("it runs already\n\nexport KUBECONFIG=%s\n", here.kubeconfig())
 	return nil

@@ -100,7 +100,7 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 			})
 		})
 		t.Run("a pod on "+node+" reaches the API server's service", func(t *testing.T) {
-			if out := must(t, "kubectl", "exec", node, "--", "podtool", "get", "https://"+serviceIP+":443/version"); !strings.Contains(out, kubernetesVersion) {
+			if out := must(t, "kubectl", "exec", node, "--", "podtool", "get", "https://"+families["ipv4"].serviceIP+":443/version"); !strings.Contains(out, kubernetesVersion) {
 				t.Fatal(out)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +21,12 @@ func supervise(here layout) error {
 	}
 	unix.CloseOnExec(progressFd)
 	unix.CloseOnExec(listenerFd)
+	network, err := chosenNetwork(nodes)
+	if err != nil {
+		return err
+	}
 	s := &supervisor{
-		here: here, nodes: nodes,
+		here: here, nodes: nodes, network: network,
 		failed: make(chan error, 16),
 		ready:  make(chan struct{}),
 		report: os.NewFile(progressFd, "progress"),
@@ -42,13 +47,16 @@ func (s *supervisor) bringUp() error {
 		return err
 	}
 	socket.Close()
-	go relay(listener, controlPlane+":6443")
+	go relay(listener, s.network.controlPlane())
 
-	err = s.stage("network", func() error { return makeNetwork(s.nodes) })
+	if err := os.WriteFile(s.here.run("network"), []byte(s.network.String()), 0o644); err != nil {
+		return err
+	}
+	err = s.stage("network", func() error { return s.network.make(s.nodes) })
 	if err != nil {
 		return err
 	}
-	err = s.stage("certificates", func() error { return makePki(s.here, s.nodes, listener.Addr().(*net.TCPAddr).Port) })
+	err = s.stage("certificates", func() error { return makePki(s.here, s.nodes, s.network, listener.Addr().(*net.TCPAddr).Port) })
 	if err != nil {
 		return err
 	}
@@ -98,7 +106,8 @@ func (s *supervisor) startControlPlane() error {
 	s.start("kube-apiserver", []string{s.here.bin("kube-apiserver"),
 		"--audit-policy-file=" + audit, "--audit-log-path=" + s.here.log("audit"), "--audit-log-maxsize=1000",
 		"--etcd-servers=http://127.0.0.1:2379",
-		"--advertise-address=" + controlPlane, "--secure-port=6443", "--service-cluster-ip-range=" + serviceRange,
+		"--advertise-address=" + s.network[0].controlPlane, "--secure-port=6443",
+		"--service-cluster-ip-range=" + s.network.String(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged",
 		"--tls-cert-file=" + pki("apiserver.crt"), "--tls-private-key-file=" + pki("apiserver.key"), "--client-ca-file=" + pki("ca.crt"),
 		"--kubelet-certificate-authority=" + pki("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
@@ -121,7 +130,7 @@ func (s *supervisor) startControlPlane() error {
 	s.start("kube-scheduler", []string{s.here.bin("kube-scheduler"), "--leader-elect=false", "--kubeconfig=" + pki("scheduler.kubeconfig"),
 		"--authentication-kubeconfig=" + pki("scheduler.kubeconfig"), "--authorization-kubeconfig=" + pki("scheduler.kubeconfig")})
 	config := s.here.run("kube-proxy.yaml")
-	if err := renderTo(config, "kube-proxy.yaml", map[string]any{"Pki": s.here.run("pki"), "PodRange": podRange, "Node": s.nodes[0]}); err != nil {
+	if err := renderTo(config, "kube-proxy.yaml", map[string]any{"Pki": s.here.run("pki"), "PodRange": s.network.joined(func(f family) string { return f.podRange }), "Node": s.nodes[0]}); err != nil {
 		return err
 	}
 	s.start("kube-proxy", []string{s.here.bin("kube-proxy"), "--config", config})
@@ -138,7 +147,7 @@ func (s *supervisor) startNode() error {
 		return err
 	}
 	cni := s.here.run("cni")
-	if err := renderTo(filepath.Join(cni, "10-pods.conflist"), "cni.conflist", map[string]any{"PodRange": nodePodRange("v1")}); err != nil {
+	if err := renderTo(filepath.Join(cni, "10-pods.conflist"), "cni.conflist", s.network.cni("v1")); err != nil {
 		return err
 	}
 	config := s.here.run("containerd.toml")
@@ -158,7 +167,7 @@ func (s *supervisor) startNode() error {
 	if err != nil {
 		return err
 	}
-	command := append([]string{s.here.bin("kubelet")}, kubeletFlags("v1", kubelet, filepath.Join(s.here.run("pki"), "v1.kubeconfig"))...)
+	command := append([]string{s.here.bin("kubelet")}, s.network.kubeletFlags("v1", kubelet, filepath.Join(s.here.run("pki"), "v1.kubeconfig"))...)
 	s.start("kubelet", command)
 	return nil
 }
@@ -166,9 +175,9 @@ func (s *supervisor) startNode() error {
 // cgroupLabel is the nodes' label that tells which cgroup version they have.
 const cgroupLabel = "e2e.plimsoll.dev/cgroup"
 
-func kubeletFlags(node, config, kubeconfig string) []string {
+func (n network) kubeletFlags(node, config, kubeconfig string) []string {
 	return []string{"--config=" + config, "--kubeconfig=" + kubeconfig, "--hostname-override=" + node,
-		"--node-ip=" + nodeAddress(node), "--node-labels=" + cgroupLabel + "=" + node}
+		"--node-ip=" + strings.Join(n.nodeAddresses(node), ","), "--node-labels=" + cgroupLabel + "=" + node}
 }
 
 // waitNode waits until the API server says that a node is Ready.
