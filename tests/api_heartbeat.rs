@@ -49,6 +49,7 @@ struct Agent {
     proxy: Proxy,
     /// The sampling loop turns while this is true.
     turns: watch::Sender<bool>,
+    mark: watch::Sender<Option<Percent>>,
     acknowledged: watch::Sender<bool>,
     registry: Registry,
     _heartbeat: Heartbeat,
@@ -62,12 +63,14 @@ impl Agent {
         let own = connect(Some(file.path())).await.unwrap();
         let (pulse, felt) = watch::channel(Pulse::default());
         let (turns, turning) = watch::channel(true);
+        let (mark, marked) = watch::channel(None);
         tokio::spawn(async move {
             loop {
                 if *turning.borrow() {
                     pulse.send_modify(|pulse| {
                         pulse.turned = Some(boot_time());
                         pulse.summary.cpu = Percent::of(42.0);
+                        pulse.summary.cpu_mark = *marked.borrow();
                     });
                 }
                 sleep(Duration::from_millis(200)).await;
@@ -90,6 +93,7 @@ impl Agent {
             api: Api::namespaced(client.clone(), LEASES),
             proxy,
             turns,
+            mark,
             acknowledged,
             registry,
             _heartbeat: heartbeat,
@@ -277,6 +281,11 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     sleep(Duration::from_secs(25)).await;
     let calls = agent.calls();
     assert!(calls.is_empty() || calls == "PUT", "once a minute: {calls}");
+    let before = agent.sequence().await;
+    agent.mark.send_replace(Percent::of(75.0));
+    let took = agent.renewed_after(before).await;
+    assert!(took < Duration::from_secs(10), "a new mark waits {took:?}");
+    assert_eq!(agent.calls(), "PUT");
     let before = agent.sequence().await;
     agent.acknowledged.send_replace(false);
     let took = agent.renewed_after(before).await;

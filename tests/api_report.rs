@@ -110,7 +110,7 @@ async fn describe_tells_the_story_on_node_watermark_and_pod() {
         })
         .collect();
     assert_eq!(of_cpu.len(), 1, "equal ones are counted");
-    assert_eq!(of_cpu[0]["series"]["count"], 2);
+    assert_eq!(of_cpu[0]["count"], 2);
     let described = plane.kubectl(&["describe", "nwm", NODE]);
     assert!(
         described.contains("q/cpu is on the watermark"),
@@ -156,12 +156,16 @@ async fn what_happens_while_no_api_server_answers_is_told_afterwards() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(proxy.take_seen().len(), 6, "each once more, and no storm");
-    let events = plane.list("events.events.k8s.io");
+    let events = plane.list("events");
     let mut messages: Vec<&str> = Vec::new();
     for event in &events {
-        messages.push(event["note"].as_str().unwrap());
+        messages.push(event["message"].as_str().unwrap());
         let time: jiff::Timestamp = event["eventTime"].as_str().unwrap().parse().unwrap();
         assert!(time <= told, "it bears the time when it happened: {event}");
+        assert!(
+            event["lastTimestamp"].is_string() && event["count"] == 1,
+            "kubectl get events sorts by it: {event}"
+        );
     }
     messages.sort_unstable();
     assert_eq!(messages, ["one", "three", "two"], "each once");

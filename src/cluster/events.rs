@@ -1,17 +1,18 @@
 //! Events: what people see in `kubectl describe`. Equal ones are counted, not repeated.
 //!
-//! The recorder of the client library takes two events for equal whose messages differ, and shows the first alone.
+//! The recorder of the client library takes two events for equal whose messages differ, and shows the first alone. And it writes by
+//! `events.k8s.io/v1`, which refuses `lastTimestamp` and `count`: events without these are not sorted by
+//! `kubectl get events --sort-by=.lastTimestamp`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::events::v1::{Event, EventSeries};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::api::core::v1::{Event, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client::{CallError, call, stored};
 use super::clock;
@@ -109,7 +110,8 @@ impl Events {
                 }
             }
         }
-        let event = self.event(happening, at, &namespace);
+        let by = [self.component.clone(), self.instance.clone()];
+        let event = event(by, happening, at, &namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
         match call(stored(api.create(&PostParams::default(), &event))).await {
             // An earlier try, whose answer was lost, was carried out.
@@ -135,43 +137,86 @@ impl Events {
         written.retain(|(known, _)| *known != key);
         written.push((key, Written { name, count, last }));
     }
+}
 
-    fn event(&self, happening: Happening, at: Timestamp, namespace: &str) -> Event {
-        let about = happening.about.name.as_deref().unwrap_or(&self.component);
-        Event {
-            metadata: ObjectMeta {
-                namespace: Some(namespace.to_owned()),
-                name: Some(format!("{about}.{:x}", at.as_nanosecond())),
-                ..ObjectMeta::default()
-            },
-            type_: Some(
-                if happening.warning {
-                    "Warning"
-                } else {
-                    "Normal"
-                }
-                .to_owned(),
-            ),
-            event_time: Some(MicroTime(at)),
-            reporting_controller: Some(self.component.clone()),
-            reporting_instance: Some(self.instance.clone()),
-            action: Some(happening.action),
-            reason: Some(happening.reason),
-            note: Some(happening.message),
-            regarding: Some(happening.about),
-            ..Event::default()
-        }
+/// The event that a component, on an instance, writes of this.
+fn event(
+    [component, instance]: [String; 2],
+    happening: Happening,
+    at: Timestamp,
+    namespace: &str,
+) -> Event {
+    let about = happening.about.name.as_deref().unwrap_or(&component);
+    let type_ = if happening.warning {
+        "Warning"
+    } else {
+        "Normal"
+    };
+    Event {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name: Some(format!("{about}.{:x}", at.as_nanosecond())),
+            ..ObjectMeta::default()
+        },
+        type_: Some(type_.to_owned()),
+        event_time: Some(MicroTime(at)),
+        first_timestamp: Some(Time(at)),
+        last_timestamp: Some(Time(at)),
+        count: Some(1),
+        reporting_component: Some(component),
+        reporting_instance: Some(instance),
+        action: Some(happening.action),
+        reason: Some(happening.reason),
+        message: Some(happening.message),
+        involved_object: happening.about,
+        ..Event::default()
     }
 }
 
+/// That it came again.
+fn again(known: &Written, at: Timestamp) -> Value {
+    json!({"count": known.count + 1, "lastTimestamp": Time(at)})
+}
+
 async fn count(api: &Api<Event>, known: &Written, at: Timestamp) -> Result<(), CallError> {
-    let series = EventSeries {
-        count: known.count + 1,
-        last_observed_time: MicroTime(at),
-    };
-    let patch = Patch::Merge(json!({"series": series}));
+    let patch = Patch::Merge(again(known, at));
     let params = PatchParams::default();
     call(stored(api.patch(&known.name, &params, &patch)))
         .await
         .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_says_when_it_was_seen_first_and_last_and_how_often() {
+        let happening = Happening {
+            about: about_node("worker"),
+            warning: true,
+            reason: "RuleBreached".to_owned(),
+            action: "RuleBreached".to_owned(),
+            message: "above its mark".to_owned(),
+        };
+        let by = ["plimsoll-agent".to_owned(), "worker".to_owned()];
+        let at = |text: &str| -> Timestamp { text.parse().expect("a time") };
+        let first = "2026-01-01T00:00:00Z";
+        let event = event(by, happening, at(first), "default");
+        let event = serde_json::to_value(event).expect("JSON");
+        assert_eq!(
+            (&event["firstTimestamp"], &event["lastTimestamp"]),
+            (&json!(first), &json!(first)),
+            "kubectl sorts by the latter"
+        );
+        assert_eq!(event["count"], 1);
+        let known = Written {
+            name: String::new(),
+            count: 1,
+            last: BootTime::default(),
+        };
+        let last = "2026-01-01T00:05:00Z";
+        let patch = json!({"count": 2, "lastTimestamp": last});
+        assert_eq!(again(&known, at(last)), patch);
+    }
 }

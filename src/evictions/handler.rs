@@ -9,7 +9,6 @@ use kube::{Api, Client};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use super::events::RefusalEvents;
 use super::ledger::{Granted, Place, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::recorder::{Change, Settlement, SharedLedger};
@@ -41,7 +40,6 @@ pub struct Handler {
     pub(super) rules: mpsc::Sender<RuleQuery>,
     /// The ledger, and the way to change it; `None`: there are no budgets.
     pub(super) budgets: Option<(SharedLedger, mpsc::Sender<Change>)>,
-    pub(super) events: RefusalEvents,
     pub(super) metrics: EvictionMetrics,
 }
 
@@ -62,7 +60,8 @@ impl Handler {
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
-                self.events.refused(node, &request.target, &refusal);
+                let (pod, why) = (&request.target.name, refusal.answer.why());
+                tracing::debug!(%node, pod, why, result = refusal.label, "not evicted");
                 (refusal.label, refusal.answer)
             }
         };

@@ -9,7 +9,6 @@
 //! next leader knows.
 
 pub mod budget;
-mod events;
 mod handler;
 pub mod ledger;
 mod metrics;
@@ -33,7 +32,6 @@ use crate::crd::eviction::{Answer, EvictionRequest, Objection};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
 use budget::Budgets;
-use events::RefusalEvents;
 use handler::Handler;
 use queue::{Pending, Queue};
 use recorder::{Location, Recorder, SharedLedger};
@@ -55,8 +53,6 @@ pub struct Options {
     pub budgets: Option<Budgets>,
     /// The namespace of the emergency stop, which is that of the agents' Leases.
     pub lease_namespace: String,
-    /// This replica.
-    pub identity: String,
     /// The figures for Prometheus.
     pub metrics: EvictionMetrics,
 }
@@ -156,7 +152,6 @@ impl Options {
             record: "plimsoll-evictions".to_owned(),
             budgets: None,
             lease_namespace: "plimsoll-node-lease".to_owned(),
-            identity: "test".to_owned(),
             metrics: EvictionMetrics::default(),
         }
     }
@@ -189,7 +184,6 @@ pub fn start(
         )
     });
     let handler = Handler {
-        events: RefusalEvents::new(client.clone(), &options.identity),
         budgets: recorder.is_some().then_some((ledger, changes)),
         lease_namespace: options.lease_namespace,
         rules,

@@ -14,8 +14,6 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct Refusal {
     /// The word by which it is counted.
     pub label: &'static str,
-    /// It is about no pod in particular.
-    pub is_general: bool,
     /// What the agent is answered.
     pub answer: Answer,
 }
@@ -28,19 +26,11 @@ impl Refusal {
             by: Delay::Leader,
             why: why.into(),
         };
-        Self {
-            label,
-            is_general: true,
-            answer,
-        }
+        Self { label, answer }
     }
 
     const fn of_pod(label: &'static str, answer: Answer) -> Self {
-        Self {
-            label,
-            is_general: false,
-            answer,
-        }
+        Self { label, answer }
     }
 
     /// There was no time left to find out, and the agent no longer waits.
@@ -96,7 +86,6 @@ impl Refusal {
         };
         Self {
             label: spent.scope.name(),
-            is_general: matches!(answer, Answer::Wait { .. }),
             answer,
         }
     }
@@ -128,12 +117,10 @@ mod tests {
             by: Delay::Budget,
             why: why.to_owned(),
         };
-        assert!(fleet.is_general);
         assert_eq!((fleet.label, fleet.answer), ("fleet", wait));
         for scope in [Scope::Namespace, Scope::Owner] {
             let refusal = of(scope);
             assert!(matches!(refusal.answer, Answer::Budget { .. }), "{scope:?}");
-            assert!(!refusal.is_general, "{scope:?}: it is about this pod");
         }
     }
 }

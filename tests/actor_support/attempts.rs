@@ -138,10 +138,10 @@ pub fn lease(name: &str) -> Value {
 
 pub fn event(namespace: &str, instance: &str, about: &Value) -> Value {
     json!({
-        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "apiVersion": "v1", "kind": "Event",
         "metadata": {"name": "forged", "namespace": namespace},
         "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Warning", "reason": "Forged", "action": "Forged",
-        "reportingController": AGENT, "reportingInstance": instance, "note": "x", "regarding": about,
+        "reportingComponent": AGENT, "reportingInstance": instance, "message": "x", "involvedObject": about,
     })
 }
 
@@ -149,7 +149,7 @@ pub fn event(namespace: &str, instance: &str, about: &Value) -> Value {
 pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
     let theirs = format!("{leases}/{OTHER}");
-    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let events = "/api/v1/namespaces/default/events";
     let node = json!({"apiVersion": "v1", "kind": "Node", "name": OTHER, "uid": OTHER});
     let own = json!({"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": OWN});
     let policy =
@@ -157,7 +157,9 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
     let only = format!("may write no Lease but {LEASES}/{OWN}, not {LEASES}/{OTHER}");
     let foreign = "about pods, its own Node and its own NodeWatermark, not about";
     let mut kubelet = event("default", OWN, &own);
-    kubelet["reportingController"] = "kubelet".into();
+    kubelet["reportingComponent"] = "kubelet".into();
+    let mut source = event("default", OWN, &own);
+    source["source"] = json!({"component": "kubelet"});
     let post =
         |what, body: Value, words: &str| attempt(what, ("POST", events), (JSON, body), words);
     vec![
@@ -181,6 +183,11 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
         post(
             "a kubelet's event",
             kubelet,
+            "may write events in no name but its own",
+        ),
+        post(
+            "an event with a kubelet as its source",
+            source,
             "may write events in no name but its own",
         ),
         post(

@@ -426,6 +426,8 @@ impl Agent {
             self.memory.keep_rules(self.rules.spec());
         }
         self.reporter.recount(machine);
+        // So that the Lease soon has the marks of these rules.
+        self.builder.changed();
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
         self.metrics.rules(ordered::map(names));

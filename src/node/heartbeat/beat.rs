@@ -19,6 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// So many answers in a row may lead to another call at once: from a conflict by way of a read to a create, and one
 /// more.
 const MOST_AT_ONCE: u32 = 3;
+/// What changed is written within this time, so that those who learned of it together do not write together.
+const SOON: Duration = Duration::from_secs(2);
 /// While the sampling loop stands still it is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -144,6 +146,13 @@ impl Beat {
                 self.due.min(began + INTERVAL.mul_f64(1.0 + JITTER))
             }
             _ => self.due,
+        }
+    }
+
+    /// The Lease is to be renewed within [`SOON`], unless the last call failed.
+    pub fn hurry(&mut self, now: BootTime) {
+        if self.failures == 0 {
+            self.due = self.due.min(now + SOON.mul_f64(self.random.f64()));
         }
     }
 

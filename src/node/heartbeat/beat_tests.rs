@@ -61,6 +61,26 @@ impl Agent {
 }
 
 #[test]
+fn what_changed_is_written_within_two_seconds_unless_the_last_call_failed() {
+    for seed in 0..100 {
+        let mut agent = Agent::beating(seed);
+        agent.acknowledged = true;
+        for _ in 0..3 {
+            let since = agent.now;
+            agent.renews(since);
+        }
+        let since = agent.now;
+        agent.beat.hurry(since);
+        assert!(agent.renews(since) <= Duration::from_secs(2));
+        assert_eq!(agent.call().0, Call::Renew);
+        agent.comes(Outcome::Failed(Some(Duration::from_secs(20))));
+        let since = agent.now;
+        agent.beat.hurry(since);
+        assert!(agent.renews(since) >= Duration::from_secs(20));
+    }
+}
+
+#[test]
 fn a_missing_lease_is_created_at_once_and_one_that_changed_is_read_at_once() {
     let mut agent = Agent::new(1);
     assert_eq!(agent.call(), (Call::Read, 40));

@@ -12,6 +12,7 @@ use super::lease;
 use super::metrics::Heartbeats;
 use super::{Options, Pulse};
 use crate::cluster::client::{CallError, call, found, stored};
+use crate::crd::summary::Percent;
 use crate::node::clock;
 
 /// Runs until the sampling loop is gone.
@@ -34,6 +35,7 @@ pub(super) async fn run(
             Step::Wait(left) => tokio::select! {
                 () = sleep(left) => {}
                 () = changed(&mut acknowledged) => {}
+                () = heart.marks_change(&mut pulse) => beat.hurry(clock::boot_time()),
             },
             Step::Stalled(left) => tokio::select! {
                 () = sleep(left) => {}
@@ -56,12 +58,21 @@ async fn changed(acknowledged: &mut watch::Receiver<bool>) {
     }
 }
 
+/// The marks over CPU and memory.
+type Marks = [Option<Percent>; 2];
+
+fn marks(pulse: &Pulse) -> Marks {
+    [pulse.summary.cpu_mark, pulse.summary.memory_mark]
+}
+
 struct Heart {
     api: Api<Lease>,
     options: Options,
     metrics: Heartbeats,
     /// As the API server returned it last.
     lease: Lease,
+    /// The marks that it has; `None`: it was not written yet.
+    marks: Option<Marks>,
     /// Why the last call failed, as it was last told.
     failure: Option<String>,
 }
@@ -71,9 +82,22 @@ impl Heart {
         Self {
             api: Api::namespaced(client, &options.namespace),
             lease: lease::new(&options.namespace, &options.node),
+            marks: None,
             options,
             metrics,
             failure: None,
+        }
+    }
+
+    /// Waits until the marks are others than those of the Lease, which it has from then on.
+    async fn marks_change(&mut self, pulse: &mut watch::Receiver<Pulse>) {
+        let Some(written) = &mut self.marks else {
+            return std::future::pending().await;
+        };
+        let changed = pulse.wait_for(|pulse| marks(pulse) != *written).await;
+        match changed.map(|pulse| marks(&pulse)) {
+            Ok(marks) => *written = marks,
+            Err(_) => std::future::pending().await,
         }
     }
 
@@ -97,6 +121,9 @@ impl Heart {
                 // Who wrote which field is of no use here, and the larger part of it.
                 lease.metadata.managed_fields = None;
                 self.lease = lease;
+                if what != Call::Read {
+                    self.marks = Some(marks(pulse));
+                }
                 self.succeeded(what)
             }
             Err(error) => self.failed(what, &error),

@@ -1,13 +1,11 @@
 //! Events: what `kubectl describe` tells of a node, of its `NodeWatermark` and of its pods. Transitions alone, never
-//! a tick, never a step.
+//! a tick, never a step; and each once, about the object that people look at for it.
 //!
-//! | about | on the Node | on the `NodeWatermark` | on the pod |
-//! |---|---|---|---|
-//! | a rule | breached, ended | and cooling, unknown | |
-//! | new pods | kept away, welcome | the same | |
-//! | a throttle | | begins and ends, all pods of a moment together | begins, floor, ends |
-//! | an eviction | done | done, refused | done, refused |
-//! | the emergency stop | begins, ends | | |
+//! | on | about |
+//! |---|---|
+//! | the Node | its rules: breached, cooling, ended; new pods: kept away, welcome; the emergency stop |
+//! | the pod | its throttle: begins, floor, ends; its eviction: done, refused |
+//! | the `NodeWatermark` | what keeps the agent from doing what the rules say |
 //!
 //! A Preview rule tells of its actions what it would tell with `strategy: None`, with a reason that begins with Would.
 
@@ -22,7 +20,7 @@ use crate::node::actuate::evict_api::{Fate, Outcome};
 use crate::node::actuate::taint::Standing;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
-use crate::node::machine::wording::{count, format_value, short, unknown_reason};
+use crate::node::machine::wording::{format_value, short, unknown_reason};
 
 mod throttles;
 
@@ -157,7 +155,6 @@ impl Teller {
                 Event::Notice(notice) => noticed(&notice.news, out),
             }
         }
-        self.throttles.sum_up(out);
     }
 
     fn decided(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
@@ -197,10 +194,10 @@ impl Teller {
             Change::Evict { .. } => self.evict(decision, facts, out),
             Change::SchedulingDisabled { effect } if *would => {
                 let message = closed(*effect, &facts.why(rule));
-                on_both(true, of(CLOSED, true), &message, out);
+                out.push(on_node(true, of(CLOSED, true), message));
             }
             Change::SchedulingEnabled if *would => {
-                on_both(false, of(OPENED, true), &facts.why(rule), out);
+                out.push(on_node(false, of(OPENED, true), facts.why(rule)));
             }
             _ => {}
         }
@@ -234,7 +231,8 @@ impl Teller {
         let words = format!("{why}; grace {}{release}", short(*grace));
         if decision.transition.would {
             let about = About::pod(decision.pod_name.as_deref(), pod);
-            evicted(about, of(EVICTED, true), &words, out);
+            let reason = of(EVICTED, true);
+            out.extend(about.map(|about| note(about, true, reason, words)));
         } else {
             self.evicting.insert(pod.clone(), words);
         }
@@ -254,14 +252,14 @@ impl Teller {
             Fate::Accepted => {
                 let words = self.evicting.remove(&uid);
                 let words = words.unwrap_or_else(|| outcome.request.rule.to_string());
-                evicted(Some(about), of(EVICTED, false), &words, out);
+                out.push(note(about, true, of(EVICTED, false), words));
             }
             Fate::Terminating | Fate::Gone => drop(self.evicting.remove(&uid)),
             Fate::Refused { why, .. } => {
                 self.evicting.remove(&uid);
                 if why.obstacle().is_none() {
                     let words = format!("{}: {why}", outcome.request.rule);
-                    refused(about, &words, out);
+                    out.push(note(about, true, "EvictionRefused", words));
                 }
             }
         }
@@ -277,15 +275,16 @@ impl Teller {
         };
         if before.effect != standing.effect {
             if let Some(effect) = standing.effect {
-                on_both(true, of(CLOSED, false), &closed(effect, words), out);
+                out.push(on_node(true, of(CLOSED, false), closed(effect, words)));
             } else {
-                let message = "no rule keeps new pods away any more: our taint is gone";
-                on_both(false, of(OPENED, false), message, out);
+                let message = "no rule keeps new pods away any more: our taint is gone".to_owned();
+                out.push(on_node(false, of(OPENED, false), message));
             }
         }
         if standing.contested && !before.contested {
-            let message = "somebody keeps undoing our taint and condition: left alone for a while";
-            on_both(true, "TaintContested", message, out);
+            let message =
+                "somebody keeps undoing our taint and condition: left alone for a while".to_owned();
+            out.push(on_node(true, "TaintContested", message));
         }
     }
 }
@@ -339,14 +338,14 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
             let action = rule.map_or("", |rule| rule.action.name.as_str());
             let message =
                 format!("{id}: {named} {now} is above its mark {mark}; action {action}{preview}");
-            on_both(true, "RuleBreached", &message, out);
+            out.push(on_node(true, "RuleBreached", message));
         }
         RuleState::Cooling => {
             let cool = rule.map_or_else(String::new, |rule| short(rule.action.cool_down));
             let message = format!(
                 "{id}: {named} {now}, mark {mark}: what is in force is held for {cool} after the last breach{preview}"
             );
-            out.push(note(About::Watermark, false, "RuleCooling", message));
+            out.push(on_node(false, "RuleCooling", message));
         }
         RuleState::Normal => {
             let why = if *unknown_too_long {
@@ -355,7 +354,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
                 format!("{named} {now}, mark {mark}")
             };
             let message = format!("{id}: {why}: what is in force is undone{preview}");
-            on_both(*unknown_too_long, "RuleEnded", &message, out);
+            out.push(on_node(*unknown_too_long, "RuleEnded", message));
         }
     }
 }
@@ -368,7 +367,7 @@ fn closed(effect: TaintEffect, why: &str) -> String {
     format!("{why}; {taint}")
 }
 
-fn note(about: About, warning: bool, reason: &'static str, message: String) -> Note {
+const fn note(about: About, warning: bool, reason: &'static str, message: String) -> Note {
     Note {
         about,
         warning,
@@ -377,32 +376,8 @@ fn note(about: About, warning: bool, reason: &'static str, message: String) -> N
     }
 }
 
-fn on_both(warning: bool, reason: &'static str, message: &str, out: &mut Vec<Note>) {
-    for about in [About::Node, About::Watermark] {
-        out.push(note(about, warning, reason, message.to_owned()));
-    }
-}
-
-fn full_name(about: &About) -> String {
-    match about {
-        About::Pod {
-            namespace, name, ..
-        } => format!("{namespace}/{name}"),
-        _ => String::new(),
-    }
-}
-
-fn evicted(about: Option<About>, reason: &'static str, words: &str, out: &mut Vec<Note>) {
-    let Some(about) = about else { return };
-    let message = format!("pod {}: {words}", full_name(&about));
-    on_both(true, reason, &message, out);
-    out.push(note(about, true, reason, words.to_owned()));
-}
-
-fn refused(about: About, words: &str, out: &mut Vec<Note>) {
-    let message = format!("pod {}: {words}", full_name(&about));
-    out.push(note(About::Watermark, true, "EvictionRefused", message));
-    out.push(note(about, true, "EvictionRefused", words.to_owned()));
+const fn on_node(warning: bool, reason: &'static str, message: String) -> Note {
+    note(About::Node, warning, reason, message)
 }
 
 fn noticed(news: &News, out: &mut Vec<Note>) {
@@ -423,18 +398,6 @@ fn noticed(news: &News, out: &mut Vec<Note>) {
         _ => return,
     };
     out.push(note(About::Watermark, true, reason, message));
-}
-
-/// `batch/a, batch/b and 3 more (5 pods)`
-fn list(names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let shown = names.iter().take(SHOWN).map(String::as_str);
-    let shown = shown.collect::<Vec<_>>().join(", ");
-    let pods = count(names.len(), "pod");
-    match names.len().saturating_sub(SHOWN) {
-        0 => format!("{shown} ({pods})"),
-        more => format!("{shown} and {more} more ({pods})"),
-    }
 }
 
 #[cfg(test)]

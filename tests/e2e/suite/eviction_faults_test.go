@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,15 +52,16 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 	s.waitKept(s.name)
 
 	spent := fmt.Sprintf("the node's budget of evictions, %d in 1m, is spent", nodeBudget)
-	event := "EvictionRefused: no pod of the node is evicted now: " + spent
-	before := timesTold(t, "Node", "", s.node)[event]
 	s.set(hot)
 	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.heldUp(spent) })
-	eventually(t, 10*time.Second, "an event of the node says so", func() error {
-		if now := timesTold(t, "Node", "", s.node); now[event] <= before {
-			return fmt.Errorf("told: %v", now)
+	eventually(t, 10*time.Second, "an event of its NodeWatermark says so", func() error {
+		told := timesTold(t, "NodeWatermark", "", s.node)
+		for event := range told {
+			if strings.HasPrefix(event, "EvictionRefused: "+s.name+"/") && strings.HasSuffix(event, ": no pod is evicted: "+spent) {
+				return nil
+			}
 		}
-		return nil
+		return fmt.Errorf("told: %v", told)
 	})
 	always(t, 3*time.Second, "two pods in a minute", e.only(first, second))
 	s.waitEnding(90*time.Second, third)

@@ -37,7 +37,8 @@ func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(
 	t.Parallel()
 	haveAllNodes(t) // others may not restart the agent
 	node := nodes[0]
-	if out, err := tryOnNode(node, "command -v nsenter iptables"); err != nil {
+	tables := packetFilter(t)
+	if out, err := tryOnNode(node, "command -v nsenter "+tables); err != nil {
 		t.Skipf("%s has not all that this needs: %s", node, out)
 	}
 	s := newScene(t, node)
@@ -46,8 +47,8 @@ func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(
 	s.evictsOneARound()
 	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
 	const drop = "OUTPUT --protocol tcp --dport 8444 --jump DROP"
-	onNode(t, node, inside+"iptables --append "+drop)
-	t.Cleanup(func() { tryOnNode(node, inside+"iptables --delete "+drop) })
+	onNode(t, node, inside+tables+" --append "+drop)
+	t.Cleanup(func() { tryOnNode(node, inside+tables+" --delete "+drop) })
 	cut := time.Now()
 	s.set(hot)
 	// By the port it waits for an answer first, for 8 s.
@@ -58,7 +59,7 @@ func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(
 	if given == "" && !askedByAPIServer(t, node, cut) {
 		t.Error("the agent has not asked through the API server")
 	}
-	onNode(t, node, inside+"iptables --delete "+drop)
+	onNode(t, node, inside+tables+" --delete "+drop)
 	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return told(node) })
 }
 

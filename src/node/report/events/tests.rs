@@ -118,7 +118,9 @@ fn line(note: &Note) -> String {
     let about = match &note.about {
         About::Node => "node".to_owned(),
         About::Watermark => "nwm".to_owned(),
-        pod @ About::Pod { .. } => full_name(pod),
+        About::Pod {
+            namespace, name, ..
+        } => format!("{namespace}/{name}"),
     };
     format!("{} {about}: {}", note.reason, note.message)
 }
@@ -138,10 +140,8 @@ fn a_rule_is_told_with_value_and_mark_in_units_that_people_read() {
         lines,
         [
             "RuleBreached node: q/r: cpu_total_usage 7200m is above its mark 4000m; action calm",
-            "RuleBreached nwm: q/r: cpu_total_usage 7200m is above its mark 4000m; action calm",
-            "RuleCooling nwm: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is held for 5m after the last breach",
+            "RuleCooling node: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is held for 5m after the last breach",
             "RuleEnded node: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is undone",
-            "RuleEnded nwm: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is undone",
         ]
     );
 }
@@ -181,35 +181,8 @@ fn of_a_throttle_the_beginning_the_floor_and_the_end_are_told_once() {
         lines,
         [
             "PodThrottled batch/a: q/r: cpu_total_usage 7200m, mark 4000m; CPU at most 700m from now on (70 %)",
-            "PodThrottled nwm: q/r: cpu_total_usage 7200m, mark 4000m; batch/a (1 pod)",
             "PodAtThrottleFloor batch/a: q/r: cpu_total_usage 7200m, mark 4000m; CPU at most 100m from now on (10 %), the lowest",
             "PodRestored batch/a: q/r: cpu_total_usage 7200m, mark 4000m; it has its own CPU limit again",
-            "PodRestored nwm: q/r: cpu_total_usage 7200m, mark 4000m; batch/a (1 pod)",
-        ]
-    );
-}
-
-#[test]
-fn the_pods_of_one_moment_are_told_together() {
-    let (policy, reports) = (policy(), [report()]);
-    let facts = Facts {
-        policy: &policy,
-        reports: &reports,
-    };
-    let events: Vec<Event> = (0..7)
-        .map(|index| decision(false, throttle(&format!("p{index}"), 100, 70)))
-        .collect();
-    let mut notes = Vec::new();
-    Teller::default().hear(&events, facts, &mut notes);
-    let summary: Vec<String> = notes
-        .iter()
-        .map(line)
-        .filter(|it| it.contains("nwm"))
-        .collect();
-    assert_eq!(
-        summary,
-        [
-            "PodThrottled nwm: q/r: cpu_total_usage 7200m, mark 4000m; batch/p0, batch/p1, batch/p2, batch/p3, batch/p4 and 2 more (7 pods)"
         ]
     );
 }
@@ -331,27 +304,21 @@ fn an_eviction_is_told_when_it_is_accepted_and_a_refusal_names_its_reason() {
     teller.outcome(&outcome(Fate::Accepted), &mut notes);
     let lines: Vec<String> = notes.iter().map(line).collect();
     let words = "q/r: cpu_total_usage 7200m, mark 4000m; grace 30s, to release 450m";
-    assert_eq!(
-        lines,
-        [
-            format!("PodEvicted node: pod batch/a: {words}"),
-            format!("PodEvicted nwm: pod batch/a: {words}"),
-            format!("PodEvicted batch/a: {words}"),
-        ]
-    );
+    assert_eq!(lines, [format!("PodEvicted batch/a: {words}")]);
     let would = told(&mut Teller::default(), true, vec![evict()]);
-    assert_eq!(would[2], format!("WouldEvict batch/a: {words}"));
+    assert_eq!(would, [format!("WouldEvict batch/a: {words}")]);
     notes.clear();
     let why =
         Refusal::Budget("The disruption budget web needs 2 healthy pods and has 2".to_owned());
     let until = BootTime::default();
     teller.outcome(&outcome(Fate::Refused { until, why }), &mut notes);
-    assert!(notes.iter().all(|note| note.reason == "EvictionRefused"));
-    assert!(notes[1].message.contains("budget web"), "{notes:?}");
+    let lines: Vec<String> = notes.iter().map(line).collect();
+    let words = "q/r: The disruption budget web needs 2 healthy pods and has 2";
+    assert_eq!(lines, [format!("EvictionRefused batch/a: {words}")]);
     notes.clear();
     let why = Refusal::Unanswered("timed out".to_owned());
     teller.outcome(&outcome(Fate::Refused { until, why }), &mut notes);
-    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert_eq!(notes.len(), 1, "{notes:?}");
     notes.clear();
     let why = Refusal::Away("timed out".to_owned());
     let away = outcome(Fate::Refused { until, why });
@@ -383,9 +350,7 @@ fn the_taint_is_told_when_it_stands_and_not_again_by_a_new_process() {
         lines,
         [
             "SchedulingEnabled node: no rule keeps new pods away any more: our taint is gone",
-            "SchedulingEnabled nwm: no rule keeps new pods away any more: our taint is gone",
             "SchedulingDisabled node: q/r: why; taint interference.crane.io:NoSchedule",
-            "SchedulingDisabled nwm: q/r: why; taint interference.crane.io:NoSchedule",
         ]
     );
 }

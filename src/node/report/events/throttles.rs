@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{AT_FLOOR, About, Note, RESTORED, THROTTLED, list, note, of};
+use super::{AT_FLOOR, About, Note, RESTORED, THROTTLED, Words, note, of};
 use crate::engine::plan::Change;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
@@ -21,8 +21,6 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Throttles {
     held: BTreeMap<(bool, PodUid), Held>,
-    /// The pods of this tick by what is told of them and for which rule.
-    begun: BTreeMap<(&'static str, String), Vec<String>>,
 }
 
 impl Throttles {
@@ -61,13 +59,11 @@ impl Throttles {
         held.rules.insert(transition.rule.clone());
         if first {
             let message = format!("{why}; {}", now(*to, *idle, *quota));
-            self.tell(decision, THROTTLED, pod, message, why, out);
+            out.extend(of_pod(decision, pod, THROTTLED, message));
         } else if Some(*to) == floor && !held.floor {
             held.floor = true;
             let message = format!("{why}; {}, the lowest", now(*to, *idle, *quota));
-            let about = About::pod(decision.pod_name.as_deref(), pod);
-            let reason = of(AT_FLOOR, transition.would);
-            out.extend(about.map(|about| note(about, false, reason, message)));
+            out.extend(of_pod(decision, pod, AT_FLOOR, message));
         }
     }
 
@@ -96,9 +92,7 @@ impl Throttles {
             return;
         }
         let message = format!("{}: it can't be brought lower", transition.rule);
-        let about = About::pod(decision.pod_name.as_deref(), pod);
-        let reason = of(AT_FLOOR, transition.would);
-        out.extend(about.map(|about| note(about, false, reason, message)));
+        out.extend(of_pod(decision, pod, AT_FLOOR, message));
     }
 
     /// One rule lets go of the pod; it is told where no other holds it.
@@ -113,39 +107,20 @@ impl Throttles {
         }
         self.held.remove(&key);
         let message = format!("{why}; it has its own CPU limit again");
-        self.tell(decision, RESTORED, pod, message, why, out);
-    }
-
-    fn tell(
-        &mut self,
-        decision: &Decision,
-        words: (&'static str, &'static str),
-        pod: &PodUid,
-        message: String,
-        why: &str,
-        out: &mut Vec<Note>,
-    ) {
-        let reason = of(words, decision.transition.would);
-        if let Some(about) = About::pod(decision.pod_name.as_deref(), pod) {
-            let name = decision.pod_name.clone().unwrap_or_default();
-            let key = (reason, why.to_owned());
-            self.begun.entry(key).or_default().push(name);
-            out.push(note(about, false, reason, message));
-        }
+        out.extend(of_pod(decision, pod, RESTORED, message));
     }
 
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.held.len()
     }
+}
 
-    /// Tells all that began or ended in this tick in one note a rule.
-    pub(super) fn sum_up(&mut self, out: &mut Vec<Note>) {
-        while let Some(((reason, why), names)) = self.begun.pop_first() {
-            let message = format!("{why}; {}", list(&names));
-            out.push(note(About::Watermark, false, reason, message));
-        }
-    }
+/// What happened to a pod; `None` where its name is not known.
+fn of_pod(decision: &Decision, pod: &PodUid, words: Words, message: String) -> Option<Note> {
+    let about = About::pod(decision.pod_name.as_deref(), pod)?;
+    let reason = of(words, decision.transition.would);
+    Some(note(about, false, reason, message))
 }
 
 fn now(ratio: u8, idle: bool, quota: Quota) -> String {

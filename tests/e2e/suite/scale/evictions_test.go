@@ -38,7 +38,8 @@ const (
 )
 
 // expected are the words of refusals while the fleet's budget is spent, and while a leader is found.
-var expected = []string{"the fleet's budget", "leads", "another eviction of the same node is under way"}
+var expected = []string{"the fleet's budget", "leads", "another eviction of the same node is under way",
+	"it is not known yet what became of another eviction on the node"}
 
 // evicts are the policies by which agents evict victims: agents alone judge the rule, and these say that it is breached.
 var evicts = []string{
@@ -323,7 +324,7 @@ func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 	return a
 }
 
-// haveTheRule waits until the controller has given all of their nodes the rule.
+// haveTheRule waits until the controller has given all of their nodes the rule, and the PodQOS that lets it evict: they come one by one.
 func haveTheRule(p *shared.Plane, agents []*evictor) {
 	p.T.Helper()
 	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
@@ -332,8 +333,8 @@ func haveTheRule(p *shared.Plane, agents []*evictor) {
 			if err != nil {
 				return err
 			}
-			if text, err := object.MarshalJSON(); err != nil || !strings.Contains(string(text), "busy/cpu") {
-				return fmt.Errorf("%s has not (%v)", a.node, err)
+			if text, err := object.MarshalJSON(); err != nil || !strings.Contains(string(text), "busy/cpu") || !strings.Contains(string(text), "victims") {
+				return fmt.Errorf("%s has not both (%v)", a.node, err)
 			}
 		}
 		return nil
