@@ -7,7 +7,10 @@ use clap::Parser;
 fn main() -> ExitCode {
     let cli = plimsoll::cli::Cli::parse();
     cli.run().unwrap_or_else(|error| {
-        plimsoll::cli::complain(format_args!("plimsoll: {}", plimsoll::cli::told(&error)));
+        plimsoll::cli::complain(format_args!(
+            "plimsoll: {}",
+            plimsoll::cli::one_line(&error)
+        ));
         ExitCode::from(2)
     })
 }

@@ -380,6 +380,7 @@ fn a_thousand_nodes_and_fifty_policies_are_compiled_written_and_left_alone() {
                 >= 1000.0
             && controller.metric("plimsoll_controller_pending_nodes") < 0.5
     });
+    plane.promtool_passes(&controller.http("/metrics").unwrap().1);
     assert_eq!(with_rules(&plane), 1000);
     let memory = controller.resident_kb();
     let writes = |object: &str| {

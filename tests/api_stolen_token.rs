@@ -157,7 +157,7 @@ async fn what_stays_possible(plane: &ControlPlane, thief: &Actor) {
     assert_eq!(thief.get(&theirs).await.code, 200);
     let about =
         json!({"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "elsewhere"});
-    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let events = "/api/v1/namespaces/default/events";
     let lie = event("default", OWN, &about);
     let answer = thief.send("POST", events, JSON, &lie).await;
     assert_eq!(answer.code, 201, "{answer:?}");
@@ -171,7 +171,7 @@ async fn without_a_node(plane: &ControlPlane) {
     let own = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
     let status = format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}/status");
     let about = json!({"apiVersion": "v1", "kind": "Node", "name": OWN});
-    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let events = "/api/v1/namespaces/default/events";
     for attempt in [
         attempt("taint", ("PATCH", &node_path(OWN)), (MERGE, taint), no_node),
         attempt("Lease", ("POST", &own), (JSON, lease(OWN)), no_node),

@@ -369,7 +369,7 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
     let all = |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": ["*"]});
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "agent"},
-        "rules": [all("plimsoll.dev", "*"), all("", "nodes"), all("", "nodes/status"), all("", "pods"), all("events.k8s.io", "events"), all("coordination.k8s.io", "leases")],
+        "rules": [all("plimsoll.dev", "*"), all("", "nodes"), all("", "nodes/status"), all("", "pods"), all("", "events"), all("coordination.k8s.io", "leases")],
     });
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "agent"},

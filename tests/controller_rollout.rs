@@ -35,6 +35,58 @@ fn a_stricter_edit_goes_to_its_canaries_and_a_minute_later_to_the_others_at_the_
     assert_eq!(cluster.condition(Kind::NodeQos, "q", "RolledOut"), None);
 }
 
+/// What `kubectl get` shows of the edit; `None`: the status has not changed.
+fn shown(cluster: &mut Cluster) -> Option<String> {
+    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let mut statuses = statuses.iter();
+    let status = statuses.find(|it| it.key == (Kind::NodeQos, "q".into()))?;
+    status.status["rollout"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn an_edit_that_waits_for_its_canary_says_so_and_for_how_long() {
+    let mut cluster = ready(20);
+    cluster.world.take_notes();
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    cluster.settle(0);
+    let notes = cluster.world.take_notes();
+    let [started] = &notes[..] else {
+        panic!("one event for one transition: {notes:?}")
+    };
+    assert_eq!((started.warning, started.reason), (false, "RolloutStarted"));
+    let words = "first, for 1 min from when these keep it; ";
+    assert!(started.message.contains(words), "{started:?}");
+    cluster.pass(Duration::from_secs(20));
+    cluster.settle(0);
+    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 40 s left");
+    cluster.pass(Duration::from_secs(15));
+    cluster.settle(0);
+    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 30 s left");
+    assert!(rolled_out(&mut cluster).contains("first, for 30 s more; "));
+    cluster.rest();
+    assert_eq!(shown(&mut cluster), None);
+    let notes = cluster.world.take_notes();
+    let reasons: Vec<_> = notes.iter().map(|note| note.reason).collect();
+    assert_eq!(reasons, ["RolledOut"]);
+}
+
+#[test]
+fn an_edit_that_no_node_can_try_warns() {
+    let mut cluster = ready(20);
+    let silent: Vec<String> = cluster.watermarks.keys().cloned().collect();
+    cluster.fall_silent(&silent);
+    for name in &silent {
+        cluster.report(name, json!({}));
+    }
+    cluster.world.take_notes();
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.settle(0);
+    let notes = cluster.world.take_notes();
+    let waits = notes.iter().find(|note| note.reason == "RolloutWaits");
+    assert!(waits.is_some_and(|note| note.warning), "{notes:?}");
+}
+
 #[test]
 fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
     let mut cluster = ready(20);
@@ -92,8 +144,8 @@ fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_
         &node_qos(None, "close", 4000, "Preview"),
     );
     cluster.rest();
-    let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
-    for node in &nodes {
+    let all: Vec<String> = cluster.nodes.keys().cloned().collect();
+    for node in &all {
         cluster.report(node, would(4100.0));
     }
     cluster.world.take_notes();
@@ -108,7 +160,9 @@ fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_
     let canary = acting(&cluster);
     assert_eq!(canary.len(), 1);
     // The others only report: none of them is told that it gets a softer taint.
-    assert_eq!(cluster.world.take_notes(), []);
+    let notes = cluster.world.take_notes();
+    let reasons: Vec<_> = notes.iter().map(|note| note.reason).collect();
+    assert_eq!(reasons, ["RolloutStarted"]);
     cluster.report(&canary[0], breached(4100.0));
     cluster.settle(0);
     cluster.pass(Duration::from_hours(1));

@@ -96,11 +96,7 @@ fn a_rule_that_names_no_action_is_off_and_the_others_are_not() {
     };
     assert_eq!(finding.reason, Reason::UnknownAction);
     assert_eq!(finding.path, "spec.rules[0].actionName");
-    assert!(
-        finding
-            .message
-            .contains("write the name of one of throttle")
-    );
+    assert!(finding.message.contains("did you mean throttle?"));
 }
 
 /// A set with good and bad objects, among them two of one name.

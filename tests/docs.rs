@@ -91,7 +91,6 @@ fn the_page_of_events_has_every_reason_and_no_other() {
         "src/reconcilers/world/contest.rs",
         "src/reconcilers/world/edits.rs",
         "src/reconcilers/world/silent.rs",
-        "src/evictions/events.rs",
     ];
     let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "PodQOS"];
     for (heading, sources) in [
@@ -328,24 +327,59 @@ fn every_page_installs_as_the_guide_does() {
         ("README.md", "Use it on your cluster"),
         ("charts/plimsoll/README.md", "Plimsoll's Helm chart"),
     ] {
-        let told = commands(page, heading).into_iter().map(|command| {
-            let image = " --set image.repository=registry.example/plimsoll";
-            command.replace("--namespace ", "-n ").replace(image, "")
-        });
+        let commands = commands(page, heading).into_iter();
+        let told = commands.map(|command| command.replace("--namespace ", "-n "));
         let told: Vec<String> = told.collect();
         let is_told = told.windows(guide.len()).any(|part| part == guide);
         assert!(is_told, "{page} tells {told:#?}, and not {guide:#?}");
     }
 }
 
-#[test]
-fn every_relative_link_leads_somewhere() {
+/// The pages that users and contributors read.
+fn pages() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pages = fs::read_dir(root.join("docs")).unwrap();
     let pages = pages.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
     let others = ["README.md", "CONTRIBUTING.md", "charts/plimsoll/README.md"].map(str::to_owned);
     let pages = pages.filter(|page| Path::new(page).extension().is_some_and(|end| end == "md"));
-    for file in pages.chain(others) {
+    pages.chain(others).collect()
+}
+
+#[test]
+fn every_command_that_installs_names_the_place_of_the_image() {
+    let named = "--set image.repository=registry.example/plimsoll";
+    // The values of an installation have it, and a page says so where it uses them.
+    let values = [
+        "--reset-then-reuse-values",
+        "--reuse-values",
+        "--values",
+        "-f ",
+    ];
+    let notes = "charts/plimsoll/templates/NOTES.txt".to_owned();
+    let mut installs = 0;
+    for file in pages().into_iter().chain([notes]) {
+        let text = read(&file);
+        for line in text.lines().map(str::trim_start) {
+            let verbs = ["install", "upgrade", "template"].map(|verb| format!("helm {verb} "));
+            if !verbs.iter().any(|verb| line.starts_with(verb)) {
+                continue;
+            }
+            installs += 1;
+            let has_values = values.iter().any(|option| line.contains(option));
+            assert!(line.contains(named) || has_values, "{file}: {line}");
+            assert!(
+                !has_values || text.contains("the image's place"),
+                "{file} does not say that the values have it"
+            );
+        }
+    }
+    assert!(installs > 5, "{installs}");
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for file in pages() {
         let text = read(&file);
         let folder = root.join(&file).parent().unwrap().to_owned();
         for target in text

@@ -17,9 +17,9 @@ use crate::node::{direct_report, heartbeat};
 const CREDENTIALS: &str = "/var/run/secrets/plimsoll.dev/report";
 
 const HELP: &str = "\
-Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and
-evicts, when the node goes over its marks; undoes all of it afterwards. Runs once on each node, as a DaemonSet of
-plimsoll's Helm chart. While the API server or the controller is away it goes on throttling by the rules it has, which
+Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and \
+evicts, when the node goes over its marks; undoes all of it afterwards. Runs once on each node, as a DaemonSet of \
+plimsoll's Helm chart. While the API server or the controller is away it goes on throttling by the rules it has, which \
 it keeps in --state-dir, also over a restart of its own.
 
 Examples:
@@ -38,8 +38,8 @@ Examples:
   Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
     plimsoll top
 
-SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this
-node any more, and where the API server refuses to say (401, 403), everything is undone; otherwise what is in force
+SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this \
+node any more, and where the API server refuses to say (401, 403), everything is undone; otherwise what is in force \
 stays, for the next agent to take over. Ctrl-C undoes everything.
 
 Exit status: 0 ended as asked, 1 something could not be undone, or another agent keeps this node, 2 could not start.";

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
-use super::{complain, print, told};
+use super::{complain, one_line, print};
 use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
     let sources = sources::read_all(&args.paths);
     for error in &sources.unreadable {
-        complain(format_args!("plimsoll: {}", told(error)));
+        complain(format_args!("plimsoll: {}", one_line(error)));
     }
     let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
     match args.output {

@@ -16,14 +16,15 @@ use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::evictions;
 use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
+use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
 
 const HELP: &str = "\
-Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says
-in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within
-10 s. Nothing is kept on disk; any restart converges. Agents ask the leader to evict pods; it does where the node's
+Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says \
+in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within \
+10 s. Nothing is kept on disk; any restart converges. Agents ask the leader to evict pods; it does where the node's \
 rules, PodQOS and the budgets below allow it.
 
 Examples:
@@ -34,9 +35,9 @@ Examples:
     kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks
     kubectl describe nodeqos NAME
 
-An edit that makes a NodeQOS or PodQOS stricter goes to 1 % of its nodes first (at least one), for at least a minute,
-and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. Only nodes that
-are Ready with an agent that reports can be the first; where there is none the edit waits, and the condition RolledOut
+An edit that makes a NodeQOS or PodQOS stricter goes to 1 % of its nodes first (at least one), for at least a minute, \
+and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. Only nodes that \
+are Ready with an agent that reports can be the first; where there is none the edit waits, and the condition RolledOut \
 says so. To send an edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
 Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start, 3 was ended by --watchdog.";
@@ -119,10 +120,10 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
 
-    /// At most this part of the nodes that any rule may close, those of all policies together, is closed to new pods at
-    /// once, such as 30%; further ones get, within seconds, a taint that prefers other nodes
-    #[arg(long, value_name = "PERCENT", default_value = "30%", value_parser = percent)]
-    max_unschedulable: u8,
+    /// So many of the nodes that any rule may close, those of all policies together, are at most closed to new pods at
+    /// once, as a number (3) or a part (30%); further ones get, within seconds, a taint that prefers other nodes
+    #[arg(long, value_name = "NODES", default_value = "30%")]
+    max_unschedulable: Cap,
 
     /// How fast an edit that makes policies stricter goes to the rest of the nodes
     #[arg(long, value_name = "NODES", default_value = "100", value_parser = rate)]
@@ -155,15 +156,6 @@ pub struct Args {
 /// Agents write as seldom as every five minutes, and a write takes its way.
 const LEAST_SILENCE: Duration = Duration::from_mins(6);
 
-/// `30%` or `30`.
-fn percent(text: &str) -> Result<u8, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).parse::<u8>();
-    number
-        .ok()
-        .filter(|percent| (1..=100).contains(percent))
-        .ok_or_else(|| "write a part from 1% to 100%, such as 30%".to_owned())
-}
-
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok();
     number
@@ -172,7 +164,7 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    fn metrics_api(&self, metrics: &Metrics, identity: &str) -> Option<metrics_api::Options> {
+    fn metrics_api(&self, metrics: &Metrics) -> Option<metrics_api::Options> {
         let account = format!("{}:{}", self.namespace, self.report_account);
         let agents = format!("system:serviceaccount:{account}");
         let reports = self.report_listen.map(|listen| reports::Options {
@@ -184,7 +176,6 @@ impl Args {
                 record: self.evictions.eviction_record.clone(),
                 budgets: self.evictions.budgets(),
                 lease_namespace: self.agents.clone(),
-                identity: identity.to_owned(),
                 metrics: metrics.evictions.clone(),
             },
         });
@@ -258,14 +249,14 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
-            max_unschedulable_percent: args.max_unschedulable,
+            max_unschedulable: args.max_unschedulable,
             silent_agent_after: args.silent_agent_after,
         },
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),
         agents: args.agents.clone(),
         listen: args.listen,
-        metrics_api: args.metrics_api(&metrics, &identity),
+        metrics_api: args.metrics_api(&metrics),
         identity,
         address: args.address(),
     };

@@ -36,12 +36,12 @@ What it does to this machine, for about a minute:
     to the rest of the machine all of it together weighs as much as the pods of a Kubernetes node.
   - applies examples/ensurance/throttle.yaml, with the load line set for this machine, to these cgroups and no others.
   - puts the originals back, removes everything it made, compares, and tells what it measured, whichever way it falls.
-It leaves nothing: no cgroup, no process, no file; not when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP) either. What
+It leaves nothing: no cgroup, no process, no file; not when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP) either. What \
 `kill -9` leaves behind (empty cgroups, a directory in /tmp) the next demo removes.
 
 Where cgroups cannot be written it says why and what to do, and replays a recording, which changes nothing.
 
-Exit status: 0 played (or stopped) and everything put back, 1 something was not put back, 2 could not go on,
+Exit status: 0 played (or stopped) and everything put back, 1 something was not put back, 2 could not go on, \
 3 not possible on this machine: a recording was shown.";
 
 /// Arguments of `plimsoll demo`.

@@ -97,7 +97,7 @@ impl Cli {
     /// Whatever stops the subcommand, but for a reader of its output that has had enough; `main` prints it and exits with 2.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.run_command() {
-            Err(error) if is_for_want_of_a_reader(&error) => Ok(ExitCode::SUCCESS),
+            Err(error) if is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
             ended => ended,
         }
     }
@@ -126,13 +126,13 @@ impl Cli {
     }
 }
 
-/// An error with its causes, in a line; a cause that a message already tells is left out.
-pub fn told(error: &anyhow::Error) -> String {
+/// An error with its causes, in a line; a cause that a message already has is left out.
+pub fn one_line(error: &anyhow::Error) -> String {
     describe(error.as_ref())
 }
 
-/// Whether standard output has lost its reader. Connections break in the same way, so the output itself is asked.
-fn is_for_want_of_a_reader(error: &anyhow::Error) -> bool {
+/// Whether the reader of standard output has closed it. Connections break with the same error, so the output itself is polled.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
     let is_broken = causes.any(|cause: &io::Error| cause.kind() == ErrorKind::BrokenPipe);
     is_broken && has_no_reader(stdout().as_fd())
@@ -146,7 +146,7 @@ fn has_no_reader(output: BorrowedFd<'_>) -> bool {
     answer.is_ok() && output.revents().is_some_and(|is| is.intersects(ended))
 }
 
-/// A line on standard error. `eprintln` would panic where nobody reads it any more.
+/// A line on standard error. `eprintln` would panic where its reader has closed the pipe.
 pub fn complain(line: impl Display) {
     let _unread = writeln!(stderr(), "{line}");
 }
@@ -178,18 +178,33 @@ mod tests {
     #[test]
     fn a_connection_that_breaks_is_a_failure() {
         let error = anyhow::Error::from(io::Error::from(ErrorKind::BrokenPipe));
-        assert!(!is_for_want_of_a_reader(&error.context("failed to ask")));
+        assert!(!is_closed_pipe(&error.context("failed to ask")));
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn help_is_wrapped_by_the_terminal_alone() {
+        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            let lines: Vec<&str> = help.lines().collect();
+            for pair in lines.windows(2) {
+                let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
+                let goes_on = is_text(pair[0]) && is_text(pair[1]);
+                let name = command.get_name();
+                assert!(pair[0].len() < 80 || !goes_on, "{name}: {}", pair[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cause_is_named_once() {
         let error = anyhow!("no such file").context("failed to read x: no such file");
-        assert_eq!(told(&error), "failed to read x: no such file");
+        assert_eq!(one_line(&error), "failed to read x: no such file");
         let error = anyhow!("no such file")
             .context("failed to read x")
             .context("failed to start");
         assert_eq!(
-            told(&error),
+            one_line(&error),
             "failed to start: failed to read x: no such file"
         );
     }

@@ -27,17 +27,17 @@ use crate::preview::{
 };
 
 const HELP: &str = "\
-Lays the policies given by -f over those of the cluster, as kubectl apply would, compiles them for each node as the
-controller does, and lets the engine of the agent decide on live values: what its first round would be, were each
+Lays the policies given by -f over those of the cluster, as kubectl apply would, compiles them for each node as the \
+controller does, and lets the engine of the agent decide on live values: what its first round would be, were each \
 rule above its mark for long enough. Nothing is written: get and list are all that is sent.
 
-Values come from the node's agent where it keeps the same rule (the status of its NodeWatermark), else from the
-kubelet's /stats/summary, and what pods use always from there. The kubelet tells of a node's memory in bounds only, as
-1Gi .. 4Gi, so that a rule on it may be PERHAPS over its mark. What neither tells (load, disks, probes) is UNKNOWN, and
+Values come from the node's agent where it keeps the same rule (the status of its NodeWatermark), else from the \
+kubelet's /stats/summary, and what pods use always from there. The kubelet tells of a node's memory in bounds only, as \
+1Gi .. 4Gi, so that a rule on it may be PERHAPS over its mark. What neither tells (load, disks, probes) is UNKNOWN, and \
 such a rule does nothing; --value says what if. Rates of network interfaces take two looks: --sample 20s.
 
-Permissions: list of nodes, pods, nodewatermarks, nodeqoss, podqoss and avoidanceactions, and get of nodes/proxy. Note
-that get of nodes/proxy is more than figures: it opens all that a kubelet serves to GET, logs included. Without
+Permissions: list of nodes, pods, nodewatermarks, nodeqoss, podqoss and avoidanceactions, and get of nodes/proxy. Note \
+that get of nodes/proxy is more than figures: it opens all that a kubelet serves to GET, logs included. Without \
 it the rest works: values of agents and --value are judged, and pods, whose usage is then unknown, are left alone.
 
 Examples:

@@ -25,12 +25,12 @@ Examples:
   As JSON, one object a transition and a summary as the last line:
     plimsoll replay day.trace --policies edited/ --output json
 
-A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or
+A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or \
 evicted is taken off the recorded use from round to round, as far as that can be known.
 
 Rules that cannot be enforced are named on standard error and left out.
 
-Exit status: 0 replayed to the end, 1 replayed, but the policies have errors, 2 the trace or the policies could not be read, or
+Exit status: 0 replayed to the end, 1 replayed, but the policies have errors, 2 the trace or the policies could not be read, or \
 there is no rule to replay.";
 
 /// Arguments of `plimsoll replay`.

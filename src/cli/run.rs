@@ -26,13 +26,13 @@ Examples:
   Put back what a process that was killed left in force:
     plimsoll run --restore
 
-Pods are `v1` Pod manifests whose annotation `plimsoll.dev/cgroup` names their cgroup below the cgroup root
-(such as `batch.slice/import.service`), or, with --pods-under, all children of a cgroup: these are BestEffort,
-in a namespace named as the parent, labelled `plimsoll.dev/unit: <folder>`, and a PodQOS has to name one of these
+Pods are `v1` Pod manifests whose annotation `plimsoll.dev/cgroup` names their cgroup below the cgroup root \
+(such as `batch.slice/import.service`), or, with --pods-under, all children of a cgroup: these are BestEffort, \
+in a namespace named as the parent, labelled `plimsoll.dev/unit: <folder>`, and a PodQOS has to name one of these \
 two to select them. systemd, dbus, ssh, login and our own units are never acted on.
 
-Signals: SIGINT (Ctrl-C) and SIGHUP put everything back and end; SIGTERM ends and leaves what is in force, for the
-next `plimsoll run` with the same --state-dir to take over. Policies and pods are read again when they change; a bad
+Signals: SIGINT (Ctrl-C) and SIGHUP put everything back and end; SIGTERM ends and leaves what is in force, for the \
+next `plimsoll run` with the same --state-dir to take over. Policies and pods are read again when they change; a bad \
 edit keeps the last good policies, also over a restart.
 
 Exit status: 0 ended as asked, 1 something could not be put back, 2 could not start or go on.";

@@ -27,9 +27,9 @@ const NAMED: usize = 10;
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 const STOP_HELP: &str = "\
-Annotates the ConfigMap plimsoll-stop beside the agents' Leases, which every agent watches by itself: the controller may be
-away. Within 15 s each gives back all CPU and takes its taint off, begins no eviction, and does nothing more until
-`plimsoll resume`; so do agents that start later. Where the connections of an agent are dropped in silence it is within 25 s.
+Annotates the ConfigMap plimsoll-stop beside the agents' Leases, which every agent watches by itself: the controller may be \
+away. Within 15 s each gives back all CPU and takes its taint off, begins no eviction, and does nothing more until \
+`plimsoll resume`; so do agents that start later. Where the connections of an agent are dropped in silence it is within 25 s. \
 Rules with strategy Preview go on reporting. The same by kubectl, where the chart's leases.namespace is as it was:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease --overwrite plimsoll.dev/stop='why'
 
@@ -39,13 +39,13 @@ Examples:
   How far it is:
     kubectl get nodewatermarks
 
-Permissions: patch of the ConfigMap (create, where it is missing), list of nodewatermarks to see how far it is, and list of
+Permissions: patch of the ConfigMap (create, where it is missing), list of nodewatermarks to see how far it is, and list of \
 daemonsets to see where it is: without, say --lease-namespace where the chart's leases.namespace is another.
 
 Exit status: 0 every node has released, 1 not all have said so in time, 2 it could not be ordered.";
 
 const RESUME_HELP: &str = "\
-Takes the annotation off again that `plimsoll stop` has set. Every rule begins anew: thresholds count from zero. The same by
+Takes the annotation off again that `plimsoll stop` has set. Every rule begins anew: thresholds count from zero. The same by \
 kubectl, where the chart's leases.namespace is as it was:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease plimsoll.dev/stop-
 

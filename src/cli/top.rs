@@ -15,10 +15,11 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::ValueEnum;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
+use ratatui::crossterm::terminal;
 use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
-use super::{LEASE_NAMESPACE, complain, duration, runtime, told};
+use super::{LEASE_NAMESPACE, complain, duration, one_line, runtime};
 use crate::cluster::client::{CallError, connect};
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
@@ -32,20 +33,20 @@ const NOT_SERVED: u16 = 404;
 const WIPE: &str = "\x1b[H\x1b[2J";
 
 const HELP: &str = "\
-nodes: a line per node: CPU as a bar with the lowest mark of a rule over CPU in it, CPU and memory in percent of the
-node, pressure (percent of the last 10 s in which something was stalled for want of CPU, memory or I/O), the rules that
+nodes: a line per node: CPU as a bar with the lowest mark of a rule over CPU in it, CPU and memory in percent of the \
+node, pressure (percent of the last 10 s in which something was stalled for want of CPU, memory or I/O), the rules that \
 are over their mark, what is in force, and how old the figures are. Nodes whose agent is silent come last.
 
-pods: the busiest pods of each node, by what its agent reports: no more than 10 a node, so that this is no list of all
+pods: the busiest pods of each node, by what its agent reports: no more than 10 a node, so that this is no list of all \
 pods. CPU and memory in use, pressure likewise (CPU: the scheduling delay), and what CPU those are throttled to that are.
 
-Figures come from NodeMetrics (metrics.plimsoll.dev/v1alpha1), what is in force from the status of NodeWatermarks, marks
-from the Leases that agents renew. Where NodeMetrics are not served, or can't be read, which is said, `top nodes` shows
-the summaries in the Leases alone: renewed every 10 s, and every 60 s by agents that report directly. Ages are by the
-clock of this machine and those of the nodes: where these differ, ages do. ? is not known; a node that never had an
+Figures come from NodeMetrics (metrics.plimsoll.dev/v1alpha1), what is in force from the status of NodeWatermarks, marks \
+from the Leases that agents renew. Where NodeMetrics are not served, or can't be read, which is said, `top nodes` shows \
+the summaries in the Leases alone: renewed every 10 s, and every 60 s by agents that report directly. Ages are by the \
+clock of this machine and those of the nodes: where these differ, ages do. ? is not known; a node that never had an \
 agent is shown as such. By its Lease alone an agent is silent 10 s after that ran out.
 
-Permissions: list of nodemetrics.metrics.plimsoll.dev, of nodewatermarks.plimsoll.dev, and of leases in the namespace of
+Permissions: list of nodemetrics.metrics.plimsoll.dev, of nodewatermarks.plimsoll.dev, and of leases in the namespace of \
 the Leases; without NodeMetrics list of nodes too, or nodes that never had an agent are not shown.
 
 Examples:
@@ -139,7 +140,7 @@ async fn show(args: &Args) -> anyhow::Result<()> {
         match look(args, &client).await {
             Ok(shown) => print(args, &shown)?,
             // The last screen stays.
-            Err(error) => complain(format_args!("{}; trying again", told(&error))),
+            Err(error) => complain(format_args!("{}; trying again", one_line(&error))),
         }
     }
 }
@@ -275,8 +276,18 @@ fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestam
 fn write(args: &Args, screen: &(impl Display + Serialize)) -> anyhow::Result<String> {
     Ok(match args.output {
         Output::Json => serde_json::to_string(screen).context("failed to write JSON")? + "\n",
-        Output::Text => screen.to_string(),
+        Output::Text => match terminal_width() {
+            Some(width) => format!("{screen:width$}"),
+            None => screen.to_string(),
+        },
     })
+}
+
+/// Columns of the terminal, where that is what is written to.
+fn terminal_width() -> Option<usize> {
+    let is_terminal = stdout().is_terminal();
+    let (columns, _) = is_terminal.then(terminal::size)?.ok()?;
+    (columns > 0).then_some(columns.into())
 }
 
 fn print(args: &Args, Shown { screen, warning }: &Shown) -> anyhow::Result<()> {

@@ -78,7 +78,7 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = tokio::time::timeout(HEAD, answer).await;
-            let response = answer.map_err(|_| NoAnswer)??;
+            let response = answer.map_err(|_| AnswerTimeout)??;
             ending.answered(response.status());
             Ok(understandable(
                 response.map(|body| body.map_err(Into::into).boxed_unsync()),
@@ -87,10 +87,10 @@ where
     }
 }
 
-/// Nothing came.
+/// The API server did not begin to answer in time.
 #[derive(Debug, Error)]
 #[error("no answer within {} s", HEAD.as_secs())]
-struct NoAnswer;
+struct AnswerTimeout;
 
 /// Tells of a request when it ends, however it does.
 struct Ending {

@@ -31,6 +31,7 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     let mut pods = pods::compile_all(objects, &actions, &mut findings);
     limit::pods(&mut pods, &mut findings);
     let scope = Scope {
+        objects,
         actions: &actions,
         pods: &pods,
         node,
@@ -57,6 +58,7 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
 
 /// What a rule is compiled against.
 struct Scope<'a> {
+    objects: &'a Objects,
     actions: &'a BTreeMap<&'a str, Arc<Action>>,
     pods: &'a [PodPolicy],
     node: &'a NodeFacts,

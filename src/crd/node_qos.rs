@@ -60,6 +60,12 @@ use crate::engine::quantity::RawQuantity;
         description = "Those of them where one of its rules with strategy Preview would act"
     ),
     printcolumn(
+        name = "Rollout",
+        type_ = "string",
+        json_path = ".status.rollout",
+        description = "How far an edit is that is on its way"
+    ),
+    printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status"
@@ -304,6 +310,10 @@ pub struct NodeQosStatus {
     /// Those of them where one of its rules with strategy `Preview` would act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview_nodes: Option<i64>,
+    /// How far an edit is that is on its way; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub rollout: Option<String>,
     /// What holds for the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and
     /// `FieldsNotEnforced` say what is not; `RolledOut` says how far the last edit is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

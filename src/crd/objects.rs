@@ -166,6 +166,20 @@ impl Objects {
         }
     }
 
+    /// Whether there is such an object, and it is not in force, as something is wrong with it.
+    pub(super) fn is_refused(&self, kind: Kind, name: &str) -> bool {
+        let mut refused = self.refused(kind);
+        refused.any(|refused| refused == name)
+    }
+
+    /// Names of the objects that are not in force, as something is wrong with them.
+    pub(super) fn refused(&self, kind: Kind) -> impl Iterator<Item = &str> {
+        let found = self.findings.iter().map(|finding| &finding.object);
+        let refused = found.filter(move |object| object.kind == kind.name());
+        let refused = refused.map(|object| object.name.as_str());
+        refused.filter(move |name| !self.has(kind, name))
+    }
+
     /// What is wrong with single objects.
     pub fn findings(&self) -> &[Finding] {
         &self.findings

@@ -43,6 +43,12 @@ use super::common::LabelSelector;
         description = "Running pods that it matches, as far as agents have told"
     ),
     printcolumn(
+        name = "Rollout",
+        type_ = "string",
+        json_path = ".status.rollout",
+        description = "How far an edit is that is on its way"
+    ),
+    printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status"
@@ -63,8 +69,8 @@ pub struct PodQosSpec {
     /// Over quality-of-service class, priority and namespace of pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope_selector: Option<ScopeSelector>,
-    /// What may be done to these pods: names of `AvoidanceActions`, or the words `throttle` and `eviction` (also
-    /// `evict`), which allow that kind of action whatever the action's name. Empty: nothing.
+    /// What may be done to these pods: names of `AvoidanceActions`, or the words `throttle`, `eviction` (also
+    /// `evict`) and `disableScheduling`, which allow that kind of action whatever the action's name. Empty: nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -96,6 +102,10 @@ pub struct PodQosStatus {
     /// Running pods that it matches, summed over the nodes whose agents have told. Absent: none has yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_pods: Option<i64>,
+    /// How far an edit is that is on its way; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub rollout: Option<String>,
     /// What holds for the object. `Ready` is True when all of it is in force; a condition `FieldsNotEnforced` lists
     /// fields that are accepted and have no effect; `RolledOut` says how far the last edit is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -74,9 +74,15 @@ fn broken_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
     };
     let problem = |error: &kube_cel::ValidationError| Problem {
         path: error.field_path.clone(),
-        message: error.message.clone(),
+        message: hint::broken_rule(&error.message, at(object, &error.field_path)),
     };
     errors.iter().map(problem).collect()
+}
+
+/// The value of a field, as `spec.rules[0].name`.
+fn at<'a>(object: &'a Value, path: &str) -> Option<&'a Value> {
+    let pointer = path.replace(['.', '['], "/").replace(']', "");
+    object.pointer(&format!("/{pointer}"))
 }
 
 /// A `null` where the schema has none is dropped, as an API server does: the field counts as absent.

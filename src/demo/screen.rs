@@ -1,4 +1,4 @@
-//! The view on a terminal. Everything fits 80 columns and 24 rows.
+//! The view on a terminal. Everything fits 80 columns and 24 rows; on 40 columns every pod is there, with fewer figures.
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -30,7 +30,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
     .areas(frame.area());
     frame.render_widget(heading(view), head);
     frame.render_widget(Gauge(&view.node), node);
-    frame.render_widget(pod_table(&view.pods), pods);
+    frame.render_widget(pod_table(&view.pods, pods.width), pods);
     draw_latency(frame, latency, view);
     frame.render_widget(event_list(&view.events, events), events);
     frame.render_widget(Line::from(footer(view)).fg(QUIET), foot);
@@ -150,48 +150,64 @@ fn column(part: MilliCpu, whole: MilliCpu, width: u16) -> u16 {
     u16::try_from(scaled).map_or(width, |column| column.min(width))
 }
 
-fn pod_table(pods: &[PodView]) -> Table<'_> {
-    let head = Row::new([
-        "pod",
-        "class",
-        "weight",
-        "uses",
-        "may use",
-        "originally",
-        "",
-    ])
-    .fg(QUIET);
-    let widths = [
-        Constraint::Length(11),
-        Constraint::Length(11),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(8),
-        Constraint::Length(11),
-        Constraint::Min(10),
-    ];
-    Table::new(pods.iter().map(pod_row), widths)
-        .header(head)
-        .block(Block::bordered().title(" pods: CPU used and CPU quota "))
+/// A column of the table of pods.
+struct Column {
+    title: &'static str,
+    width: Constraint,
+    /// A narrower table does without.
+    least: u16,
+    cell: fn(&PodView) -> String,
 }
 
-fn pod_row(pod: &PodView) -> Row<'_> {
-    let style = if pod.is_throttled() {
-        Style::new().fg(Color::LightYellow)
-    } else {
-        Style::new()
+const COLUMNS: [Column; 7] = {
+    const fn column(
+        title: &'static str,
+        width: u16,
+        least: u16,
+        cell: fn(&PodView) -> String,
+    ) -> Column {
+        let width = Constraint::Length(width);
+        Column {
+            title,
+            width,
+            least,
+            cell,
+        }
+    }
+    [
+        column("pod", 11, 0, |pod| pod.name.clone()),
+        column("class", 11, 60, |pod| pod.class.clone()),
+        column("weight", 7, 70, |pod| or_unknown(pod.weight.as_ref())),
+        column("uses", 7, 0, |pod| or_unknown(pod.usage)),
+        column("may use", 8, 0, |pod| or_unknown(pod.quota)),
+        column("originally", 11, 50, |pod| or_unknown(pod.original)),
+        Column {
+            title: "",
+            width: Constraint::Min(10),
+            least: 80,
+            cell: allowance_bar,
+        },
+    ]
+};
+
+fn or_unknown(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| value.to_string())
+}
+
+fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
+    let shown = || COLUMNS.iter().filter(|column| column.least <= width);
+    let head = Row::new(shown().map(|column| column.title)).fg(QUIET);
+    let row = |pod: &PodView| {
+        let style = if pod.is_throttled() {
+            Style::new().fg(Color::LightYellow)
+        } else {
+            Style::new()
+        };
+        Row::new(shown().map(|column| (column.cell)(pod))).style(style)
     };
-    let text = |value: Option<String>| value.unwrap_or_else(|| "?".to_owned());
-    Row::new([
-        pod.name.clone(),
-        pod.class.clone(),
-        text(pod.weight.clone()),
-        text(pod.usage.map(|usage| usage.to_string())),
-        text(pod.quota.map(|quota| quota.to_string())),
-        text(pod.original.map(|quota| quota.to_string())),
-        allowance_bar(pod),
-    ])
-    .style(style)
+    Table::new(pods.iter().map(row), shown().map(|column| column.width))
+        .header(head)
+        .block(Block::bordered().title(" pods: CPU used and CPU quota "))
 }
 
 /// How much of its use so far the quota leaves, as a short bar.

@@ -102,6 +102,21 @@ fn the_whole_story_fits_eighty_columns_and_twenty_four_rows() {
 }
 
 #[test]
+fn forty_columns_show_every_pod_with_what_it_uses_and_may_use() {
+    let rows = rendered(&view(), 40, 24);
+    for name in ["important", "batch-a", "batch-b"] {
+        let pod = row(&rows, name);
+        assert_eq!(
+            pod.split_whitespace()
+                .filter(|cell| cell.ends_with('m'))
+                .count(),
+            2,
+            "{pod}"
+        );
+    }
+}
+
+#[test]
 fn the_load_line_stands_on_the_bar_and_the_bar_changes_colour_there() {
     let mut terminal = Terminal::new(TestBackend::new(82, 24)).unwrap();
     terminal.draw(|frame| draw(frame, &view())).unwrap();

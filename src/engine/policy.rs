@@ -192,15 +192,17 @@ pub enum Allowed<'a> {
 }
 
 impl<'a> Allowed<'a> {
+    /// The words for kinds of action.
+    pub const WORDS: [(&'static str, Allowed<'static>); 4] = [
+        ("throttle", Allowed::Throttle),
+        ("eviction", Allowed::Eviction),
+        ("evict", Allowed::Eviction),
+        ("disableScheduling", Allowed::Scheduling),
+    ];
+
     /// Reads an entry, without regard to case.
     pub fn of(entry: &'a str) -> Self {
-        const WORDS: [(&str, Allowed<'static>); 4] = [
-            ("throttle", Allowed::Throttle),
-            ("eviction", Allowed::Eviction),
-            ("evict", Allowed::Eviction),
-            ("disableScheduling", Allowed::Scheduling),
-        ];
-        let word = WORDS
+        let word = Self::WORDS
             .iter()
             .find(|(word, _)| word.eq_ignore_ascii_case(entry));
         word.map_or(Self::Action(entry), |(_, allowed)| *allowed)

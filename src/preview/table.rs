@@ -3,11 +3,19 @@
 use std::fmt;
 
 /// Rows of equal length; the first is the header.
+#[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
     /// Columns that are numbers stand to the right.
     right: &'static [usize],
+    /// Columns that are not shown.
+    left_out: Vec<usize>,
+    /// Lines end here.
+    most: Option<usize>,
 }
+
+/// Between columns.
+const GAP: usize = 2;
 
 impl Table {
     /// With its header; the columns in `right` stand to the right.
@@ -16,12 +24,38 @@ impl Table {
         Self {
             rows: vec![header.collect()],
             right,
+            left_out: Vec::new(),
+            most: None,
         }
     }
 
     /// A row as long as the header.
     pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
+    }
+
+    /// Leaves columns out, those of `least` first, until no line is wider than `width`, and says which. Where even that is not
+    /// enough, lines are cut.
+    pub fn fit(&mut self, width: usize, least: &[usize]) -> Vec<String> {
+        for &column in least {
+            if self.is_within(width) {
+                break;
+            }
+            self.left_out.push(column);
+        }
+        self.most = Some(width);
+        let titles = self.rows.first();
+        let left_out = self.left_out.iter();
+        left_out
+            .filter_map(|column| titles?.get(*column).cloned())
+            .collect()
+    }
+
+    fn is_within(&self, width: usize) -> bool {
+        let columns = 0..self.rows.first().map_or(0, Vec::len);
+        let shown = columns.filter(|column| !self.left_out.contains(column));
+        let widths = shown.map(|column| self.width(column) + GAP);
+        widths.sum::<usize>() <= width + GAP
     }
 
     fn width(&self, column: usize) -> usize {
@@ -37,15 +71,25 @@ impl fmt::Display for Table {
         for row in &self.rows {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
+                if self.left_out.contains(&column) {
+                    continue;
+                }
                 let width = widths.get(column).copied().unwrap_or(0);
                 let cell = if self.right.contains(&column) {
-                    format!("{cell:>width$}  ")
+                    format!("{cell:>width$}{:GAP$}", "")
                 } else {
-                    format!("{cell:width$}  ")
+                    format!("{cell:width$}{:GAP$}", "")
                 };
                 line += &cell;
             }
-            writeln!(f, "{}", line.trim_end())?;
+            let line = line.trim_end();
+            match self.most {
+                Some(most) if line.chars().count() > most => {
+                    let start: String = line.chars().take(most.saturating_sub(1)).collect();
+                    writeln!(f, "{start}…")?;
+                }
+                _ => writeln!(f, "{line}")?,
+            }
         }
         Ok(())
     }
@@ -66,5 +110,25 @@ mod tests {
         ]);
         let text = "NODE      VALUE  WOULD\na          12 %  -\nworker-1  1890m\n";
         assert_eq!(table.to_string(), text);
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_every_row_by_fewer_columns() {
+        let mut table = Table::new(&["NODE", "VALUE", "WOULD"], &[1]);
+        table.push(
+            ["worker-1", "1890m", "throttle"]
+                .map(str::to_owned)
+                .to_vec(),
+        );
+        let mut narrow = table.clone();
+        assert_eq!(table.fit(25, &[2, 1]), [] as [&str; 0]);
+        assert_eq!(
+            table.to_string(),
+            "NODE      VALUE  WOULD\nworker-1  1890m  throttle\n"
+        );
+        assert_eq!(narrow.fit(24, &[2, 1]), ["WOULD"]);
+        assert_eq!(narrow.to_string(), "NODE      VALUE\nworker-1  1890m\n");
+        assert_eq!(narrow.fit(5, &[1]), ["WOULD", "VALUE"]);
+        assert_eq!(narrow.to_string(), "NODE\nwork…\n");
     }
 }

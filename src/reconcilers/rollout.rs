@@ -18,6 +18,9 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Canaries that are silent are replaced by as many again, and at least by so many: more would spread an edit that
 /// nobody has seen at work.
 const LEAST_SPARE: usize = 3;
+/// How long the canaries are still watched is reported in steps of so many seconds, and of a minute where it is longer than this.
+const STEP: u64 = 10;
+const LONG_WATCH: Duration = Duration::from_mins(5);
 
 /// How far an edit of one object has come.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +42,8 @@ pub struct Rollout {
     /// What the object amounted to before the edit.
     before: PolicySet,
     watch: Duration,
+    /// The canaries are still watched for so long, in steps.
+    left: Duration,
     phase: Phase,
 }
 
@@ -114,6 +119,7 @@ impl Rollout {
             Phase::canaries(None, 0)
         };
         let places = members.iter().cloned().zip(0..).collect();
+        let watch = LEAST_WATCH.max(slowest.saturating_mul(2));
         Self {
             members,
             newcomers,
@@ -122,7 +128,8 @@ impl Rollout {
             acting_before: BTreeSet::new(),
             unclear: BTreeSet::new(),
             before,
-            watch: LEAST_WATCH.max(slowest.saturating_mul(2)),
+            watch,
+            left: watch,
             phase,
         }
     }
@@ -231,6 +238,14 @@ impl Rollout {
         self.phase
     }
 
+    /// For how long the canaries have still to do well, from when they keep the edit; `None`: it does not wait for that.
+    pub const fn left(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Canaries { stuck: 0, .. } | Phase::Watching { .. } => Some(self.left),
+            _ => None,
+        }
+    }
+
     /// What the object amounted to before the edit.
     pub const fn before(&self) -> &PolicySet {
         &self.before
@@ -255,7 +270,7 @@ impl Rollout {
         rate: f64,
         look: impl Fn(&str) -> Sight,
     ) -> Vec<String> {
-        match self.phase {
+        let released = match self.phase {
             Phase::Canaries { looked, .. } => self.try_out(now, looked, look),
             Phase::Watching { since, canaries } => self.watch(now, since, canaries, look),
             Phase::Others {
@@ -264,7 +279,12 @@ impl Rollout {
                 released,
             } => self.release(now, since.unwrap_or(now), [base, released], rate),
             _ => Vec::new(),
-        }
+        };
+        self.left = match self.phase {
+            Phase::Watching { since, .. } => in_steps(self.watch.saturating_sub(now.since(since))),
+            _ => self.watch,
+        };
+        released
     }
 
     /// Waits until enough canaries keep the edit; others join where agents don't say so.
@@ -410,6 +430,12 @@ impl Rollout {
 fn several_of_each(members: usize, newcomers: HashSet<String>) -> HashSet<String> {
     let split = newcomers.len() > 1 && members - newcomers.len() > 1;
     if split { newcomers } else { HashSet::new() }
+}
+
+/// So long or a little longer: a status that shows it is written once a step.
+fn in_steps(time: Duration) -> Duration {
+    let step = if time > LONG_WATCH { 60 } else { STEP };
+    Duration::from_secs(time.as_secs().div_ceil(step) * step)
 }
 
 /// What is missing of each.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
+use super::cap::Cap;
 use super::catalog::{Affected, Catalog, Class, Key, takes};
 use super::content::Wanted;
 use super::rollout::Rollout;
@@ -39,8 +40,8 @@ pub use policies::StatusWrite;
 pub struct Settings {
     /// Nodes a second that an edit reaches once its canaries did well.
     pub rollout_nodes_per_second: f64,
-    /// Percent of the nodes that any rule may close, those of all policies together, that may be closed at once.
-    pub max_unschedulable_percent: u8,
+    /// How many of the nodes that any rule may close, those of all policies together, may be closed at once.
+    pub max_unschedulable: Cap,
     /// The taint of an agent that was not heard for so long is taken away.
     pub silent_agent_after: Duration,
 }
@@ -49,7 +50,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             rollout_nodes_per_second: 100.0,
-            max_unschedulable_percent: 30,
+            max_unschedulable: Cap::Percent(30),
             silent_agent_after: Duration::from_mins(10),
         }
     }

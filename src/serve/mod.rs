@@ -1,5 +1,7 @@
 //! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`, and JSON documents of its own.
 
+mod exposition;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::Hash;
@@ -22,6 +24,8 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
+
+use self::exposition::Format;
 
 /// So many connections at a time. The next takes the place of the oldest, so that those who never ask keep no probe out.
 const MOST_CONNECTIONS: usize = 32;
@@ -208,7 +212,11 @@ fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Resp
     match request.uri().path() {
         "/livez" => verdict(source.livez()),
         "/readyz" => verdict(source.readyz()),
-        "/metrics" => text(StatusCode::OK, source.metrics()),
+        "/metrics" => {
+            let format = Format::accepted(request.headers());
+            let metrics = format.of(source.metrics());
+            of_type(StatusCode::OK, format.content_type(), metrics)
+        }
         path => document(path, source, local),
     }
 }
@@ -235,8 +243,7 @@ fn verdict(verdict: Result<(), String>) -> Response<Full<Bytes>> {
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    of_type(status, kind, body)
+    of_type(status, "text/plain; charset=utf-8", body)
 }
 
 fn of_type(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {

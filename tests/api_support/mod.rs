@@ -436,6 +436,23 @@ impl ControlPlane {
         }
     }
 
+    /// Has promtool judge what a scraper without wishes gets, as `curl .../metrics | promtool check metrics` does.
+    pub fn promtool_passes(&self, metrics: &str) {
+        let mut promtool = Command::new(self.kubectl.with_file_name("promtool"))
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = promtool.stdin.take().unwrap();
+        stdin.write_all(metrics.as_bytes()).unwrap();
+        drop(stdin);
+        let said = promtool.wait_with_output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+        assert!(metrics.lines().count() > 20, "{metrics}");
+    }
+
     /// The processes of etcd and the API server, where they are ours.
     pub fn processes(&self) -> Vec<u32> {
         let own = [&self.etcd, &self.apiserver].into_iter().flatten();

@@ -110,7 +110,7 @@ pub fn pods() -> Vec<Case> {
         ("unknown operator", scope("scopeName: Namespace, operator: Equals, values: [a]"), "spec.scopeSelector.matchExpressions[0].operator", "write one of In, NotIn"),
         ("In without values", scope("scopeName: Namespace, operator: In"), values, "need at least one value"),
         ("Exists with values", scope("scopeName: Namespace, operator: Exists, values: [a]"), values, "remove it"),
-        ("unknown class", scope("scopeName: QOSClass, operator: In, values: [besteffort]"), values, "the classes are BestEffort"),
+        ("unknown class", scope("scopeName: QOSClass, operator: In, values: [besteffort]"), values, "the classes are BestEffort, Burstable and Guaranteed, not \"besteffort\"; did you mean BestEffort?"),
         ("priority that is none", scope("scopeName: Priority, operator: In, values: [low]"), values, "is no priority"),
         ("priority range upside down", scope("scopeName: Priority, operator: In, values: [\"-1--100\"]"), values, "write the lower one first"),
         ("priority that is not text", scope("scopeName: Priority, operator: In, values: [0]"), "spec.scopeSelector.matchExpressions[0].values[0]", "put it in quotes: \"0\""),

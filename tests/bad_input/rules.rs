@@ -259,6 +259,12 @@ pub fn quantities() -> Vec<Case> {
         ),
         refused("value as a list", value("[1]"), VALUE, "is a list"),
         refused(
+            "value as a percentage",
+            value("80%"),
+            VALUE,
+            "not \"80%\"; for a percentage write the number alone",
+        ),
+        refused(
             "very long value",
             value(&format!("\"{}\"", "9".repeat(100))),
             VALUE,

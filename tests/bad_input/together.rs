@@ -99,7 +99,28 @@ pub fn pairs() -> Vec<Case> {
                 "{name: cpu, actionName: good-actoin, metricRule: {name: cpu_total_usage, value: 4000}}",
             ),
             "spec.rules[0].actionName",
-            "there is no AvoidanceAction named \"good-actoin\"; write the name of one of",
+            "there is no AvoidanceAction named \"good-actoin\"; did you mean good-action?",
+        ),
+        (
+            "invalid action",
+            object("AvoidanceAction", "{coolDownSeconds: 0}")
+                + &rule(
+                    "{name: cpu, actionName: bad, metricRule: {name: cpu_total_usage, value: 4000}}",
+                ),
+            "spec.rules[0].actionName",
+            "the AvoidanceAction \"bad\" is not in force",
+        ),
+        (
+            "CPUs as millicores",
+            lone("cpu_total_usage", "6", ""),
+            "spec.rules[0].metricRule.value",
+            "did you mean 6000?",
+        ),
+        (
+            "a few bytes",
+            lone("memory_total_usage", "6", ""),
+            "spec.rules[0].metricRule.value",
+            "did you mean 6Gi?",
         ),
         (
             "unknown metric",

@@ -39,7 +39,8 @@ const INTRODUCTION: &str = "\
 Written from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` gives, and why.
 Whatever is not here is refused: `tests/api_permissions.rs` tries all of it on a real API server. Whatever is here is used: `make e2e-long` fails where
 the audit log of its cluster lacks one.
-`plimsoll-test` and `plimsoll-uninstall` are there only while `helm test` and `helm uninstall` run.
+`plimsoll-test` and `plimsoll-uninstall` are there only while `helm test` and `helm uninstall` run; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
+reads nodes, pods, events, DaemonSets and the namespace.
 [security.md](security.md) says what follows from it.
 ";
 

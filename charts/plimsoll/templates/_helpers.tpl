@@ -146,6 +146,8 @@ spec:
   - name: {{ .component }}
     {{- include "plimsoll.image" .root | nindent 4 }}
     args: {{- toYaml .args | nindent 4 }}
+    # Why it failed is also what `kubectl describe pod` says.
+    terminationMessagePolicy: FallbackToLogsOnError
     resources: {{- toYaml .root.Values.controller.resources | nindent 6 }}
     securityContext: {{- include "plimsoll.hardening" .root | nindent 6 }}
 {{- end -}}

@@ -18,6 +18,9 @@ const GRACE: Duration = Duration::from_secs(10);
 /// To which Pod Security standard a namespace holds its pods.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 const PRIVILEGED: &str = "privileged";
+/// Where the cgroups of a node are, and the trees that it has of version 1.
+const CGROUPS: &str = "/sys/fs/cgroup/";
+const V1_TREES: [&str; 3] = ["cpu", "cpuacct", "memory"];
 /// Where a pod is that no node was found for.
 const NOWHERE: &str = "<none>";
 
@@ -90,10 +93,101 @@ pub(super) fn layouts(seen: &Seen) -> Vec<Finding> {
             found.extend(unmade(seen, set, &tally));
         }
         if tally.ready < tally.made {
-            found.extend(unready(set, &tally, &pods, &doubled));
+            found.extend(unready(seen, set, &tally, &pods, &doubled));
         }
     }
     found
+}
+
+/// What keeps an upgrade from its end: agents that are not ready, or not replaced yet, on nodes that can have one now.
+pub(super) fn rollout(seen: &Seen) -> Vec<Finding> {
+    if seen.daemon_sets.is_err() {
+        return Vec::new();
+    }
+    let all = items(&seen.daemon_sets);
+    if all.is_empty() {
+        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
+    }
+    let up = up(seen);
+    let (waited, others): (Vec<_>, Vec<_>) = pods(seen)
+        .into_iter()
+        .partition(|pod| pod.node == NOWHERE || up.contains(pod.node));
+    let doubled = sets_of_doubled(&waited);
+    let mut found = Vec::new();
+    for set in &all {
+        let tally = Tally::of(set);
+        if !is_observed(set) {
+            let cure = "does kube-controller-manager run? It makes the pods of DaemonSets";
+            found.push(finding(about(set), "its last edit is not seen yet", cure));
+        } else if tally.unmade() > 0 {
+            found.extend(unmade(seen, set, &tally));
+        }
+        if waited.iter().any(|pod| is_waiting(pod, set)) {
+            found.extend(unready(seen, set, &tally, &waited, &doubled));
+        }
+        let elsewhere = others.iter().filter(|pod| pod.set() == name(set)).count();
+        found.extend(outdated(set, &tally, elsewhere));
+    }
+    if !up.is_empty() && all.iter().all(|set| Tally::of(set).wanted == 0) {
+        let what = "no layout selects any node";
+        let cure =
+            "make the nodeSelectors of agent.layouts fit the labels of the nodes, or label them";
+        found.push(finding("agents", what, cure));
+    }
+    found
+}
+
+/// Nodes where an agent can be ready: neither away nor being deleted.
+fn up(seen: &Seen) -> BTreeSet<&str> {
+    let nodes = cells(&seen.nodes, ["Name", "Status"]).into_iter();
+    let is_up = |status: &str| status.split(',').any(|it| it == "Ready");
+    let up = nodes.filter(|[node, status]| is_up(status) && !seen.leaving.contains(*node));
+    unique(up.map(|[node, _]| node))
+}
+
+/// Nodes that are up and whose agent is not ready.
+pub(super) fn waited_for(seen: &Seen) -> BTreeSet<String> {
+    let up = up(seen);
+    let pods = pods(seen).into_iter();
+    let waiting = pods.filter(|pod| up.contains(pod.node) && (pod.is_ending() || !pod.is_ready()));
+    waiting.map(|pod| pod.node.to_owned()).collect()
+}
+
+/// Nodes whose agents are not waited for.
+pub(super) fn away(seen: &Seen) -> Option<Finding> {
+    let mut away = names(&seen.nodes);
+    let up = up(seen);
+    away.retain(|node| !up.contains(node));
+    let what = format!(
+        "not waited for on {} not Ready, or being deleted: {}",
+        count(away.len(), "node"),
+        list(away.iter().copied())
+    );
+    let cure = "nothing: an agent starts where its node comes back";
+    (!away.is_empty()).then(|| finding("agents", what, cure))
+}
+
+/// The `DaemonSet`'s controller knows it as it is now.
+fn is_observed(set: &Value) -> bool {
+    set["status"]["observedGeneration"].as_u64() >= set["metadata"]["generation"].as_u64()
+}
+
+/// Agents of before the last edit, beside as many as there are `elsewhere`, which may be of before too.
+fn outdated(set: &Value, tally: &Tally, elsewhere: usize) -> Option<Finding> {
+    let old = usize::try_from(tally.wanted.saturating_sub(tally.updated)).unwrap_or(usize::MAX);
+    let what = format!("{old} of {} agents are still to be replaced", tally.wanted);
+    let cure = "wait: at most agent.maxUnavailable of them are away at a time; a large fleet needs a larger \
+                waitForAgents.timeoutSeconds";
+    (old > elsewhere).then(|| finding(about(set), what, cure))
+}
+
+fn name(set: &Value) -> &str {
+    set["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// A pod of the `DaemonSet` that is not ready.
+fn is_waiting(pod: &Pod<'_>, set: &Value) -> bool {
+    pod.set() == name(set) && (pod.is_ending() || !pod.is_ready())
 }
 
 fn about(it: &Value) -> String {
@@ -104,6 +198,7 @@ fn about(it: &Value) -> String {
 struct Tally {
     made: u64,
     ready: u64,
+    updated: u64,
     wanted: u64,
 }
 
@@ -113,6 +208,7 @@ impl Tally {
         Self {
             made: count("currentNumberScheduled"),
             ready: count("numberReady"),
+            updated: count("updatedNumberScheduled"),
             wanted: count("desiredNumberScheduled"),
         }
     }
@@ -170,14 +266,13 @@ fn refusal<'a>(seen: &'a Seen, set: &Value) -> Option<&'a str> {
 
 /// Its pods are there, and some are not ready. `None` where all these are on nodes that another layout selects too.
 fn unready(
+    seen: &Seen,
     set: &Value,
     tally: &Tally,
     pods: &[Pod<'_>],
     doubled: &BTreeMap<&str, BTreeSet<&str>>,
 ) -> Option<Finding> {
-    let name = set["metadata"]["name"].as_str().unwrap_or_default();
-    let waiting = |pod: &&Pod<'_>| pod.set() == name && (pod.is_ending() || !pod.is_ready());
-    let waiting: Vec<_> = pods.iter().filter(waiting).collect();
+    let waiting: Vec<_> = pods.iter().filter(|pod| is_waiting(pod, set)).collect();
     if !waiting.is_empty() && waiting.iter().all(|pod| doubled.contains_key(pod.node)) {
         return None;
     }
@@ -186,22 +281,67 @@ fn unready(
         let cure = "kubectl get nodes: that of an agent that is not ready may be away; kubectl describe pod says of each";
         return Some(finding(about(set), ready, cure));
     }
-    let mut states: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut states: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
     for pod in waiting {
-        states.entry(pod.status).or_default().push(pod.node);
+        let state = (pod.status, missing_folder(seen, pod));
+        states.entry(state).or_default().push(pod.node);
     }
-    let told = states.iter().map(|(state, nodes)| {
+    let told = states.iter().map(|((state, missing), nodes)| {
+        let missing = missing.map(|folder| format!(" (no folder {folder})"));
+        let state = format!("{state}{}", missing.unwrap_or_default());
         let nodes = nodes.iter().copied().filter(|node| *node != NOWHERE);
         match list(nodes).as_str() {
-            "" => (*state).to_owned(),
+            "" => state,
             nodes => format!("{state} on {nodes}"),
         }
     });
     let told: Vec<String> = told.collect();
-    let cures = unique(states.into_keys().map(cure_of));
-    let cures: Vec<&str> = cures.into_iter().collect();
+    let cure = |(state, missing): (&str, Option<&str>)| {
+        missing.map_or_else(|| cure_of(state).to_owned(), |folder| fit(set, folder))
+    };
+    let cures: BTreeSet<String> = states.into_keys().map(cure).collect();
+    let cures: Vec<String> = cures.into_iter().collect();
     let what = format!("{ready}; {}", told.join("; "));
     Some(finding(about(set), what, cures.join("; ")))
+}
+
+/// The cgroup of its layout that the node of this pod lacks: of several the outermost.
+fn missing_folder<'a>(seen: &'a Seen, pod: &Pod<'_>) -> Option<&'a str> {
+    let events = seen.unmounted.iter().flat_map(items);
+    let ours = events.filter(|it| it["involvedObject"]["name"] == pod.name);
+    let folders = ours.filter_map(|it| {
+        let (_, rest) = it["message"]
+            .as_str()?
+            .split_once("hostPath type check failed: ")?;
+        let (folder, _) = rest.split_once(" is not a directory")?;
+        folder.starts_with(CGROUPS).then_some(folder)
+    });
+    folders.min_by_key(|folder| folder.len())
+}
+
+/// Which values fit a node that lacks this folder.
+fn fit(set: &Value, folder: &str) -> String {
+    let layout = &set["metadata"]["labels"]["plimsoll.dev/layout"];
+    let entry = format!(
+        "in the entry {} of agent.layouts",
+        layout.as_str().unwrap_or("?")
+    );
+    let inner = folder.strip_prefix(CGROUPS).unwrap_or(folder);
+    let tree = inner.split('/').next().unwrap_or_default();
+    let page = "docs/install.md, \"Which layout\"";
+    match (V1_TREES.contains(&tree), tree == inner) {
+        (true, true) => format!(
+            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no tree {tree} of cgroup v1 ({page})"
+        ),
+        (true, false) => format!(
+            "{entry} set kubepods to what the node's kubelet has: kubepods with the cgroupfs driver, kubepods.slice with \
+             systemd's ({page})"
+        ),
+        (false, _) => format!(
+            "{entry} set cgroup to v1 where `stat -fc %T /sys/fs/cgroup` on the node says tmpfs, else kubepods to what its \
+             kubelet has: kubepods.slice with the systemd driver, kubepods with cgroupfs ({page})"
+        ),
+    }
 }
 
 /// What to do about a pod in this state.

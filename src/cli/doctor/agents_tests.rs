@@ -227,3 +227,143 @@ fn an_agent_that_works_and_has_no_lease_is_told() {
         ],
     );
 }
+
+/// An installation whose agents alone are looked at, with this `DaemonSet` and these pods.
+fn agents_alone(set: Value, rows: &[[&str; 4]]) -> Seen {
+    Seen {
+        agents_alone: true,
+        daemon_sets: of(vec![set]),
+        agents: vec![pods(rows)],
+        ..well()
+    }
+}
+
+fn first(seen: &Seen) -> String {
+    let found = findings(seen);
+    found.first().map(ToString::to_string).unwrap_or_default()
+}
+
+#[test]
+fn agents_alone_are_waited_for_until_all_are_ready_and_of_the_upgrade() {
+    let ready = [
+        ["agent-v2-x", "1/1", "Running", "a"],
+        ["agent-v2-y", "1/1", "Running", "b"],
+    ];
+    let mut seen = agents_alone(set("agent-v2", [2, 2, 2]), &ready);
+    seen.deployments = refused(403);
+    assert_eq!(findings(&seen), [], "nothing else is looked at");
+    assert_eq!(notes(&seen), []);
+    assert_eq!(summary(&seen), "Kubernetes 1.34, 2 nodes, 2 agents running");
+
+    let mut edited = set("agent-v2", [2, 2, 2]);
+    (
+        edited["metadata"]["generation"],
+        edited["status"]["observedGeneration"],
+    ) = (2.into(), 1.into());
+    let seen = agents_alone(edited, &ready);
+    assert!(first(&seen).contains("its last edit is not seen yet"));
+
+    let mut old = set("agent-v2", [2, 2, 2]);
+    old["status"]["updatedNumberScheduled"] = 1.into();
+    let seen = agents_alone(old, &ready);
+    assert!(
+        first(&seen).contains("1 of 2 agents are still to be replaced"),
+        "{}",
+        first(&seen)
+    );
+
+    let mut seen = agents_alone(set("agent-v2", [2, 2, 2]), &ready);
+    seen.nodes = refused(403);
+    assert!(first(&seen).contains("nodes could not be read"));
+}
+
+#[test]
+fn a_node_that_is_away_or_being_deleted_is_not_waited_for() {
+    let mut half = set("agent-v2", [2, 1, 2]);
+    half["status"]["updatedNumberScheduled"] = 1.into();
+    let rows = [
+        ["agent-v2-x", "1/1", "Running", "a"],
+        ["agent-v2-y", "0/1", "ContainerCreating", "b"],
+    ];
+    let seen = agents_alone(half.clone(), &rows);
+    let said = first(&seen);
+    assert!(
+        said.contains("1 of 2 agents are ready; ContainerCreating on b"),
+        "{said}"
+    );
+    for (status, leaves) in [
+        ("NotReady", false),
+        ("Unknown,SchedulingDisabled", false),
+        ("Ready", true),
+    ] {
+        let mut seen = agents_alone(half.clone(), &rows);
+        seen.nodes = table(
+            ["Name", "Status"],
+            &[["a", "Ready,SchedulingDisabled"], ["b", status]],
+        );
+        seen.leaving.extend(leaves.then(|| "b".to_owned()));
+        assert_eq!(findings(&seen), [], "{status}");
+        let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+        assert!(
+            said.len() == 1 && said[0].contains("not waited for on 1 node"),
+            "{said:?}"
+        );
+    }
+}
+
+#[test]
+fn a_release_that_no_node_can_have_an_agent_of_is_not_waited_for_in_silence() {
+    let mut seen = agents_alone(set("agent-v1", [0, 0, 0]), &[]);
+    assert!(first(&seen).contains("no layout selects any node"));
+    seen.nodes = table(["Name", "Status"], &[]);
+    assert_eq!(findings(&seen), [], "a cluster without nodes");
+    // Nodes that somebody leaves out are no reason to fail an upgrade.
+    let rows = [["agent-v2-x", "1/1", "Running", "a"]];
+    let seen = agents_alone(set("agent-v2", [1, 1, 1]), &rows);
+    assert_eq!(findings(&seen), []);
+    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert!(
+        said.len() == 1 && said[0].contains("on 1 node none runs: b"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_layout_that_does_not_fit_is_told_with_the_folder_and_the_value_to_set() {
+    let failed = |folder: &str| {
+        let message = format!(
+            "MountVolume.SetUp failed for volume \"pods\" : hostPath type check failed: {folder} is not a directory"
+        );
+        json!({"involvedObject": {"kind": "Pod", "name": "agent-v2-y"}, "message": message})
+    };
+    for (folders, told, cure) in [
+        (
+            &["/sys/fs/cgroup/kubepods.slice"][..],
+            "/sys/fs/cgroup/kubepods.slice",
+            "kubepods with cgroupfs",
+        ),
+        (
+            &["/sys/fs/cgroup/cpu/kubepods", "/sys/fs/cgroup/cpu"],
+            "/sys/fs/cgroup/cpu",
+            "set cgroup to v2 and kubepods to kubepods.slice",
+        ),
+        (
+            &["/sys/fs/cgroup/memory/kubepods"],
+            "/sys/fs/cgroup/memory/kubepods",
+            "kubepods.slice with systemd's",
+        ),
+    ] {
+        let unfit = |it: &mut Seen| {
+            let mut unfit = set("agent-v2", [2, 1, 2]);
+            unfit["metadata"]["labels"]["plimsoll.dev/layout"] = "v2".into();
+            it.daemon_sets = of(vec![unfit]);
+            it.agents = vec![pods(&[
+                ["agent-v2-x", "1/1", "Running", "a"],
+                ["agent-v2-y", "0/1", "ContainerCreating", "b"],
+            ])];
+            it.unmounted = vec![of(folders.iter().copied().map(failed).collect())];
+        };
+        let told = format!("1 of 2 agents are ready; ContainerCreating (no folder {told}) on b\n");
+        says(unfit, &[&told, "in the entry v2 of agent.layouts", cure]);
+    }
+}

@@ -6,7 +6,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-use super::agents::{bare, doubled, heartbeats, layouts, privileged, versions, without_image};
+use super::agents::{
+    away, bare, doubled, heartbeats, layouts, privileged, rollout, versions, without_image,
+};
 use super::finding::{Finding, INSTALL, define, finding, full_name, items, list, version_of};
 use super::flow::{flow, without_flow};
 use super::holding::{evictions, held, not_tried};
@@ -25,6 +27,10 @@ const RETRY: &str = "look again; if it stays so, look at the API server";
 
 /// All that is wrong, the roots of others first.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
+    if seen.agents_alone {
+        let checks = [version, unread_of_agents, privileged, doubled, rollout];
+        return checks.iter().flat_map(|check| check(seen)).collect();
+    }
     let checks = [
         version,
         unread,
@@ -53,6 +59,10 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
 
 /// What may well be meant so, and is for somebody to know: a policy can be there before the pods that it is for.
 pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
+    if seen.agents_alone {
+        let notes = bare(seen).into_iter().chain(away(seen));
+        return notes.chain(without_image(seen)).collect();
+    }
     let idle = items(&seen.pod_qos).into_iter();
     let idle = idle.filter(|it| it["status"]["matchedPods"] == 0);
     let note = |it| {
@@ -75,8 +85,11 @@ pub(super) fn summary(seen: &Seen) -> String {
     let version = version_of(seen).map_or_else(|| "?".to_owned(), |it| it.to_string());
     let nodes = names(&seen.nodes).len();
     let running = running(&pods(seen)).len();
-    let policies = items(&seen.node_qos).len();
-    format!("Kubernetes {version}, {nodes} nodes, {running} agents running, {policies} NodeQOS")
+    let agents = format!("Kubernetes {version}, {nodes} nodes, {running} agents running");
+    if seen.agents_alone {
+        return agents;
+    }
+    format!("{agents}, {} NodeQOS", items(&seen.node_qos).len())
 }
 
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -122,18 +135,32 @@ fn unread(seen: &Seen) -> Vec<Finding> {
         ("PodQOS", &seen.pod_qos),
         ("AvoidanceActions", &seen.actions),
     ];
-    let pods = seen.agents.iter().map(|pods| ("pods of agents", pods));
-    let namespaces = seen.namespaces.iter();
-    let namespaces = namespaces.map(|(_, it)| ("the namespace of agents", it));
     let elections = seen.elections.iter();
     let elections = elections.map(|it| ("the Lease of the leader", it));
-    let unread = |(what, answer): (&str, &Answer)| {
-        let error = answer.as_ref().err().filter(|it| !it.is_missing())?;
-        let what = format!("{what} could not be read: {}", error.why);
-        Some(finding("plimsoll doctor", what, to_read(error)))
-    };
-    let more = pods.chain(namespaces).chain(elections);
-    all.into_iter().chain(more).filter_map(unread).collect()
+    let all = all
+        .into_iter()
+        .chain(where_agents_are(seen))
+        .chain(elections);
+    all.filter_map(not_known).collect()
+}
+
+/// The same where the agents alone are looked at.
+fn unread_of_agents(seen: &Seen) -> Vec<Finding> {
+    let all = [("nodes", &seen.nodes), ("DaemonSets", &seen.daemon_sets)];
+    let all = all.into_iter().chain(where_agents_are(seen));
+    all.filter_map(not_known).collect()
+}
+
+fn where_agents_are(seen: &Seen) -> impl Iterator<Item = (&'static str, &Answer)> {
+    let pods = seen.agents.iter().map(|pods| ("pods of agents", pods));
+    let namespaces = seen.namespaces.iter();
+    pods.chain(namespaces.map(|(_, it)| ("the namespace of agents", it)))
+}
+
+fn not_known((what, answer): (&str, &Answer)) -> Option<Finding> {
+    let error = answer.as_ref().err().filter(|it| !it.is_missing())?;
+    let what = format!("{what} could not be read: {}", error.why);
+    Some(finding("plimsoll doctor", what, to_read(error)))
 }
 
 fn to_read(error: &Refused) -> &'static str {

@@ -73,7 +73,7 @@ fn kept(node: &str) -> [&str; 8] {
 fn set(name: &str, [made, ready, wanted]: [u32; 3]) -> Value {
     json!({
         "metadata": meta(name),
-        "status": {"currentNumberScheduled": made, "numberReady": ready, "desiredNumberScheduled": wanted},
+        "status": {"currentNumberScheduled": made, "numberReady": ready, "updatedNumberScheduled": made, "desiredNumberScheduled": wanted},
         "spec": {"template": {"spec": {"serviceAccountName": "agent", "containers": [{"args": ["agent", "--report-service=report"]}]}}},
     })
 }
@@ -156,6 +156,9 @@ fn level(name: &str) -> Value {
 /// An installation with nothing wrong.
 fn well() -> Seen {
     Seen {
+        agents_alone: false,
+        unmounted: Vec::new(),
+        leaving: std::collections::BTreeSet::new(),
         now: "2026-01-01T00:01:00Z".parse().expect("a time"),
         lease_namespace: "plimsoll-node-lease".to_owned(),
         version: Ok(json!({"major": "1", "minor": "34+"})),

@@ -69,7 +69,7 @@ cluster get,list,watch,patch nodes
 cluster patch nodes/status
 cluster get,list,watch pods
 cluster create nodemetrics.metrics.plimsoll.dev/evictions
-cluster create,patch events.events.k8s.io
+cluster create,patch events
 cluster get,list,watch nodewatermarks.plimsoll.dev
 cluster patch nodewatermarks.plimsoll.dev/status
 own get daemonsets.apps
@@ -94,7 +94,7 @@ cluster list,watch podqoss.ensurance.crane.io
 cluster patch avoidanceactions.ensurance.crane.io/status
 cluster patch nodeqoss.ensurance.crane.io/status
 cluster patch podqoss.ensurance.crane.io/status
-cluster create,patch events.events.k8s.io
+cluster create,patch events
 cluster list,watch,create,patch,delete nodewatermarks.plimsoll.dev
 kube-system list,watch configmaps --metrics-api-listen= extension-apiserver-authentication
 own get,list,watch,create,patch configmaps --eviction-record= =

@@ -1,11 +1,14 @@
 //! Reads what `plimsoll doctor` judges: plain JSON, and tables where there may be thousands. What can't be read is kept as
 //! the reason why.
 
+use std::collections::BTreeSet;
+
 use form_urlencoded::byte_serialize;
 use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 
+use super::agents::waited_for;
 use super::finding::items;
 use super::permissions::{Actor, wanted};
 use super::tables::{names, unique};
@@ -61,6 +64,8 @@ pub(super) struct Review {
 /// All that was read.
 #[derive(Debug)]
 pub(super) struct Seen {
+    /// Nothing was read but what agents need to be ready.
+    pub agents_alone: bool,
     pub now: Timestamp,
     pub lease_namespace: String,
     pub version: Answer,
@@ -77,6 +82,10 @@ pub(super) struct Seen {
     pub namespaces: Vec<(String, Answer)>,
     /// Events of `DaemonSet`s there whose pods could not be made.
     pub refusals: Vec<Answer>,
+    /// Events of agents' pods whose volumes could not be mounted.
+    pub unmounted: Vec<Answer>,
+    /// Nodes that are being deleted, of those whose agent is not ready; only where the agents alone are read.
+    pub leaving: BTreeSet<String>,
     /// Table of the nodes.
     pub nodes: Answer,
     /// Table of those that the image is not for.
@@ -119,6 +128,10 @@ fn nodes() -> String {
 const FOREIGN: &str = "%2Ckubernetes.io/arch%2Ckubernetes.io/arch%20notin%20%28amd64%29";
 /// What `DaemonSet`s were refused.
 const REFUSALS: &str = "fieldSelector=involvedObject.kind%3DDaemonSet%2Creason%3DFailedCreate";
+/// What agents' pods could not mount. The events of a fleet may be many, and the first name what is missing.
+const UNMOUNTED: &str = "fieldSelector=involvedObject.kind%3DPod%2Creason%3DFailedMount&limit=500";
+/// Of so many nodes at most it is asked, one by one, whether they are being deleted.
+const MAX_ASKED: usize = 20;
 /// Where agents have their Leases.
 const LEASES: &str = "--lease-namespace=";
 
@@ -164,8 +177,11 @@ pub(super) async fn read(
         aggregation: list(AUTHENTICATION).await,
         api_service: list(API_SERVICE).await,
         schemas: [schema(POLICIES).await, schema(RULES).await],
+        agents_alone: false,
         namespaces: Vec::new(),
         refusals: Vec::new(),
+        unmounted: Vec::new(),
+        leaving: BTreeSet::new(),
         nodes: table(client, &nodes()).await,
         foreign: table(client, &format!("{}{FOREIGN}", nodes())).await,
         agents: Vec::new(),
@@ -197,6 +213,67 @@ pub(super) async fn read(
     Ok(seen)
 }
 
+/// Reads what says whether the agents are ready, and why not.
+///
+/// # Errors
+/// The API server can't be reached at all.
+pub(super) async fn agents_alone(client: &Client) -> anyhow::Result<Seen> {
+    let version = get(client, "/version").await;
+    if let Err(Refused { code: None, why }) = &version {
+        anyhow::bail!("failed to reach the API server: {why}");
+    }
+    let mut seen = Seen {
+        version,
+        daemon_sets: get(client, &apps("daemonsets", "agent")).await,
+        nodes: table(client, &nodes()).await,
+        foreign: table(client, &format!("{}{FOREIGN}", nodes())).await,
+        ..not_read()
+    };
+    of_agents(client, &mut seen).await;
+    for node in waited_for(&seen).into_iter().take(MAX_ASKED) {
+        let path = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{node}");
+        let is_leaving = |it: &&Value| !it["metadata"]["deletionTimestamp"].is_null();
+        if items(&get(client, &path).await).iter().any(is_leaving) {
+            seen.leaving.insert(node);
+        }
+    }
+    Ok(seen)
+}
+
+/// What only the agents are looked at without.
+pub(super) fn not_read() -> Seen {
+    let none = || Err(Refused::default());
+    Seen {
+        agents_alone: true,
+        now: clock::wall(),
+        lease_namespace: String::new(),
+        version: none(),
+        aggregation: none(),
+        api_service: none(),
+        schemas: [none(), none()],
+        daemon_sets: none(),
+        deployments: none(),
+        elections: Vec::new(),
+        namespaces: Vec::new(),
+        refusals: Vec::new(),
+        unmounted: Vec::new(),
+        leaving: BTreeSet::new(),
+        nodes: none(),
+        foreign: none(),
+        agents: Vec::new(),
+        watermarks: none(),
+        leases: none(),
+        admission: [none(), none()],
+        flow: [none(), none()],
+        stop: none(),
+        node_qos: none(),
+        pod_qos: none(),
+        actions: none(),
+        reviews: Vec::new(),
+        trials: Vec::new(),
+    }
+}
+
 /// Where agents have their Leases, as their `DaemonSet`s say; none where these can't be read.
 pub(in crate::cli) async fn lease_namespaces(client: &Client) -> Vec<String> {
     let daemon_sets = get(client, &apps("daemonsets", "agent")).await;
@@ -212,6 +289,8 @@ async fn of_agents(client: &Client, seen: &mut Seen) {
         seen.agents.push(table(client, &pods).await);
         let refusals = format!("{path}/events?{REFUSALS}");
         seen.refusals.push(get(client, &refusals).await);
+        let unmounted = format!("{path}/events?{UNMOUNTED}");
+        seen.unmounted.push(get(client, &unmounted).await);
         seen.namespaces.push((namespace, get(client, &path).await));
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn unique<'a>(items: impl Iterator<Item = &'a str>) -> BTreeSet<&'a s
 /// A pod of an agent.
 #[derive(Debug)]
 pub(super) struct Pod<'a> {
-    name: &'a str,
+    pub name: &'a str,
     ready: &'a str,
     /// What its containers wait for, or its phase.
     pub status: &'a str,

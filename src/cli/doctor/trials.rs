@@ -87,7 +87,7 @@ pub(super) fn by_agent(user: &str, account: &str, objects: Objects<'_>) -> Vec<A
         attempt(
             "event",
             "POST",
-            "/apis/events.k8s.io/v1/namespaces/default/events".to_owned(),
+            "/api/v1/namespaces/default/events".to_owned(),
             event(),
         ),
     ];
@@ -149,7 +149,7 @@ fn labelled() -> Value {
 fn event() -> Value {
     json!({
         "metadata": {"name": NAME, "namespace": "default"},
-        "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Forbidden", "action": "Try", "note": "a dry run",
-        "reportingController": NAME, "reportingInstance": NAME, "regarding": {"kind": "Node", "name": NAME, "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Forbidden", "action": "Try", "message": "a dry run",
+        "reportingComponent": NAME, "reportingInstance": NAME, "involvedObject": {"kind": "Node", "name": NAME, "namespace": "default"},
     })
 }

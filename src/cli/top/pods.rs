@@ -96,6 +96,9 @@ impl Row {
     }
 }
 
+/// Columns that a terminal shows only where it is wide enough, the least important first.
+const LEAST: [usize; 6] = [7, 5, 0, 4, 6, 2];
+
 /// The busiest pods of all nodes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
@@ -199,6 +202,7 @@ fn named(names: &[String]) -> String {
     }
 }
 
+/// The width of the formatter is that of the terminal, if there is one.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
@@ -215,7 +219,11 @@ impl fmt::Display for Screen {
         for row in &self.pods {
             table.push(row.cells());
         }
+        let left_out = f.width().map(|width| table.fit(width, &LEAST));
         write!(f, "{table}")?;
+        if let Some(left_out) = left_out.filter(|titles| !titles.is_empty()) {
+            writeln!(f, "note: too narrow for {}", left_out.join(", "))?;
+        }
         self.notes
             .iter()
             .try_for_each(|note| writeln!(f, "note: {note}"))

@@ -332,6 +332,9 @@ fn cells(percent: f64) -> usize {
         .count()
 }
 
+/// Columns that a terminal shows only where it is wide enough, the least important first.
+const LEAST: [usize; 5] = [4, 7, 1, 3, 6];
+
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
@@ -358,6 +361,7 @@ impl Screen {
     }
 }
 
+/// The width of the formatter is that of the terminal, if there is one.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
@@ -377,7 +381,11 @@ impl fmt::Display for Screen {
         for row in &self.nodes {
             table.push(row.cells());
         }
+        let left_out = f.width().map(|width| table.fit(width, &LEAST));
         write!(f, "{table}")?;
+        if let Some(left_out) = left_out.filter(|titles| !titles.is_empty()) {
+            writeln!(f, "note: too narrow for {}", left_out.join(", "))?;
+        }
         let silent = self.of(Agent::Silent);
         if !silent.is_empty() {
             let of = self.nodes.len();

@@ -75,6 +75,28 @@ note: something
 }
 
 #[test]
+fn a_narrow_terminal_shows_every_node_by_fewer_columns() {
+    let screen = Screen::new(Source::Leases, fleet(), Sort::Cpu, Vec::new());
+    for (width, left_out) in [
+        (80, "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT"),
+        (
+            40,
+            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, CPU (| MARK), MEM%, IN FORCE",
+        ),
+    ] {
+        let text = format!("{screen:width$}");
+        for node in ["hot", "calm", "new", "dead", "bare"] {
+            let line = text.lines().find(|line| line.starts_with(node));
+            assert!(
+                line.is_some_and(|line| line.chars().count() <= width),
+                "{width}: {text}"
+            );
+        }
+        assert!(text.lines().any(|line| line == left_out), "{width}: {text}");
+    }
+}
+
+#[test]
 fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
     let order = |sort| -> Vec<String> {
         let screen = Screen::new(Source::Leases, fleet(), sort, Vec::new());

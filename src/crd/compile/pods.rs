@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
 use super::super::pod_qos::{PodQosSpec, ScopeExpression};
+use super::super::words::nearest;
 use super::{About, Findings};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
@@ -21,7 +22,7 @@ pub(super) fn compile_all(
         let policy = compile(name, spec);
         let mut findings = findings.about(Kind::PodQos, name);
         report(spec, &policy, &mut findings);
-        report_allowed(spec, actions, &mut findings);
+        report_allowed(spec, objects, actions, &mut findings);
         policy
     };
     objects.pods.iter().map(compile).collect()
@@ -151,6 +152,7 @@ fn report_system_pods(spec: &PodQosSpec, findings: &mut About<'_>) {
 
 fn report_allowed(
     spec: &PodQosSpec,
+    objects: &Objects,
     actions: &BTreeMap<&str, Arc<Action>>,
     findings: &mut About<'_>,
 ) {
@@ -167,14 +169,20 @@ fn report_allowed(
                      more; give the AvoidanceAction another name and allow that name too"
                 ),
             ),
-            (Allowed::Action(_), None) => findings.warning(
-                Reason::AllowsUnknownAction,
-                path,
-                format!(
-                    "there is no AvoidanceAction named \"{entry}\"; write one of {}, or the word throttle or eviction",
-                    list(actions.keys())
-                ),
-            ),
+            // Where that one is refused, this is right.
+            (Allowed::Action(name), None) if !objects.is_refused(Kind::AvoidanceAction, name) => {
+                let words = Allowed::WORDS.map(|(word, _)| word);
+                let known = actions.keys().copied().chain(words);
+                let cure = nearest(name, known).map_or_else(
+                    || {
+                        let names = list(actions.keys());
+                        format!("write one of {names}, or one of the words {}", words.join(", "))
+                    },
+                    |near| format!("did you mean {near}?"),
+                );
+                let message = format!("there is no AvoidanceAction named \"{entry}\"; {cure}");
+                findings.warning(Reason::AllowsUnknownAction, path, message);
+            }
             _ => {}
         }
     }

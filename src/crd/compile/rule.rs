@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::super::finding::Reason;
 use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
-use super::super::objects::NodeRules;
-use super::super::words;
+use super::super::objects::{Kind, NodeRules};
+use super::super::words::{self, quoted};
 use super::action::seconds;
 use super::verdict::{self, Verdict};
 use super::{About, Scope};
@@ -116,15 +116,25 @@ impl Frame<'_> {
     ) -> Option<Arc<crate::engine::policy::Action>> {
         let action = self.scope.actions.get(rule.action_name.as_str());
         if action.is_none() {
-            findings.error(
-                Reason::UnknownAction,
-                format!("{path}.actionName"),
+            let name = quoted(&rule.action_name);
+            let message = if self
+                .scope
+                .objects
+                .is_refused(Kind::AvoidanceAction, &rule.action_name)
+            {
                 format!(
-                    "there is no AvoidanceAction named \"{}\"; write the name of one of {}",
-                    rule.action_name,
-                    super::pods::list(self.scope.actions.keys())
-                ),
-            );
+                    "the AvoidanceAction {name} is not in force, so that the rule is off; correct that one"
+                )
+            } else {
+                let actions = self.scope.actions.keys();
+                let near = words::nearest(&rule.action_name, actions.clone().copied());
+                let cure = near.map_or_else(
+                    || format!("write the name of one of {}", super::pods::list(actions)),
+                    |near| format!("did you mean {near}?"),
+                );
+                format!("there is no AvoidanceAction named {name}; {cure}")
+            };
+            findings.error(Reason::UnknownAction, format!("{path}.actionName"), message);
         }
         action.cloned()
     }

@@ -1,9 +1,11 @@
 //! Whether a rule can do what it says: on this node, with this metric, action and set of pods.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::super::finding::Reason;
-use super::pods::selects;
+use super::super::objects::Kind;
+use super::pods::{list, selects};
 use super::{About, Scope};
 use crate::engine::metric::{
     ActionKind, DiskRate, Leverage, Metric, PressureKind, Protected, Resource,
@@ -144,12 +146,17 @@ impl Judge<'_, '_> {
         let (mark, metric) = (self.rule.watermark, &self.rule.metric);
         let unit = metric.unit();
         let Some(capacity) = capacity(metric, self.scope) else {
+            self.watermark_of_any_node();
             return Verdict::On;
         };
         if is_usage(metric) && mark * 100.0 < capacity {
+            let cure = guess(metric, mark, capacity / 100.0..capacity);
+            let cure = cure.unwrap_or_else(|| {
+                let example = suggestion(metric, capacity * 0.8);
+                format!("write for example {example}")
+            });
             let message = format!(
-                "{mark} {unit} is less than 1 % of the {capacity} {unit} of the node, and the rule is off; {}",
-                guess(metric, mark, capacity)
+                "{mark} {unit} is less than 1 % of the {capacity} {unit} of the node, and the rule is off; {cure}"
             );
             self.error(Reason::WatermarkTooLow, "metricRule.value", message);
             return Verdict::Off;
@@ -163,6 +170,26 @@ impl Judge<'_, '_> {
             self.error(Reason::WatermarkTooHigh, "metricRule.value", message);
         }
         Verdict::On
+    }
+
+    /// The size of the node is not known: less than an idle one uses can hardly be meant.
+    fn watermark_of_any_node(&mut self) {
+        let (mark, metric) = (self.rule.watermark, &self.rule.metric);
+        let (range, example) = match metric {
+            Metric::CpuUsage => (100.0..256_000.0, "4000"),
+            Metric::MemoryUsage => (100.0 * MEBIBYTE..512.0 * GIBIBYTE, "6Gi"),
+            _ => return,
+        };
+        if mark >= range.start {
+            return;
+        }
+        let cure = guess(metric, mark, range);
+        let message = format!(
+            "{mark} {} is less than an idle node uses, and can hardly be meant; {}",
+            metric.unit(),
+            cure.unwrap_or_else(|| format!("write for example {example}"))
+        );
+        self.warning(Reason::WatermarkTooLow, "metricRule.value", message);
     }
 
     /// ` on a node of 4 CPUs`, where that is what decides.
@@ -207,10 +234,18 @@ impl Judge<'_, '_> {
         if kinds.is_empty() || kinds.iter().any(allowed) {
             return;
         }
+        let refused: Vec<&str> = self.scope.objects.refused(Kind::PodQos).collect();
+        let cure = if refused.is_empty() {
+            format!("add one with allowedActions: [{}]", action.name)
+        } else {
+            format!(
+                "of those that are not in force, correct {}",
+                list(refused.iter())
+            )
+        };
         let message = format!(
-            "no PodQOS allows the action \"{}\" on any pod, so that the rule has nobody to act on; add one with \
-             allowedActions: [{}]",
-            action.name, action.name
+            "no PodQOS in force allows the action \"{}\" on any pod, so that the rule has nobody to act on; {cure}",
+            action.name
         );
         self.error(Reason::NobodyToActOn, "actionName", message);
     }
@@ -275,28 +310,25 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
     }
 }
 
+const GIBIBYTE: f64 = 1_073_741_824.0;
+const MEBIBYTE: f64 = 1_048_576.0;
 /// In which a person writes an amount of memory.
-const BINARY: [(f64, &str); 2] = [(1_073_741_824.0, "Gi"), (1_048_576.0, "Mi")];
+const BINARY: [(f64, &str); 2] = [(GIBIBYTE, "Gi"), (MEBIBYTE, "Mi")];
 
-/// What was probably meant.
-fn guess(metric: &Metric, mark: f64, capacity: f64) -> String {
+/// What was probably meant: the same number in another unit, if that is within the range.
+fn guess(metric: &Metric, mark: f64, range: Range<f64>) -> Option<String> {
     let factors: &[(f64, &str)] = match metric {
         Metric::CpuUsage => &[(1000.0, "")],
         Metric::MemoryUsage => &BINARY,
         _ => &[(100.0, "")],
     };
-    let is_meant = |(factor, _): &&(f64, &str)| {
-        let meant = mark * factor;
-        (capacity / 100.0..capacity).contains(&meant)
-    };
-    match factors.iter().find(is_meant) {
-        Some((factor, "")) => {
-            let meant = (mark * factor * 1e6).round() / 1e6;
-            format!("did you mean {}?", written(meant))
-        }
-        Some((_, suffix)) => format!("did you mean {mark}{suffix}?"),
-        None => format!("write for example {}", suggestion(metric, capacity * 0.8)),
-    }
+    let is_meant = |(factor, _): &&(f64, &str)| range.contains(&(mark * factor));
+    let (factor, suffix) = factors.iter().find(is_meant)?;
+    let meant = (mark * factor * 1e6).round() / 1e6;
+    Some(match *suffix {
+        "" => format!("did you mean {}?", written(meant)),
+        suffix => format!("did you mean {mark}{suffix}?"),
+    })
 }
 
 /// A value as a person would write it in a manifest: two digits that count, at most this much.
@@ -362,14 +394,20 @@ mod tests {
     fn what_was_probably_meant_is_what_was_written_in_another_unit() {
         let node = 16.0 * 1_073_741_824.0;
         let cases = [
-            (Metric::CpuUsage, 1.23, 8000.0, "did you mean 1230?"),
-            (Metric::MemoryUsage, 4.0, node, "did you mean 4Gi?"),
-            (Metric::MemoryUsage, 900.0, node, "did you mean 900Mi?"),
-            (Metric::CpuUtilization, 0.07, 100.0, "did you mean 7?"),
-            (Metric::MemoryUsage, 0.001, node, "write for example 12Gi"),
+            (Metric::CpuUsage, 1.23, 8000.0, Some("did you mean 1230?")),
+            (Metric::MemoryUsage, 4.0, node, Some("did you mean 4Gi?")),
+            (
+                Metric::MemoryUsage,
+                900.0,
+                node,
+                Some("did you mean 900Mi?"),
+            ),
+            (Metric::CpuUtilization, 0.07, 100.0, Some("did you mean 7?")),
+            (Metric::MemoryUsage, 0.001, node, None),
         ];
         for (metric, mark, capacity, words) in cases {
-            assert_eq!(guess(&metric, mark, capacity), words);
+            let guess = guess(&metric, mark, capacity / 100.0..capacity);
+            assert_eq!(guess.as_deref(), words);
         }
     }
 }

@@ -167,3 +167,49 @@ pub(super) fn out_of_range(schema: &Value, number: f64, path: &str) -> String {
         example(schema)
     )
 }
+
+/// `strategy is "Prewiew"; write one of None, Preview; did you mean Preview?`.
+pub(super) fn not_among(known: &[&str], value: &Value, path: &str) -> String {
+    let text = value.as_str();
+    let given = text.map_or_else(|| value.to_string(), quoted);
+    let near = text.and_then(|text| nearest(text, known.iter().copied()));
+    format!(
+        "{} is {given}; write one of {}{}",
+        name_of(path),
+        known.join(", "),
+        did_you_mean(near)
+    )
+}
+
+/// What a rule of the definition says, and what was written instead: `..., not "80%"`.
+pub(super) fn broken_rule(message: &str, value: Option<&Value>) -> String {
+    let texts: Vec<&str> = match value {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let given = match (value, &texts[..]) {
+        (_, [text]) => quoted(text),
+        (_, [_, _, ..]) => format!("{texts:?}"),
+        (Some(number @ Value::Number(_)), _) => number.to_string(),
+        _ => return message.to_owned(),
+    };
+    let is_percentage = texts.iter().any(|text| text.ends_with('%'));
+    let percentage =
+        "; for a percentage write the number alone, and a metric that ends in _utilization";
+    // The message names what there is to choose from.
+    let named = || message.split(|c: char| !c.is_alphanumeric() && c != '_');
+    let mut meant = texts
+        .iter()
+        .filter(|text| !named().any(|word| word == **text));
+    let meant = meant.find_map(|text| nearest(text, named()));
+    format!(
+        "{message}, not {given}{}{}",
+        if is_percentage { percentage } else { "" },
+        did_you_mean(meant)
+    )
+}
+
+fn did_you_mean(word: Option<&str>) -> String {
+    word.map_or_else(String::new, |word| format!("; did you mean {word}?"))
+}

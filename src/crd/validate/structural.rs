@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use serde_json::{Map, Value};
 
 use super::super::path::{at_index, at_key};
-use super::super::words::quoted;
 use super::{Problem, hint};
 
 /// Nobody reads more at once, and a hostile object must not fill the memory.
@@ -158,13 +157,8 @@ impl Structure {
         if known.contains(value) {
             return;
         }
-        let given = value.as_str().map_or_else(|| value.to_string(), quoted);
-        let name = hint::name_of(path);
         let known: Vec<&str> = known.iter().filter_map(Value::as_str).collect();
-        self.blocking(
-            path,
-            format!("{name} is {given}; write one of {}", known.join(", ")),
-        );
+        self.blocking(path, hint::not_among(&known, value, path));
     }
 }
 

@@ -11,7 +11,7 @@ impl World {
     pub(super) fn advance_cap(&mut self) {
         let closes = |node: &&Node| node.class.content.policy.rules.iter().any(live::closes);
         let matched = self.nodes.values().filter(closes).count();
-        let most = cap::most(matched, self.settings.max_unschedulable_percent);
+        let most = self.settings.max_unschedulable.most(matched);
         let closing = self.closing();
         let wanted = closing.len();
         let softened: BTreeSet<String> = cap::soften(closing, most);

@@ -141,6 +141,9 @@ impl World {
         } else {
             rollout.begin(has_it, |node| self.sight(node, &key));
         }
+        if origin == Origin::Edited {
+            self.note_rollout(&key, &rollout);
+        }
         self.rollouts.insert(key, rollout);
     }
 
@@ -277,19 +280,20 @@ impl World {
     pub(super) fn advance_rollouts(&mut self, now: BootTime) {
         let mut rollouts = std::mem::take(&mut self.rollouts);
         for (key, rollout) in &mut rollouts {
-            let before = rollout.phase();
+            let before = (rollout.phase(), rollout.left());
             let rate = self.settings.rollout_nodes_per_second;
             let released = rollout.advance(now, rate, |node| self.sight(node, key));
             let reached = !released.is_empty();
             self.dirty.extend(released);
             self.cap_dirty |= reached;
-            if std::mem::discriminant(&before) != std::mem::discriminant(&rollout.phase()) {
+            let phase = rollout.phase();
+            if std::mem::discriminant(&before.0) != std::mem::discriminant(&phase) {
                 self.note_rollout(key, rollout);
-                if rollout.phase() == Phase::Done {
+                if phase == Phase::Done {
                     self.dirty.extend(self.nodes.keys().cloned());
                 }
             }
-            self.statuses_dirty |= reached || before != rollout.phase();
+            self.statuses_dirty |= reached || before != (phase, rollout.left());
         }
         rollouts.retain(|_, rollout| rollout.phase() != Phase::Done);
         self.rollouts = rollouts;
@@ -297,6 +301,8 @@ impl World {
 
     fn note_rollout(&mut self, key: &Key, rollout: &Rollout) {
         let (warning, reason) = match rollout.phase() {
+            Phase::Canaries { stuck: 1.., .. } => (true, "RolloutWaits"),
+            Phase::Canaries { .. } => (false, "RolloutStarted"),
             Phase::Stopped { .. } => (true, "RolloutStopped"),
             Phase::Done => (false, "RolledOut"),
             _ => return,

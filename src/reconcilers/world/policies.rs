@@ -10,6 +10,7 @@ use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
 use super::super::restrain::source;
 use super::super::rollout::{Phase, Rollout};
+use super::silent::words;
 use super::{Live, Node, World};
 use crate::cluster::backoff::jittered;
 use crate::crd::{Finding, Kind, Reason};
@@ -173,6 +174,9 @@ impl World {
         let conditions =
             conditions::conditions(&before["conditions"], claims, generation, timestamp);
         let mut status = json!({"observedGeneration": generation, "conditions": conditions});
+        if let Some(rollout) = self.rollouts.get(key).and_then(rollout_column) {
+            status["rollout"] = json!(rollout);
+        }
         match key.0 {
             Kind::NodeQos => {
                 let tally = tallies.node_qos.get(key.1.as_str()).cloned();
@@ -312,21 +316,33 @@ fn without_counts(mut status: Value) -> Value {
     status
 }
 
-/// `None`: the edit is where it should be.
-fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
-    let reason = match rollout.phase() {
+/// One word for how far an edit is; `None`: it is where it should be.
+const fn rollout_reason(rollout: &Rollout) -> Option<&'static str> {
+    Some(match rollout.phase() {
         Phase::Stopped { .. } => STOPPED,
         Phase::Done => return None,
         Phase::Others { .. } => "Progressing",
         Phase::Canaries { stuck: 1.., .. } => "NoCanary",
         Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
-    };
+    })
+}
+
+fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
     Some(Claim {
         kind: ROLLED_OUT,
         holds: false,
-        reason: reason.to_owned(),
+        reason: rollout_reason(rollout)?.to_owned(),
         message: rollout_message(rollout),
     })
+}
+
+/// What `kubectl get` shows: `Canaries, 40 s left`.
+fn rollout_column(rollout: &Rollout) -> Option<String> {
+    let reason = rollout_reason(rollout)?;
+    Some(rollout.left().map_or_else(
+        || reason.to_owned(),
+        |left| format!("{reason}, {} left", words(left)),
+    ))
 }
 
 /// How far an edit is, in words.
@@ -344,10 +360,17 @@ pub(super) fn rollout_message(rollout: &Rollout) -> String {
              can try it first; see why agents do not run there, or, to send the edit to all nodes untried, annotate \
              the object with plimsoll.dev/rollout=immediate"
         ),
-        Phase::Canaries { .. } | Phase::Watching { .. } => format!(
-            "the edit is tried on {canaries} first; to skip that, annotate the object with \
-             plimsoll.dev/rollout=immediate"
-        ),
+        Phase::Canaries { .. } | Phase::Watching { .. } => {
+            let left = rollout.left().map(words).unwrap_or_default();
+            let from = match rollout.phase() {
+                Phase::Watching { .. } => "more",
+                _ => "from when these keep it",
+            };
+            format!(
+                "the edit is tried on {canaries} first, for {left} {from}; to skip that, annotate the object with \
+                 plimsoll.dev/rollout=immediate"
+            )
+        }
         Phase::Others { .. } => format!("the edit goes to {size} nodes"),
         Phase::Stopped { acting } => {
             let acting = if acting == 0 {

@@ -198,7 +198,7 @@ fn place(zone: &str) -> String {
     }
 }
 
-fn words(time: Duration) -> String {
+pub(super) fn words(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
         seconds => format!("{seconds} s"),

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -128,7 +129,7 @@ func isServed(t *testing.T, limit time.Duration) time.Duration {
 		wanted := fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
 		pods := componentPods(t, "controller")
 		for _, pod := range pods {
-			script := fmt.Sprintf("openssl s_client -connect %s:8443 </dev/null 2>/dev/null | openssl x509 -noout -fingerprint -sha256", pod.Status.PodIP)
+			script := fmt.Sprintf("openssl s_client -connect %s </dev/null 2>/dev/null | openssl x509 -noout -fingerprint -sha256", net.JoinHostPort(pod.Status.PodIP, "8443"))
 			served, err := tryOnNode("v1", script)
 			if err != nil {
 				return err

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,7 +118,7 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 	const secret, known = "plimsoll-metrics-ca", 4 * time.Minute
 	signers := func() (names []string) {
 		for _, pod := range componentPods(t, "controller") {
-			names = append(names, onNode(t, "v1", fmt.Sprintf("openssl s_client -connect %s:8443 </dev/null 2>/dev/null | openssl x509 -noout -issuer", pod.Status.PodIP)))
+			names = append(names, onNode(t, "v1", fmt.Sprintf("openssl s_client -connect %s </dev/null 2>/dev/null | openssl x509 -noout -issuer", net.JoinHostPort(pod.Status.PodIP, "8443"))))
 		}
 		return names
 	}
@@ -358,7 +359,7 @@ func TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead(t *test
 	token := kubectl(t, "create", "token", "reader", "-n", s.name)
 	answers := func(token string) (codes []string) {
 		for _, pod := range componentPods(t, "controller") {
-			codes = append(codes, onNode(t, "v1", fmt.Sprintf("curl -sk -o /dev/null -w '%%{http_code}' -H 'Authorization: Bearer %s' https://%s:8443/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", token, pod.Status.PodIP)))
+			codes = append(codes, onNode(t, "v1", fmt.Sprintf("curl -sk -o /dev/null -w '%%{http_code}' -H 'Authorization: Bearer %s' https://%s/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", token, net.JoinHostPort(pod.Status.PodIP, "8443"))))
 		}
 		return codes
 	}

@@ -22,7 +22,7 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 	}
 	noneMade(t)
 	t.Cleanup(func() {
-		if err := install(); err != nil {
+		if _, err := helm("", "rollback", "plimsoll", "--namespace", namespace, "--wait"); err != nil { // as docs/install.md says
 			t.Error(err)
 		}
 		agentsRun(t, repository)
@@ -31,9 +31,21 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 	for _, node := range nodes {
 		layouts = append(layouts, fmt.Sprintf(`{"name":%[1]q,"cgroup":"v2","kubepods":%[2]q,"nodeSelector":{"e2e.plimsoll.dev/cgroup":%[1]q}}`, node, unfit[node]))
 	}
-	if _, err := helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values",
-		"--set-json", "agent.layouts=["+strings.Join(layouts, ",")+"]"); err != nil {
-		t.Fatal(err)
+	_, err = helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values", "--wait",
+		"--set", "waitForAgents.timeoutSeconds=60", "--set-json", "agent.layouts=["+strings.Join(layouts, ",")+"]")
+	if err == nil {
+		t.Fatal("helm upgrade --wait ends well without one agent")
+	}
+	shown, read := tryKubectl("", "get", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=wait", "-o", "jsonpath={.items[*].status.containerStatuses[*].state.terminated.message}")
+	for _, node := range nodes {
+		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no folder /sys/fs/cgroup/%[3]s) on %[2]s\n"+
+			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])
+		if !strings.Contains(err.Error(), reason) {
+			t.Errorf("Helm does not say %q, but %v", reason, err)
+		}
+		if read != nil || !strings.Contains(shown, reason) {
+			t.Errorf("the container's message is not %q, but %q (%v)", reason, shown, read)
+		}
 	}
 
 	for _, node := range nodes {
@@ -57,8 +69,8 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 			return fmt.Errorf("it says %s", said)
 		}
 		for _, node := range nodes {
-			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating on %[2]s\n"+
-				"  do: kubectl describe pod of one that is being created: where it names a folder below /sys/fs/cgroup, the layout does not fit the node", namespace, node)) {
+			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no folder /sys/fs/cgroup/%[3]s) on %[2]s\n"+
+				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])) {
 				return fmt.Errorf("nothing of %s: %w", node, err)
 			}
 		}

@@ -220,8 +220,8 @@ func installWith(budgets string) error {
 	if _, err := tryKubectl(labelled, "apply", "-f", "-"); err != nil {
 		return err
 	}
-	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "120s", "--values", "-",
-		"--set", "agent.podMetrics=true"} // panels of the dashboard show single pods
+	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "240s", "--values", "-",
+		"--set", "agent.podMetrics=true,waitForAgents.timeoutSeconds=120"} // panels of the dashboard show single pods
 	if given == "" {
 		ours, err := values(repository, tag)
 		if err == nil {

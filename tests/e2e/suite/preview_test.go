@@ -94,7 +94,6 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		for _, wanted := range []struct{ kind, ns, name, reason, rule string }{
 			{"Pod", s.name, "slowed", "WouldThrottle", throttle},
 			{"Pod", s.name, moved, "WouldEvict", evict},
-			{"Node", "", node, "WouldEvict", evict},
 			{"Node", "", node, "WouldDisableScheduling", evict},
 		} {
 			s.waitTold(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)

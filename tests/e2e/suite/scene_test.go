@@ -340,13 +340,18 @@ func timesTold(t testing.TB, kind, ns, name string) map[string]int {
 	}
 	counts := map[string]int{}
 	for _, event := range list.Items {
-		times := 1
-		if event.Series != nil {
-			times = int(event.Series.Count)
-		}
-		counts[event.Reason+": "+event.Message] += times
+		counts[event.Reason+": "+event.Message] += max(1, int(event.Count))
 	}
 	return counts
+}
+
+// packetFilter is the command for the family of addresses by which pods reach each other and the API server.
+func packetFilter(t *testing.T) string {
+	t.Helper()
+	if strings.Contains(componentPods(t, "controller")[0].Status.PodIP, ":") {
+		return "ip6tables"
+	}
+	return "iptables"
 }
 
 // gaugeAddress is the address of the service that serves the tests' metrics.

@@ -109,7 +109,8 @@ func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing
 	t.Parallel()
 	haveAllNodes(t)
 	node := nodes[0]
-	if out, err := tryOnNode(node, "command -v nsenter ss iptables"); err != nil {
+	tables := packetFilter(t)
+	if out, err := tryOnNode(node, "command -v nsenter ss "+tables); err != nil {
 		t.Skipf("%s has not all that this needs: %s", node, out)
 	}
 	s := newScene(t, node)
@@ -120,9 +121,9 @@ func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing
 	if len(ports) == 0 {
 		t.Fatal("the agent has no connection to the API server")
 	}
-	t.Cleanup(func() { tryOnNode(node, inside+"iptables --flush INPUT") })
+	t.Cleanup(func() { tryOnNode(node, inside+tables+" --flush INPUT") })
 	for _, port := range ports {
-		onNode(t, node, inside+"iptables --append INPUT --protocol tcp --dport "+port+" --jump DROP")
+		onNode(t, node, inside+tables+" --append INPUT --protocol tcp --dport "+port+" --jump DROP")
 	}
 	begun := time.Now()
 	s.stopped("seen from the suite")

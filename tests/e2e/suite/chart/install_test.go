@@ -70,10 +70,10 @@ func (c cluster) jobsEndWell() {
 	go func() {
 		defer close(stopped)
 		for {
-			jobs, err := c.TryKubectl("", "get", "jobs", "-n", "plimsoll", "-o", "name")
-			for _, job := range strings.Fields(jobs) {
-				if err == nil {
-					c.TryKubectl("", "patch", job, "-n", "plimsoll", "--subresource=status", "--type=merge", "-p", ended)
+			jobs, err := c.TryKubectl("", "get", "jobs", "-A", "-o", `jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}`)
+			for job := range strings.Lines(jobs) {
+				if namespace, name, found := strings.Cut(strings.TrimSpace(job), " "); found && err == nil {
+					c.TryKubectl("", "patch", "job", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", ended)
 				}
 			}
 			select {
@@ -224,7 +224,7 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	for _, object := range objects(t, hooks) {
 		kinds[object.GetKind()+" "+object.GetAnnotations()["helm.sh/hook"]]++
 	}
-	if kinds["Pod test"] != 1 || kinds["Job pre-delete"] != 1 || kinds["Job post-install"] != 1 || kinds["NodeQOS post-install,post-rollback"] != 1 {
+	if kinds["Pod test"] != 1 || kinds["Job post-install,post-upgrade,post-rollback"] != 1 || kinds["Job pre-delete"] != 1 || kinds["Job post-install"] != 1 || kinds["NodeQOS post-install,post-rollback"] != 1 {
 		t.Errorf("the hooks are %v", kinds)
 	}
 	// Policies are there, as hooks made them.

@@ -84,7 +84,8 @@ var refused = []struct{ set, says string }{
 	{"metricsAPI.certManager.issuerRef.kind=ClusterIssuer", "at '/metricsAPI/certManager/issuerRef': properties 'name' required, if 'kind' exists"},
 	{"controller.replicas=two", "at '/controller/replicas': got string, want integer"},
 	{"controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"},
-	{"controller.maxUnschedulable=101%", "at '/controller/maxUnschedulable': '101%' does not match"},
+	{"controller.maxUnschedulable=101%", "'101%' does not match"},
+	{"controller.maxUnschedulable=0", "minimum: got 0, want 1"},
 	{"agent.sampleInterval=fast", "at '/agent/sampleInterval': 'fast' does not match"},
 	{"agent.sampleInterval=0s", "at '/agent/sampleInterval': '0s' does not match"},
 	{"agent.sampleInterval=1s1m", "at '/agent/sampleInterval': '1s1m' does not match"},
@@ -187,7 +188,7 @@ func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
 	for _, values := range []string{
 		"agent.sampleInterval=1ms,agent.leaseRenewInterval=10s,controller.maxUnschedulable=1%,controller.rolloutNodesPerSecond=1",
 		"agent.sampleInterval=1m30s,agent.leaseRenewInterval=120s,controller.maxUnschedulable=100%,leases.namespace=heartbeats",
-		"agent.leaseRenewInterval=1m59s,evictionBudget.fleet=1000/1h,evictionBudget.zone=0/1s,evictionBudget.node=9/3600s",
+		"controller.maxUnschedulable=3,agent.leaseRenewInterval=1m59s,evictionBudget.fleet=1000/1h,evictionBudget.zone=0/1s,evictionBudget.node=9/3600s",
 		"agent.leaseRenewInterval=2m,evictionBudget.namespace=8/60m,evictionBudget.owner=7/59m59s,evictionBudget.fleet=6/1m0s",
 	} {
 		rendered, err := render(t, "--set", values)

@@ -93,10 +93,12 @@ func commands(text string) (map[string]string, error) {
 	return scripts, nil
 }
 
-// Helm has `helm` fit the cluster under test: whatever renders the chart gets this file of values besides.
+// Helm has `helm` fit the cluster under test: whatever renders the chart gets this file of values besides, and its image where the page names a registry
+// that is an example.
 func (p *Page) Helm(helm, values string) {
 	p.t.Helper()
-	wrapper := fmt.Sprintf("#!/bin/sh\ncase $1 in install | upgrade | template) exec %[1]s \"$@\" --values %[2]s ;; esac\nexec %[1]s \"$@\"\n", helm, values)
+	wrapper := fmt.Sprintf("#!/bin/sh\nfor word do shift; case $word in image.repository=registry.example/*) word=image.pullPolicy=IfNotPresent ;; esac; set -- \"$@\" \"$word\"; done\n"+
+		"case $1 in install | upgrade | template) exec %[1]s \"$@\" --values %[2]s ;; esac\nexec %[1]s \"$@\"\n", helm, values)
 	if err := os.WriteFile(filepath.Join(p.bin, "helm"), []byte(wrapper), 0o700); err != nil {
 		p.t.Fatal(err)
 	}
