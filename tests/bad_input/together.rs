@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Case, VALUE, object, rule, throttle, together};
+use super::{Case, VALUE, object, refused, rule, throttle, together};
 
 /// What is wrong with the text rather than with the objects.
 pub fn texts() -> Vec<Case> {
@@ -100,15 +100,6 @@ pub fn pairs() -> Vec<Case> {
             ),
             "spec.rules[0].actionName",
             "there is no AvoidanceAction named \"good-actoin\"; did you mean good-action?",
-        ),
-        (
-            "invalid action",
-            object("AvoidanceAction", "{coolDownSeconds: 0}")
-                + &rule(
-                    "{name: cpu, actionName: bad, metricRule: {name: cpu_total_usage, value: 4000}}",
-                ),
-            "spec.rules[0].actionName",
-            "the AvoidanceAction \"bad\" is not in force",
         ),
         (
             "CPUs as millicores",
@@ -218,7 +209,16 @@ pub fn pairs() -> Vec<Case> {
             "add one with allowedActions: [bad]",
         ),
     ];
-    cases
+    let named_invalid = object("AvoidanceAction", "{coolDownSeconds: 0}")
+        + &rule("{name: cpu, actionName: bad, metricRule: {name: cpu_total_usage, value: 4000}}");
+    let mut cases: Vec<Case> = cases
         .map(|(name, text, path, part)| together(name, text, path, part))
-        .into()
+        .into();
+    cases.push(refused(
+        "invalid action",
+        named_invalid,
+        "spec.rules[0].actionName",
+        "the AvoidanceAction \"bad\" is not in force",
+    ));
+    cases
 }
