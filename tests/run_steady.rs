@@ -91,7 +91,7 @@ fn a_tick_that_changes_nothing_allocates_nothing() {
 fn reading_back_what_is_in_force_allocates_nothing() {
     let mut ground = Machine::new();
     ground.burning_pod("batch");
-    let mut machine = steady(&ground, "21");
+    let mut machine = steady(&ground, "100");
     eventually("the pod is throttled", || {
         while boot_time() < machine.next_tick() {
             std::hint::spin_loop();
@@ -146,7 +146,7 @@ fn a_container_that_is_started_anew_is_throttled_at_the_next_tick() {
     ground.write("pods/batch.yaml", &pod("batch", &batch));
     ground.cgroup("batch/pause");
     let (mut cgroup, mut pid) = limited(&mut ground, "0");
-    let mut machine = steady(&ground, "21");
+    let mut machine = steady(&ground, "100");
     let quota = |ground: &Machine, name: &str| ground.quota(name).parse::<i64>().unwrap();
     eventually("the container is throttled", || {
         machine.tick(boot_time());
