@@ -351,6 +351,56 @@ fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
 }
 
 #[test]
+fn less_than_an_idle_node_uses_is_a_warning_where_the_size_of_the_node_is_not_known() {
+    for (metric, value, cure) in [
+        ("cpu_total_usage", json!(6), Some("did you mean 6000?")),
+        ("cpu_total_usage", json!("0.5"), Some("did you mean 500?")),
+        ("cpu_total_usage", json!(100), None),
+        ("memory_total_usage", json!(6), Some("did you mean 6Gi?")),
+        ("memory_total_usage", json!("100Mi"), None),
+    ] {
+        let mut objects = guide_throttle();
+        let rule = &mut objects[1]["spec"]["rules"][0]["metricRule"];
+        *rule = json!({"name": metric, "value": value});
+        let compiled = compiled(objects);
+        assert_eq!(
+            compiled.policy.rules.len(),
+            usize::from(metric.starts_with("cpu"))
+        );
+        let doubts = compiled.findings.iter();
+        let doubts = doubts.filter(|finding| finding.reason == Reason::WatermarkTooLow);
+        let doubts: Vec<_> = doubts.map(|finding| &*finding.message).collect();
+        assert_eq!(
+            doubts.len(),
+            usize::from(cure.is_some()),
+            "{metric} {value}: {doubts:?}"
+        );
+        assert!(
+            doubts
+                .iter()
+                .all(|doubt| cure.is_some_and(|cure| doubt.contains(cure))),
+            "{doubts:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rule_with_nobody_to_act_on_names_the_pod_qos_that_is_refused() {
+    let mut objects = guide_throttle();
+    objects[2]["spec"]["scopeSelector"] =
+        json!({"matchExpressions": [{"scopeName": "QOSClass", "operator": "In"}]});
+    let findings = compiled(objects).findings;
+    let nobody = findings
+        .iter()
+        .find(|finding| finding.reason == Reason::NobodyToActOn);
+    let message = &nobody.unwrap().message;
+    assert!(
+        message.contains("of those that are not in force, correct "),
+        "{message}"
+    );
+}
+
+#[test]
 fn a_probe_without_a_host_leaves_it_to_the_node() {
     let mut objects = guide_throttle();
     objects[1]["spec"]["nodeQualityProbe"] = json!({"httpGet": {"port": 9100, "path": "/m"}});

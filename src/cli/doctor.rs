@@ -34,7 +34,7 @@ const HELP: &str = "\
 Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of \
 both may do and what holds them to it, how agents ask for evictions, heartbeats and clocks, flow control of the API server, what \
 agents say of their nodes (rules that can't be kept or judged, and others who undo what they do), the emergency stop, and \
-policies that can do nothing. What you may not read is told as a finding. What may well be meant so is told as a note, and is no finding. It writes nothing: it \
+policies that can do nothing. What you may not read is a finding. What may be intended is a note, and no finding. It writes nothing: it \
 reads, asks the API server who may do what, and tries, as dry runs in the name of agents and controller (the right to \
 impersonate), what admission policies have to refuse.
 

@@ -102,12 +102,6 @@ pub fn pairs() -> Vec<Case> {
             "there is no AvoidanceAction named \"good-actoin\"; did you mean good-action?",
         ),
         (
-            "CPUs as millicores",
-            lone("cpu_total_usage", "6", ""),
-            "spec.rules[0].metricRule.value",
-            "did you mean 6000?",
-        ),
-        (
             "a few bytes",
             lone("memory_total_usage", "6", ""),
             "spec.rules[0].metricRule.value",

@@ -286,7 +286,7 @@ fn unready(
         let state = (pod.status, missing_folder(seen, pod));
         states.entry(state).or_default().push(pod.node);
     }
-    let told = states.iter().map(|((state, missing), nodes)| {
+    let described = states.iter().map(|((state, missing), nodes)| {
         let missing = missing.map(|folder| format!(" (no folder {folder})"));
         let state = format!("{state}{}", missing.unwrap_or_default());
         let nodes = nodes.iter().copied().filter(|node| *node != NOWHERE);
@@ -295,13 +295,13 @@ fn unready(
             nodes => format!("{state} on {nodes}"),
         }
     });
-    let told: Vec<String> = told.collect();
+    let described: Vec<String> = described.collect();
     let cure = |(state, missing): (&str, Option<&str>)| {
         missing.map_or_else(|| cure_of(state).to_owned(), |folder| fit(set, folder))
     };
     let cures: BTreeSet<String> = states.into_keys().map(cure).collect();
     let cures: Vec<String> = cures.into_iter().collect();
-    let what = format!("{ready}; {}", told.join("; "));
+    let what = format!("{ready}; {}", described.join("; "));
     Some(finding(about(set), what, cures.join("; ")))
 }
 

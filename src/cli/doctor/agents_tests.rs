@@ -329,14 +329,14 @@ fn a_release_that_no_node_can_have_an_agent_of_is_not_waited_for_in_silence() {
 }
 
 #[test]
-fn a_layout_that_does_not_fit_is_told_with_the_folder_and_the_value_to_set() {
+fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set() {
     let failed = |folder: &str| {
         let message = format!(
             "MountVolume.SetUp failed for volume \"pods\" : hostPath type check failed: {folder} is not a directory"
         );
         json!({"involvedObject": {"kind": "Pod", "name": "agent-v2-y"}, "message": message})
     };
-    for (folders, told, cure) in [
+    for (folders, missing, cure) in [
         (
             &["/sys/fs/cgroup/kubepods.slice"][..],
             "/sys/fs/cgroup/kubepods.slice",
@@ -363,7 +363,8 @@ fn a_layout_that_does_not_fit_is_told_with_the_folder_and_the_value_to_set() {
             ])];
             it.unmounted = vec![of(folders.iter().copied().map(failed).collect())];
         };
-        let told = format!("1 of 2 agents are ready; ContainerCreating (no folder {told}) on b\n");
-        says(unfit, &[&told, "in the entry v2 of agent.layouts", cure]);
+        let what =
+            format!("1 of 2 agents are ready; ContainerCreating (no folder {missing}) on b\n");
+        says(unfit, &[&what, "in the entry v2 of agent.layouts", cure]);
     }
 }
