@@ -15,6 +15,8 @@ import (
 
 const kubernetesVersion = "v1.34.4"
 
+const kubernetesPrograms = "kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl"
+
 // source is the folder of this program's sources, set when it is built: go build needs it for the module's versions.
 var source string
 
@@ -74,29 +76,78 @@ func build(here layout, nodes []string) error {
 	return once(here, "guest", images+debian+guest, buildGuest)
 }
 
-// buildPrograms builds what is written in Go: Kubernetes, Helm, kwok, checkers of manifests, podtool. Promtool comes from Debian.
+// buildPrograms builds Kubernetes, Helm and podtool from Go modules, and those of the extras that EXTRAS names: kwok, checkers (kubeconform and
+// kube-score) and promtool (from Debian).
 func buildPrograms(here layout) error {
+	extras := strings.Split(os.Getenv("EXTRAS"), ",")
 	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
 	if err != nil {
 		return err
 	}
 	for _, program := range []struct {
-		name   string
-		inputs []string
-		step   func(layout) error
+		name    string
+		inputs  []string
+		outputs string
+		step    func(layout) error
+		extra   bool
 	}{
-		{"kubernetes", []string{filepath.Join(source, "go.sum")}, buildKubernetes},
-		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, buildHelm},
-		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, buildKwok},
-		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, buildCheckers},
-		{"podtool", sources, buildPodtool},
-		{"promtool", nil, unpackPromtool},
+		{"kubernetes", []string{filepath.Join(source, "go.sum")}, kubernetesPrograms + " etcd", buildKubernetes, false},
+		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, "helm", buildHelm, false},
+		{"podtool", sources, "podtool", buildPodtool, false},
+		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, "kwok", buildKwok, true},
+		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, "kubeconform kube-score", buildCheckers, true},
+		{"promtool", nil, "promtool", unpackPromtool, true},
 	} {
+		if program.extra && !slices.Contains(extras, program.name) {
+			continue
+		}
 		inputs, err := fingerprint(program.inputs...)
 		if err != nil {
 			return err
 		}
-		if err := once(here, program.name, kubernetesVersion+" "+runtime.Version()+" "+inputs, program.step); err != nil {
+		inputs = kubernetesVersion + " " + runtime.Version() + " " + inputs
+		cached := cachedStep(program.name, inputs, strings.Fields(program.outputs), program.step)
+		if err := once(here, program.name, inputs, cached); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cachedStep builds programs at most once per machine: checkouts share them through the user's cache folder.
+func cachedStep(name, inputs string, outputs []string, step func(layout) error) func(layout) error {
+	return func(here layout) error {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return step(here)
+		}
+		folder := filepath.Join(cache, "plimsoll", "e2e", fmt.Sprintf("%s-%.8x", name, sha256.Sum256([]byte(inputs))))
+		if copyFiles(folder, here.bin(""), outputs) == nil {
+			return nil
+		}
+		if err := step(here); err != nil {
+			return err
+		}
+		// Complete or absent: another checkout may read it at any time.
+		partial := fmt.Sprintf("%s.%d", folder, os.Getpid())
+		defer os.RemoveAll(partial)
+		if err := copyFiles(here.bin(""), partial, outputs); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(folder); err != nil {
+			return err
+		}
+		return os.Rename(partial, folder)
+	}
+}
+
+// copyFiles copies programs from one folder to another, which it makes.
+func copyFiles(from, to string, names []string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 			return err
 		}
 	}
@@ -128,7 +179,7 @@ func buildKubernetes(here layout) error {
 	flags := fmt.Sprintf("-s -w -X %sVersion=%s -X %sMajor=%s -X %sMinor=%s",
 		versions, kubernetesVersion, versions, numbers[0], versions, numbers[1])
 	programs := []string{}
-	for _, name := range strings.Fields("kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl") {
+	for _, name := range strings.Fields(kubernetesPrograms) {
 		programs = append(programs, "k8s.io/kubernetes/cmd/"+name)
 	}
 	if err := goBuild(source, flags, here.bin("")+"/", programs...); err != nil {
