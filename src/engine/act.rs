@@ -15,34 +15,34 @@ use super::time::BootTime;
 use super::track::{Figures, Pods, Tracked};
 use super::walk::{Walk, cpu_used, io_done, memory_held, sort};
 
-/// What a round is decided on.
+/// The input of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scene<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
     pub(super) pods: &'a Pods,
-    /// Over which pod usage is taken.
+    /// The period over which pod usage is measured.
     pub(super) period: Duration,
     pub(super) unknown_limit: Duration,
 }
 
-/// Buffers that are kept from round to round.
+/// Buffers that are reused from round to round.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     /// What each pod uses, in the order of the pods.
     pub(super) figures: Vec<Figures>,
-    /// Places of the pods in the order of victims, by each resource.
+    /// Pod indexes in victim order, one list per resource.
     pub(super) orders: [Vec<usize>; RankBy::ALL.len()],
     pub(super) released: Released,
     pub(super) levers: Vec<Held>,
     pub(super) reclaims: Vec<Reclaim>,
     pub(super) evictions: Vec<Evict>,
-    /// Those of one group.
+    /// The evictions of one group.
     round: Vec<Evict>,
 }
 
 impl Buffers {
-    /// Fills the figures from the sample and starts an empty round.
+    /// Computes pod usage from the sample and starts an empty round.
     pub(super) fn begin(&mut self, scene: &Scene<'_>) {
         let cpus = scene.sample.node.cpu.map(|cpu| cpu.online);
         let pods = scene.pods.all();
@@ -53,7 +53,7 @@ impl Buffers {
         self.sort(scene.pods);
     }
 
-    /// Brings the victims into order.
+    /// Sorts the victims.
     pub(super) fn sort(&mut self, pods: &Pods) {
         self.reclaims.clear();
         self.evictions.clear();
@@ -70,16 +70,16 @@ impl Buffers {
     }
 }
 
-/// What is really in force, below a Preview round.
+/// The enforced actions that a Preview round builds on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Under<'a> {
     pub(super) ledger: &'a Ledger,
     pub(super) rounds: &'a Rounds,
-    /// By group: its real round had not settled when this evaluation began.
+    /// By group: its enforced round had not settled when this evaluation began.
     pub(super) busy: [bool; RankBy::ALL.len()],
 }
 
-/// The walk over the victims as one resource ranks them; a macro, since it borrows single fields.
+/// A walk over the victims ranked by one resource; a macro, because it borrows individual fields.
 macro_rules! walk {
     ($acting:ident, $buffers:ident, $rank_by:expr) => {
         Walk {
@@ -100,15 +100,15 @@ pub(super) struct Acting<'a> {
     pub(super) buffers: &'a mut Buffers,
     pub(super) ledger: &'a mut Ledger,
     pub(super) rounds: &'a mut Rounds,
-    /// Pods that a Preview has removed.
+    /// Pods that the Preview would have evicted.
     pub(super) removed: &'a [PodUid],
-    /// `None` in the real round.
+    /// `None` in the enforced round.
     pub(super) under: Option<Under<'a>>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
 impl Acting<'_> {
-    /// Acts for those of `runs` that act in this evaluation; decisions go into the buffers, the ledger and the rounds.
+    /// Decides for the rules that act in this evaluation; the results go into the buffers, the ledger and the rounds.
     pub(super) fn run(mut self, runs: &mut [Run]) {
         self.lower(runs);
         self.reclaim(runs);
@@ -150,7 +150,7 @@ impl Acting<'_> {
     fn evict(&mut self, group: RankBy, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
         buffers.round.clear();
-        // A pod that would have been evicted is gone, virtually, once its grace is over.
+        // A pod that a Preview would have evicted counts as gone once its grace period is over.
         let settle_timeout = self.under.map_or(SETTLE_TIMEOUT, |_| Duration::ZERO);
         let mut evicting = Evicting {
             walk: walk!(self, buffers, group),

@@ -1,13 +1,13 @@
-//! Which pods an action may be taken on: what the `PodQOS` objects match and allow.
+//! Which pods an action may be applied to: what the `PodQOS` objects match and allow.
 
 use super::metric::{ActionKind, Leverage};
 use super::pod::{Pod, Reserved, UNIT_LABEL};
 use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, Scope};
 
-/// What the policies let one action do to one pod.
+/// What the policies allow one action to do to one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Permit {
-    /// Some `PodQOS` matches the pod, whatever it allows.
+    /// A `PodQOS` matches the pod, whatever it allows.
     pub(super) matched: bool,
     /// CPU throttling and reclaim of page cache.
     pub(super) throttle: bool,
@@ -31,7 +31,7 @@ impl Permit {
 }
 
 impl Rule {
-    /// Whether its action does things of this kind to lower its metric, and `policies` allow them on the pod.
+    /// Whether its action includes this kind, the kind lowers its metric, and `policies` allow it on the pod.
     pub fn may_act(&self, policies: &[PodPolicy], pod: &Pod, kind: ActionKind) -> bool {
         let permit = Permit::of(policies, pod, &self.action);
         let (has, allowed) = match kind {
@@ -44,8 +44,8 @@ impl Rule {
 }
 
 impl PodPolicy {
-    /// Whether this policy selects the pod: its labels and every scope. A policy with neither selects nothing, and
-    /// reserved pods are selected only where the policy names them.
+    /// Whether the labels and every scope of this policy match the pod. A policy with neither matches nothing, and
+    /// reserved pods are matched only by a policy that names them.
     pub fn matches(&self, pod: &Pod) -> bool {
         let given = self.labels.is_some() || !self.scopes.is_empty();
         given

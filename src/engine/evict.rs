@@ -1,4 +1,4 @@
-//! Evictions: rounds that settle before the next begins, and who goes in each.
+//! Evictions: each round settles before the next one starts.
 
 use std::time::Duration;
 
@@ -15,28 +15,28 @@ use super::track::Pods;
 use super::walk::{Skip, Walk, cpu_used, memory_held};
 
 const KIND: ActionKind = ActionKind::Eviction;
-/// A pod that is still there so long after its grace period will not go: it no longer counts as released.
+/// A pod that still exists this long after its grace period no longer counts as released.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A pod whose eviction was asked for.
+/// A pod whose eviction was requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Leaving {
     uid: PodUid,
-    /// Rules whose victims are ranked by one resource share their rounds.
+    /// Rules that rank victims by the same resource share their rounds.
     group: RankBy,
     until: BootTime,
 }
 
-/// The rounds that have not settled, and when those before them did.
+/// The rounds that have not settled, and when the last one settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rounds {
     leaving: Vec<Leaving>,
-    /// What was read before that time still holds pods that have gone since.
+    /// Samples from before this time still include pods that have exited since.
     settled: Option<BootTime>,
 }
 
 impl Rounds {
-    /// Goes on from what [`Self::leaving`] and [`Self::settled`] gave.
+    /// Restores the state returned by [`Self::pending`] and [`Self::settled`].
     pub(super) fn resume(leaving: &[Leaving], settled: Option<BootTime>) -> Self {
         Self {
             leaving: leaving.to_vec(),
@@ -52,7 +52,7 @@ impl Rounds {
         self.settled
     }
 
-    /// Drops the pods that are gone or have had their time; a sample taken `at` no longer holds them.
+    /// Drops the pods that are gone or timed out; a sample taken `at` no longer includes them.
     pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &Pods) {
         let settled = &mut self.settled;
         self.leaving.retain(|leaving| {
@@ -65,8 +65,8 @@ impl Rounds {
         });
     }
 
-    /// Whether what the rule is judged by says, of a time after the last round, that more has to go. A pod may have raised the
-    /// metrics of every group.
+    /// Whether the rule's input, measured after the last round, is still above the threshold. An evicted pod may have
+    /// contributed to the metrics of every group.
     fn shows_need(&self, run: &Run) -> bool {
         match (self.settled, run.input) {
             (None, None) => true,
@@ -89,7 +89,7 @@ impl Rounds {
         self.leaving.iter().any(|leaving| leaving.uid == *uid)
     }
 
-    /// The pod's eviction was refused: the round goes on without it.
+    /// Removes a pod whose eviction was refused from the round.
     pub(super) fn refuse(&mut self, uid: &PodUid) {
         self.leaving.retain(|leaving| leaving.uid != *uid);
     }
@@ -105,11 +105,11 @@ pub(super) struct Evicting<'a> {
     pub(super) walk: Walk<'a>,
     pub(super) group: RankBy,
     pub(super) rounds: &'a mut Rounds,
-    /// The real rounds beside a Preview rule's.
+    /// The enforced rounds, in a Preview.
     pub(super) under: Option<&'a Rounds>,
-    /// So many pods of this round were evicted already, for other rules.
+    /// How many pods of this round were already evicted for other rules.
     pub(super) begun: usize,
-    /// How long after the grace period a round is waited for.
+    /// How long to wait for a round after the grace period.
     pub(super) settle_timeout: Duration,
     pub(super) released: &'a Released,
     pub(super) evictions: &'a mut Vec<Evict>,
@@ -117,7 +117,7 @@ pub(super) struct Evicting<'a> {
 }
 
 impl Evicting<'_> {
-    /// Takes victims in order until what they release, with what is released already, covers the gaps.
+    /// Evicts victims in order until the gaps are covered, counting what is already being released.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
         let most = runs.iter().filter(|run| self.takes(run)).map(cap).max();
         let Some(most) = most else { return };
@@ -150,13 +150,13 @@ impl Evicting<'_> {
         let needs = if is_measured(run) {
             run.gap > covered
         } else {
-            // One victim a round, whichever rule took it.
+            // One victim per round, whichever rule selects it.
             self.begun == 0 && self.evictions.is_empty()
         };
         needs && run.evicted < cap(run) && self.takes(run)
     }
 
-    /// What this evaluation's throttle steps and the pods on their way out release.
+    /// What this evaluation's throttle steps and the exiting pods release.
     fn covered(&self) -> u64 {
         let pods = (0..self.walk.pods.len()).filter(|place| self.leaving(*place));
         let leaving: u64 = pods.map(|place| self.worth(place)).sum();
@@ -175,7 +175,7 @@ impl Evicting<'_> {
             || self.under.is_some_and(|under| under.has(&pod.uid))
     }
 
-    /// What the pod's end releases beyond what its throttle does.
+    /// What evicting the pod releases beyond what its throttle does.
     fn worth(&self, place: usize) -> u64 {
         let figures = &self.walk.figures[place];
         match self.group {
@@ -185,7 +185,7 @@ impl Evicting<'_> {
         }
     }
 
-    /// Evicts the pod for the first rule that may; returns what that releases.
+    /// Evicts the pod for the first rule that may do so; returns how much that releases.
     fn victim(&mut self, runs: &mut [Run], place: usize, covered: u64) -> Option<u64> {
         for run in runs.iter_mut() {
             if !self.open(run, covered) {
@@ -218,7 +218,7 @@ impl Evicting<'_> {
         if tracked.refused.is_some_and(|until| self.walk.now < until) {
             return Err(Some(Spared::BackingOff));
         }
-        // A pod whose end releases next to nothing would be lost for nothing.
+        // Evicting a pod that releases next to nothing does not help.
         let little = match self.group {
             RankBy::Cpu | RankBy::Io => {
                 let little = self.walk.cpu(run, place)? < LEAST;
@@ -259,7 +259,7 @@ impl Evicting<'_> {
     }
 }
 
-/// At most so many pods in one round for this rule.
+/// Maximum number of pods to evict in one round for this rule.
 fn cap(run: &Run) -> u32 {
     if is_measured(run) {
         let spec = run.rule.action.eviction;
@@ -268,7 +268,7 @@ fn cap(run: &Run) -> u32 {
     1
 }
 
-/// Whether evictions release what the rule's metric counts, so that its gap can be covered.
+/// Whether what evictions release can be measured in the unit of the rule's metric.
 fn is_measured(run: &Run) -> bool {
     matches!(run.leverage(KIND), Leverage::Measured(_))
 }

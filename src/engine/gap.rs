@@ -1,17 +1,17 @@
-//! How much has to be released for a metric to come back under its mark.
+//! How much must be released for a metric to fall below its threshold.
 
 use super::metric::{Metric, Resource};
 use super::policy::Rule;
 use super::rule::Judgement;
 use super::sample::NodeSample;
 
-/// Releases fall a little short of what is predicted; this much more is taken.
+/// Actual releases fall a little short of the prediction, so plan for more.
 const MARGIN: f64 = 1.1;
 /// Millicores in one percent of one CPU.
 const MILLICORES_PER_PERCENT: f64 = 10.0;
 
-/// `1.1 x (value - watermark)` in millicores or bytes, less what is `saved` already; 0 where the value is not above
-/// the mark, or where the metric has no unit of release.
+/// `1.1 x (value - threshold)` in millicores or bytes, minus what is already `saved`; 0 if the value is not above the
+/// threshold or the metric has no unit of release.
 pub(super) fn gap(rule: &Rule, judgement: Option<Judgement>, saved: u64, node: &NodeSample) -> u64 {
     let Some(value) = judgement.and_then(Judgement::value) else {
         return 0;
@@ -24,7 +24,7 @@ pub(super) fn gap(rule: &Rule, judgement: Option<Judgement>, saved: u64, node: &
     whole((MARGIN * left).round().max(1.0))
 }
 
-/// What one unit of the metric is in millicores or bytes.
+/// One unit of the metric in millicores or bytes.
 fn unit(metric: &Metric, node: &NodeSample) -> Option<f64> {
     match metric {
         Metric::CpuUsage | Metric::MemoryUsage => Some(1.0),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_the_excess_and_a_tenth_in_the_unit_of_the_resource() {
+    fn a_gap_is_the_excess_plus_ten_percent_in_the_unit_of_the_resource() {
         let table = [
             ("cpu_total_usage", 4000.0, 5000.0, 0, 1100),
             ("cpu_total_usage", 4000.0, 5000.0, 400, 660),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_gap() {
+    fn an_unknown_value_has_no_gap() {
         let unknown = Judgement::Unknown(super::super::plan::Unknown::Stale);
         let rule = rule("cpu_total_usage", 1.0);
         assert_eq!(gap(&rule, None, 0, &node()), 0);

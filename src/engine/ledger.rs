@@ -1,4 +1,4 @@
-//! Who is throttled how far, for which rules: the claims, and the quotas that follow from them.
+//! How far each pod is throttled and for which rules: the claims, and the quotas that follow from them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::sample::LeverSample;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
-/// No quota is set below 1 ms of CPU in 100 ms, and a pod that uses less is no victim.
+/// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
 pub(super) const LEAST: MilliCpu = MilliCpu(10);
-/// The ratio that leaves the original.
+/// The ratio at which the original quota stays in place.
 pub(super) const FULL: u8 = 100;
-/// Between two steps up of what is taken back in a hurry.
+/// Time between two steps of an accelerated restore.
 pub(super) const HURRIED: Duration = Duration::from_secs(1);
 
-/// How far one pod is taken down.
+/// How far one pod is throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Depth {
     /// Percent of the base.
@@ -32,7 +32,7 @@ impl Depth {
         idle: false,
     };
 
-    /// One step down: idle class first where the action wants it, then the quota.
+    /// One step down: first the idle class if the action has it, then the quota.
     pub(super) fn lower(self, spec: CpuThrottle) -> Self {
         if spec.idle && !self.idle {
             return Self { idle: true, ..self };
@@ -44,7 +44,7 @@ impl Depth {
         }
     }
 
-    /// One step up: the quota first, then out of the idle class.
+    /// One step up: first the quota, then out of the idle class.
     pub(super) fn raise(self, step: u8) -> Self {
         if self.ratio < FULL {
             let ratio = self.ratio.saturating_add(step).min(FULL);
@@ -61,34 +61,35 @@ impl Depth {
     }
 }
 
-/// What one rule holds a pod to.
+/// How far one rule throttles a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) rule: RuleId,
     pub(super) depth: Depth,
-    /// As it was before the last evaluation.
+    /// The depth before the last evaluation.
     pub(super) before: Depth,
-    /// How fast it is taken back once its rule is gone.
+    /// The step with which it is restored once its rule is gone.
     pub(super) step: u8,
     pub(super) period: Duration,
-    /// Nobody needs it any more: when its next step up is due, whatever the metric says.
+    /// Set when no rule needs it any more: when its next step up is due, whatever the metric is.
     pub(super) retired: Option<BootTime>,
 }
 
 impl Claim {
-    /// Its rule needs it: as before, or again.
+    /// Marks it as needed by its rule.
     pub(super) fn renew(&mut self, rule: &Rule) {
         self.retired = None;
         self.period = rule.period;
         self.step = rule.action.throttle.map_or(self.step, |spec| spec.step);
     }
 
-    /// Nobody needs it any more: from `due` on it is taken back.
+    /// Marks it as no longer needed: it is restored from `due` on.
     pub(super) fn retire(&mut self, due: BootTime) {
         self.retired.get_or_insert(due);
     }
 
-    /// The same, from `soonest` on at the latest and over within `within`: its last step leaves the idle class.
+    /// Speeds up a retired claim: restores it from `soonest` at the latest, within `within`, including the last step out of
+    /// the idle class.
     pub(super) fn hurry(&mut self, within: Duration, soonest: BootTime) {
         let steps = within.as_secs().saturating_sub(1).max(1);
         let missing = u64::from(FULL.saturating_sub(self.depth.ratio));
@@ -103,21 +104,21 @@ impl Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) cgroup: Arc<str>,
-    /// What 100 % is.
+    /// The CPU that a ratio of 100 % stands for.
     pub(super) base: MilliCpu,
-    /// What it used when it was first throttled; the base while its original is no less.
+    /// CPU usage when it was first throttled; the base is this unless the original quota is lower.
     wanted: MilliCpu,
-    /// It used all that its quota gave then, and may want more.
+    /// It used its whole quota then, so it may need more.
     limited: bool,
-    /// What the kernel's file held.
+    /// The value of the kernel's file before we changed it.
     pub(super) original: Quota,
-    /// What the pod requested beyond its known containers when this one appeared. A container that was just started is not
-    /// known by its cgroup before the API server tells: until then all of this may be its own request.
+    /// The part of the pod's request not assigned to known containers when this one appeared. Until the API server
+    /// reports the ID of a container that was just started, all of it may be this container's request.
     pub(super) unassigned: MilliCpu,
 }
 
 impl Held {
-    /// A cgroup that uses `wanted` and whose quota file holds `original`.
+    /// A cgroup with a CPU usage of `usage` and a quota of `original`.
     pub(super) fn new(cgroup: Arc<str>, wanted: MilliCpu, original: Quota) -> Self {
         let base = original.min_usage(wanted);
         Self {
@@ -130,7 +131,7 @@ impl Held {
         }
     }
 
-    /// The quota at that ratio: never below the request nor [`LEAST`]; `None` where that is not below the original.
+    /// The quota at that ratio, never below the request or [`MIN_QUOTA`]; `None` if that is not below the original.
     pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
         if ratio >= FULL {
             return None;
@@ -147,12 +148,13 @@ impl Held {
         request.max(LEAST)
     }
 
-    /// What it allows at that ratio.
+    /// The CPU allowed at that ratio.
     pub(super) fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
         self.quota(pod, ratio).map_or(self.original, Quota::Limit)
     }
 
-    /// An in-place resize, or another writer, gave it a new original. A base that was the first limit becomes the new one.
+    /// Sets a new original after an in-place resize or a change by another writer. If the base was the old limit, it
+    /// becomes the new one.
     fn resize(&mut self, original: Quota) {
         self.base = match original {
             Quota::Limit(limit) if self.limited => limit,
@@ -162,7 +164,7 @@ impl Held {
     }
 }
 
-/// The CPU request behind a lever: the pod's, or the container's.
+/// The CPU request of a target cgroup: the pod's, or the container's.
 pub(super) fn request(pod: &Pod, cgroup: &str) -> MilliCpu {
     known_request(pod, cgroup).unwrap_or_default()
 }
@@ -174,7 +176,7 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
     pod.container_requests.get(cgroup).copied()
 }
 
-/// What the levers allow together at that ratio.
+/// The CPU that the target cgroups together are allowed at that ratio.
 pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
     let mut sum = MilliCpu::ZERO;
     for lever in levers {
@@ -186,7 +188,7 @@ pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
     Quota::Limit(sum)
 }
 
-/// Whether no step changes any quota any more.
+/// Whether no further step changes a quota.
 pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
     let lowest = min_ratio.min(ratio);
     levers
@@ -220,7 +222,7 @@ impl Grip {
         self.claims.iter().find(|claim| claim.rule == *rule)
     }
 
-    /// Puts a claim in, or in the place of the rule's former one.
+    /// Inserts a claim, or replaces the rule's previous one.
     pub(super) fn put(&mut self, claim: Claim) {
         match self.claims.binary_search_by(|c| c.rule.cmp(&claim.rule)) {
             Ok(index) => self.claims[index] = claim,
@@ -234,14 +236,14 @@ impl Grip {
         depths.fold(Depth::NONE, Depth::union)
     }
 
-    /// The rule in force: the lowest ratio, an idle claim before one that is not, then the first by id.
+    /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
     fn ruling(&self) -> Option<&Claim> {
         let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
         self.claims.iter().min_by_key(rank)
     }
 
-    /// Follows the pod's cgroups: those that vanished are dropped, and one that appeared (a restarted container)
-    /// gets a share of what the vanished ones had.
+    /// Updates the pod's cgroups: drops those that vanished and gives a new one (a restarted container) a share of what
+    /// the vanished ones had.
     pub(super) fn follow(&mut self, pod: &Pod, now: &[LeverSample]) {
         let known = |held: &Held| now.iter().any(|lever| lever.cgroup == held.cgroup);
         if now.is_empty() || (self.levers.len() == now.len() && self.levers.iter().all(known)) {
@@ -274,7 +276,7 @@ impl Grip {
         self.base = self.levers.iter().map(|lever| lever.base).sum();
     }
 
-    /// Writes the throttle that is in force into `to`, whose buffers are kept.
+    /// Writes the throttle in force into `to`, reusing its buffers.
     fn write(&self, pod: &Pod, to: &mut Throttle) {
         let Some(ruling) = self.ruling() else { return };
         let depth = self.depth();
@@ -291,7 +293,7 @@ impl Grip {
     }
 }
 
-/// All pods under throttle, sorted by UID.
+/// All throttled pods, sorted by UID.
 #[derive(Debug, Default)]
 pub(super) struct Ledger(pub(super) Vec<Grip>);
 
@@ -304,7 +306,7 @@ impl Ledger {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
-    /// The pod's grip, taken with these levers where there is none yet.
+    /// The pod's entry, inserted with these target cgroups if it has none yet.
     pub(super) fn hold(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<Held>) -> &mut Grip {
         let index = match self.find(uid) {
             Ok(index) => index,
@@ -316,7 +318,7 @@ impl Ledger {
         &mut self.0[index]
     }
 
-    /// The last evaluation's steps down on the pod could not be put in force.
+    /// Reverts the last evaluation's steps down on the pod, which could not be applied.
     pub(super) fn revert(&mut self, uid: &PodUid) {
         if let Some(grip) = self.get_mut(uid) {
             for claim in &mut grip.claims {
@@ -329,7 +331,7 @@ impl Ledger {
         self.prune();
     }
 
-    /// Lets go of what is not throttled any more.
+    /// Removes the pods that are no longer throttled.
     pub(super) fn prune(&mut self) {
         for grip in &mut self.0 {
             grip.claims.retain(|claim| claim.depth != Depth::NONE);
@@ -337,14 +339,14 @@ impl Ledger {
         self.0.retain(|grip| !grip.claims.is_empty());
     }
 
-    /// The throttle of the pod as it is in force.
+    /// The throttle in force for the pod.
     pub(super) fn throttle(&self, pod: &Pod) -> Option<Throttle> {
         let mut written = Vec::new();
         self.write(pod, 0, &mut written);
         written.pop()
     }
 
-    /// Writes the throttle of the pod into the next place of `throttles`.
+    /// Writes the throttle of the pod to `throttles[index]`.
     pub(super) fn write(&self, pod: &Pod, place: usize, throttles: &mut Vec<Throttle>) -> bool {
         let Some(grip) = self.get(&pod.uid) else {
             return false;

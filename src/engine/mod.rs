@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  PolicySet ─┐
-//!  Pods ──────┼─► Engine::step(now, &Sample) ─► Plan ─► those who act ─┐
-//!  Sample ────┘        ▲                                               │
-//!                      └──────────────── Feedback ◄────────────────────┘
+//!  Pods ──────┼─► Engine::step(now, &Sample) ─► Plan ─► actuators ─┐
+//!  Sample ────┘        ▲                                           │
+//!                      └────────────── Feedback ◄──────────────────┘
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
@@ -66,12 +66,12 @@ use self::track::{Pods, Tracked};
 use self::values::View;
 use self::window::NodeWindows;
 
-/// A metric Unknown for so long: what is in force for it is undone.
+/// After a metric has been Unknown for this long, the actions in force for it are undone.
 const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
-/// A throttle that could not be put in force is not tried again before that.
+/// How long to wait before retrying a throttle that could not be applied.
 const FAILED_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What the next samples have to hold: the sampler reads nothing else.
+/// What the next samples must contain; the sampler reads nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -88,15 +88,15 @@ pub struct Demand {
     pub interfaces: bool,
     /// `memory.stat` of every pod.
     pub pod_memory: bool,
-    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where there are such files.
+    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where the files exist.
     pub pod_pressure: bool,
-    /// `io.stat` of every pod, where there is such a file.
+    /// `io.stat` of every pod, where the file exists.
     pub pod_io: bool,
     /// `procs_running` and `procs_blocked` of `/proc/stat`.
     pub tasks: bool,
     /// The CPUs of `/proc/stat` that this process may use.
     pub unpinned: bool,
-    /// The quota file of every pod's levers.
+    /// The quota file of every target cgroup.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.
     pub run_delay: bool,
@@ -106,7 +106,7 @@ pub struct Demand {
     pub probes: Vec<Probe>,
 }
 
-/// The rule machines, and what is in force for whom.
+/// The rules with their state machines, and the actions in force for each pod.
 #[derive(Debug)]
 pub struct Engine {
     policy: Option<Arc<PolicySet>>,
@@ -117,17 +117,17 @@ pub struct Engine {
     pods: Pods,
     /// The throttles in force.
     ledger: Ledger,
-    /// The evictions that have not settled.
+    /// Eviction rounds that have not settled.
     rounds: Rounds,
-    /// Rules that kept new work away and are gone: still to be told.
+    /// Removed rules that had disabled scheduling; the transition is still to be reported.
     reopened: Vec<RuleId>,
-    /// Every rule that can close the node has been judged once.
+    /// Every rule that can disable scheduling has been evaluated once.
     settled: bool,
     /// The policies changed since the last evaluation.
     dirty: bool,
     /// The last evaluation.
     now: BootTime,
-    /// The CPUs that pods may use which are not pinned, at the last sample.
+    /// The CPUs available to unpinned pods, at the last sample.
     unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
@@ -157,34 +157,34 @@ impl Default for Engine {
     }
 }
 
-/// What `plimsoll` tells of a rule.
+/// The reported state of a rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleReport {
-    /// Which rule.
+    /// Rule ID.
     pub id: RuleId,
-    /// Act or report.
+    /// Enforce or preview.
     pub strategy: Strategy,
     /// State.
     pub state: RuleState,
-    /// Since when it has been in that state; `None` before the first evaluation.
+    /// When it entered that state; `None` before the first evaluation.
     pub since: Option<BootTime>,
-    /// Last value judged (of several series the one that decided).
+    /// Last evaluated value; with several series, the one that decided.
     pub value: Option<f64>,
-    /// High mark.
+    /// A value above this is a breach.
     pub watermark: f64,
-    /// Low mark.
+    /// A value at or below this is quiet.
     pub restore: f64,
     /// Consecutive breaches counted.
     pub breaches: u32,
     /// Consecutive quiet evaluations counted.
     pub quiets: u32,
-    /// Why the last evaluation could not be judged.
+    /// Why the last evaluation gave no result.
     pub unknown: Option<Unknown>,
-    /// By what it was judged besides its value.
+    /// The additional measurement that the result depended on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
-    /// How long what it does stays in force after its last breach, at least.
+    /// Minimum time that its actions stay in force after the last breach.
     pub cool_down: Duration,
 }
 
@@ -194,15 +194,15 @@ impl Engine {
         Self::default()
     }
 
-    /// Undoes what is in force for a metric once it has been Unknown for `limit` (15 minutes unless told).
+    /// Sets how long a metric may be Unknown before its actions are undone (default 15 minutes).
     #[must_use]
     pub const fn with_unknown_limit(mut self, limit: Duration) -> Self {
         self.unknown_limit = limit;
         self
     }
 
-    /// Takes a new set of policies. What is in force for rules that are gone or no longer enforced is taken back
-    /// step by step by the following evaluations.
+    /// Replaces the policies. The following evaluations restore, step by step, what was in force for rules that were
+    /// removed or are no longer enforced.
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
         if self.policy.as_ref() == Some(&policy) {
             return;
@@ -226,7 +226,7 @@ impl Engine {
         self.reconcile();
     }
 
-    /// The rule goes on from its former self; one that begins or ceases to act begins anew.
+    /// Carries the state of the previous version of the rule over, unless its strategy changed.
     fn go_on(&mut self, former: Option<Run>, rule: Rule) -> Run {
         let index = self.runs.len();
         let mut run = match former {
@@ -264,13 +264,13 @@ impl Engine {
         self.pods.reset(used);
     }
 
-    /// Takes the pods of the node as they are now.
+    /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
         self.pods.set(pods);
         self.reconcile();
     }
 
-    /// Brings permits and claims in line with the policies and pods: claims that no rule needs any more are retired.
+    /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
     fn reconcile(&mut self) {
         let policies = self.policy.as_ref().map_or(&[][..], |policy| &policy.pods);
         self.pods.permit(policies, &self.runs);
@@ -287,7 +287,7 @@ impl Engine {
         };
         let held = self.ledger.0.len();
         self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
-        // The plan lists it until the next evaluation, which nothing else may call for.
+        // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
         self.dirty |= self.ledger.0.len() < held;
         for grip in &mut self.ledger.0 {
             for claim in &mut grip.claims {
@@ -306,8 +306,8 @@ impl Engine {
         }
     }
 
-    /// Takes back what is in force for rules that are gone within `within` (at least 2 s, in whole seconds), in equal
-    /// steps a second, where their actions would take longer.
+    /// Restores what is in force for removed rules within `within` (at least 2 s, whole seconds), in equal steps every
+    /// second, where their actions would take longer.
     pub fn release_within(&mut self, within: Duration) {
         let soonest = self.now + ledger::HURRIED;
         let claims = self.ledger.0.iter_mut().flat_map(|grip| &mut grip.claims);
@@ -316,22 +316,22 @@ impl Engine {
         }
     }
 
-    /// Judges a rule by `value`, in its metric's unit, instead of by the samples: what if it were so. For questions only;
-    /// ends with the next change of the rule's strategy.
+    /// Evaluates a rule with `value`, in its metric's unit, instead of the samples, until the rule's strategy changes. For
+    /// what-if previews only.
     pub fn assume(&mut self, rule: &RuleId, value: f64) {
         if let Some(run) = self.runs.iter_mut().find(|run| run.rule.id == *rule) {
             run.assumed = Some(value);
         }
     }
 
-    /// What a rule needs to have released by its last judgement, in millicores or bytes: 1.1 x (value - mark). 0 where
-    /// it is not above its mark, and where the metric has no such unit.
+    /// How much a rule needs released as of its last evaluation, in millicores or bytes: 1.1 x (value - threshold). 0 if
+    /// the value is not above the threshold or the metric has no such unit.
     pub fn gap(&self, rule: &RuleId) -> u64 {
         let run = self.runs.iter().find(|run| run.rule.id == *rule);
         run.map_or(0, |run| run.gap)
     }
 
-    /// What the next samples have to hold.
+    /// What the next samples must contain.
     pub fn demand(&self) -> Demand {
         let mut demand = Demand {
             pod_quota: !self.ledger.0.is_empty(),
@@ -341,8 +341,8 @@ impl Engine {
         demand
     }
 
-    /// When the next evaluation is due; `None` without rules and with nothing left to take back (a change of the
-    /// policies is followed by one evaluation in any case). A sample at or after this time has to hold the pods.
+    /// When the next evaluation is due; `None` without rules and with nothing left to restore (a policy change is always
+    /// followed by one evaluation). A sample at or after this time must contain the pods.
     pub fn next_due(&self) -> Option<BootTime> {
         if self.dirty {
             return Some(self.now);
@@ -352,7 +352,7 @@ impl Engine {
         groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
-    /// Takes in what became of the last plan. Like the pods, it has to be older than the sample of the next step.
+    /// Records the outcome of the last plan. Like the pods, it must be older than the sample of the next step.
     pub fn feedback(&mut self, feedback: &Feedback) {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
@@ -382,15 +382,15 @@ impl Engine {
         }
     }
 
-    /// Between two evaluations: the cgroups of a pod are now these. The throttle that is in force for it, spread over them;
-    /// `None` where there is none.
+    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them; `None` if it is not
+    /// throttled.
     pub fn follow(&mut self, uid: &PodUid, levers: &[LeverSample]) -> Option<Throttle> {
         let pod = &self.pods.get(uid)?.pod;
         self.ledger.get_mut(uid)?.follow(pod, levers);
         self.ledger.throttle(pod)
     }
 
-    /// The running pods that no rule's action may touch.
+    /// The running pods that no rule may act on.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
         let touched = |tracked: &Tracked| {
             let mut runs = self.runs.iter();
@@ -407,17 +407,17 @@ impl Engine {
         }
     }
 
-    /// The use of the node over longer times, from the samples of all steps.
+    /// The node's usage over longer windows, from the samples of all steps.
     pub const fn windows(&self) -> &NodeWindows {
         &self.windows
     }
 
-    /// Goes on from the windows of an earlier process of this boot.
+    /// Continues with the windows of an earlier process of the same boot.
     pub fn adopt_windows(&mut self, windows: NodeWindows) {
         self.windows = windows.resumed().unwrap_or_default();
     }
 
-    /// Evaluates the rules that are due at `now`. Every sample goes into the windows, whether an evaluation is due or not.
+    /// Evaluates the rules that are due at `now`. Every sample is added to the windows, even if no rule is due.
     pub fn step(&mut self, now: BootTime, sample: &Sample, plan: &mut Plan) {
         plan.reclaims.clear();
         plan.evictions.clear();
@@ -445,7 +445,7 @@ impl Engine {
         }
     }
 
-    /// Percent of the CPUs that were busy since the last sample, of those that pods may use which are not pinned.
+    /// Busy percentage of the CPUs available to unpinned pods, since the last sample.
     fn unpinned_busy(&mut self, sample: &Sample) -> Option<f64> {
         let now = sample.node.unpinned.map(|cpus| (sample.at, cpus));
         let (at, before) = std::mem::replace(&mut self.unpinned, now)?;
@@ -454,7 +454,7 @@ impl Engine {
         Some(cpus.percent(busy))
     }
 
-    /// Judges the rules that are due.
+    /// Evaluates the rules that are due.
     fn judge(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
         for run in &mut self.runs {
             let group = self.groups.iter().find(|g| g.period == run.rule.period);
@@ -495,7 +495,7 @@ impl Engine {
         }
     }
 
-    /// Takes throttles back, acts for the rules that are breached, and shows what the Preview rules would do.
+    /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
     fn act(&mut self, sample: &Sample, plan: &mut Plan) {
         let scene = Scene {
             now: self.now,
@@ -539,8 +539,8 @@ impl Engine {
         }
     }
 
-    /// Over which period the use of pods is taken: that of the most frequent rules that are due and not at a gap. A
-    /// Preview has no say in it where a rule that acts is due.
+    /// The period over which pod usage is measured: the shortest one that is due and not at a gap. Preview rules count
+    /// only if no enforced rule is due.
     fn period(&self) -> Duration {
         let due = |group: &&Group| group.due && !group.gap;
         let acts = |group: &&Group| {
@@ -552,7 +552,7 @@ impl Engine {
         group.map_or(Duration::ZERO, |group| group.period)
     }
 
-    /// Writes the levels that have to be in force.
+    /// Writes the desired scheduling state and throttles.
     fn close(&mut self, plan: &mut Plan) {
         let out = &mut plan.transitions;
         out.extend(self.reopened.drain(..).map(|rule| Transition {
@@ -574,7 +574,7 @@ impl Engine {
         plan.throttles.truncate(place);
     }
 
-    /// The rules as they stand, in order of id.
+    /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.runs.iter().map(RuleReport::of)
     }

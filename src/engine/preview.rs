@@ -1,7 +1,7 @@
-//! Preview: what a rule would do, were it added to those in force.
+//! Preview: what a rule would do if it were enforced.
 //!
-//! Each Preview rule has a shadow: claims that nobody puts in force and pods that nobody evicts, carried from round
-//! to round. It walks the same victims with the same code; only the figures are capped by what it would have done.
+//! Each Preview rule has shadow state: claims that are not applied and pods that are not evicted, carried from round to
+//! round. It uses the same code as an enforced rule, with pod usage reduced by what it would have done so far.
 
 use super::act::{Acting, Buffers, Scene, Under};
 use super::evict::Rounds;
@@ -16,7 +16,7 @@ use super::track::{Figures, Pods};
 use super::units::Quota;
 use super::walk::{cpu_used, memory_held};
 
-/// What a Preview rule would have in force.
+/// The actions that a Preview rule would have in force.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     pub(super) ledger: Ledger,
@@ -26,13 +26,13 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Forgets the pods that are gone, and those that it may not throttle any more.
+    /// Drops pods that are gone and pods that it may no longer throttle.
     pub(super) fn follow(&mut self, gone: impl Fn(&PodUid) -> bool, may: impl Fn(&PodUid) -> bool) {
         self.ledger.0.retain(|grip| may(&grip.uid));
         self.removed.retain(|uid| !gone(uid));
     }
 
-    /// What the rule would have saved of each resource by now; caps the figures accordingly.
+    /// Reduces pod usage by what the rule would have saved so far, and returns the total per resource.
     fn cap(&self, pods: &Pods, real: &Ledger, figures: &mut [Figures]) -> Saved {
         let mut saved = Saved::default();
         for uid in &self.removed {
@@ -81,18 +81,18 @@ fn union_allowance(shadow: &Grip, real: Option<&Grip>, pod: &Pod) -> Quota {
     }
 }
 
-/// One evaluation of the Preview rules, after the real one.
+/// One evaluation of the Preview rules, after the enforced ones.
 pub(super) struct Previewing<'a> {
     pub(super) scene: Scene<'a>,
     pub(super) under: Under<'a>,
-    /// The buffers of the real round, as it left them.
+    /// The buffers of the enforced round.
     pub(super) real: &'a Buffers,
     pub(super) buffers: &'a mut Buffers,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
 impl Previewing<'_> {
-    /// Steps the shadow of one Preview rule.
+    /// Evaluates one Preview rule on its shadow state.
     pub(super) fn run(&mut self, run: &mut Run) {
         let mut shadow = std::mem::take(&mut run.shadow);
         let mut raising = Raising {

@@ -1,7 +1,7 @@
-//! What the pods wait for that a rule protects: those that its action may not touch.
+//! Stall times of the protected pods of a rule: those that its action may not act on.
 //!
-//! Tasks held back by a quota count as stalled, in their pod and in every parent, so a throttle of ours raises the pressure
-//! of the node. A rule that throttles by such a metric is therefore judged by the waiting of others as well.
+//! Tasks throttled by a quota count as stalled in their pod and in every parent, so our throttles raise the pressure of the
+//! node. The result of a rule that throttles on such a metric therefore also depends on the stalls of protected pods.
 
 use std::time::Duration;
 
@@ -15,40 +15,37 @@ use super::sample::WaitCounters;
 use super::track::Tracked;
 use super::values::{View, difference, interval, percent};
 
-/// More than so many percent of waiting, and a rule on pressure whose action throttles may be breached.
+/// A throttling rule on pressure is only breached if a protected pod waits more than this percentage of the time.
 const WAITING: f64 = 5.0;
-/// So many or less, and it is quiet.
+/// At or below this percentage it is quiet.
 const NOT_WAITING: f64 = 2.0;
-/// Of CPU quotas, as the kernel and the kubelet have it where they are not told otherwise.
+/// Default CFS quota period of the kernel and the kubelet.
 const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
-/// Where the kernel keeps no pressure by cgroup: with less of the CPUs busy in percent, a pod waits for nothing but its
-/// own quota.
+/// Without per-cgroup pressure: if less than this percentage of the CPUs is busy, a pod only waits for its own quota.
 const CPUS_BUSY: f64 = 90.0;
 
 /// How long protected cgroups waited in the last interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
-    /// The share of the time, in percent.
+    /// Percentage of the time.
     pub percent: f64,
-    /// An estimate: a quota of the pod's own made it wait as well, which is taken off by whole enforcement periods.
+    /// An estimate: the pod's own quota made it wait as well, which was subtracted in whole enforcement periods.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub limited: bool,
 }
 
-/// By what a rule was judged besides its own metric.
+/// The additional measurement that a rule's result depended on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Guard {
-    /// How long the protected waited.
+    /// How long protected pods waited.
     Waiting(Waiting),
-    /// An estimate, where the kernel keeps no pressure by cgroup (cgroup v1): percent of the CPUs that were busy in the
-    /// busiest sample.
+    /// An estimate without per-cgroup pressure (cgroup v1): percentage of busy CPUs in the busiest sample.
     BusiestSample(f64),
 }
 
-/// Judges a rule on pressure whose action throttles by the waiting of the protected too: without any it is quiet, since
-/// there is none to throttle for.
+/// Corrects the result of a throttling rule on pressure: if no protected pod waits, it is quiet.
 pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement, Option<Guard>) {
     let Judgement::Known {
         value,
@@ -69,7 +66,7 @@ pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement
         doubt,
     };
     if !view.sample.pressure_by_cgroup {
-        // An average holds what a throttle raised for minutes after its end.
+        // An average still includes for minutes what a throttle raised.
         let breach = breach && run.input.is_none_or(|input| input.above);
         let busiest = busiest(run, view, kind);
         let quiet = match busiest {
@@ -92,19 +89,19 @@ pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement
     }
 }
 
-/// The kind of waiting that throttles would raise together with the rule's metric, where it throttles or evicts.
+/// The pressure that throttles raise together with the rule's metric, if the rule throttles or evicts.
 pub(super) fn guarded_by(run: &Run) -> Option<PressureKind> {
     let kind = run.rule.metric.raised_by_throttles();
     let action = &run.rule.action;
     kind.filter(|_| action.throttle.is_some() || action.eviction.is_some())
 }
 
-/// Whether a throttle is in question: the rule's own, or for one that evicts those that others have in force.
+/// Whether throttles may have raised the metric: the rule's own, or those of other rules.
 fn may_raise(run: &Run, view: &View<'_>) -> bool {
     run.rule.action.throttle.is_some() || !view.ledger.0.is_empty()
 }
 
-/// Percent of the CPUs that were busy in the busiest sample, while the rule holds a pod's CPU down.
+/// Percentage of busy CPUs in the busiest sample, while the rule has a throttle in force.
 fn busiest(run: &Run, view: &View<'_>, kind: PressureKind) -> Option<f64> {
     let mut grips = view.ledger.0.iter();
     let throttles = run.rule.action.throttle.is_some();
@@ -112,10 +109,10 @@ fn busiest(run: &Run, view: &View<'_>, kind: PressureKind) -> Option<f64> {
     view.busiest.filter(|_| holds && kind == PressureKind::Cpu)
 }
 
-/// The highest share of the last interval in which a protected cgroup waited.
+/// The highest share of the last interval that a protected cgroup waited.
 ///
 /// # Errors
-/// Where it is not known of all of them, and no other waits: why.
+/// The reason, if it is unknown for one of them and no other waits.
 fn waiting(run: &Run, view: &View<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
     let stalls = Stalls::of(run, view, kind);
     match stalls.doubt {
@@ -124,10 +121,10 @@ fn waiting(run: &Run, view: &View<'_>, kind: PressureKind) -> Result<Waiting, Un
     }
 }
 
-/// The value of a metric of the protected.
+/// The value of a metric of protected pods.
 ///
 /// # Errors
-/// [`Unknown::Missing`] where the kernel keeps no pressure by cgroup; else why a protected cgroup has no value.
+/// [`Unknown::Missing`] without per-cgroup pressure; else why a protected cgroup has no value.
 pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Waiting, Unknown> {
     if !view.sample.pressure_by_cgroup {
         return Err(Unknown::Missing);
@@ -136,7 +133,7 @@ pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Wai
     let stalls = Stalls::of(run, view, kind);
     let is_max = metric != Protected::CpuDelayP95;
     match (stalls.doubt, metric) {
-        // One that waits is enough.
+        // One cgroup above the threshold is enough.
         (Some(_), _) if is_max && stalls.highest.percent > run.rule.watermark => Ok(stalls.highest),
         (Some(reason), _) => Err(reason),
         (None, Protected::CpuDelayP95) => Ok(p95(run, view, kind, stalls.count)),
@@ -148,9 +145,9 @@ pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Wai
 #[derive(Debug, Default)]
 struct Stalls {
     highest: Waiting,
-    /// How many are known.
+    /// Number of known stalls.
     count: usize,
-    /// Why one is not.
+    /// Why one is unknown.
     doubt: Option<Unknown>,
 }
 
@@ -175,8 +172,8 @@ impl Stalls {
     }
 }
 
-/// The 95th percentile of the known stalls, by nearest rank. They are gone through again for each of the highest 5 percent
-/// rather than put into a list: an evaluation allocates nothing.
+/// The 95th percentile of the known stalls, by nearest rank. Iterates once for each of the highest 5 percent instead of
+/// building a list, since an evaluation must not allocate.
 fn p95(run: &Run, view: &View<'_>, kind: PressureKind, count: usize) -> Waiting {
     let mut above = count - (count * 95).div_ceil(100);
     let mut limit = f64::INFINITY;
@@ -198,7 +195,7 @@ fn p95(run: &Run, view: &View<'_>, kind: PressureKind, count: usize) -> Waiting 
     }
 }
 
-/// Hands over the stall of every protected cgroup.
+/// Calls `take` with the stall of every protected cgroup.
 fn each(
     run: &Run,
     view: &View<'_>,
@@ -208,7 +205,7 @@ fn each(
     let is_running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
     let running = || view.pods.iter().filter(is_running);
     let all_touched = running().all(|tracked| may_touch(run, tracked));
-    // A pod alone waits for no other.
+    // A single pod does not wait for others.
     let alone = all_touched && running().count() == 1;
     for tracked in running() {
         let is_protected = if all_touched {
@@ -225,7 +222,7 @@ fn each(
     }
 }
 
-/// Whether some `PodQOS` lets the rule's action touch the pod.
+/// Whether a `PodQOS` allows the rule's action on the pod.
 pub(super) fn may_touch(run: &Run, tracked: &Tracked) -> bool {
     let permit = tracked.permit(run.index);
     let action = &run.rule.action;
@@ -247,11 +244,11 @@ fn of_system(now: &WaitCounters, view: &View<'_>, kind: PressureKind) -> Result<
     stall(&before, now, nanos, kind)
 }
 
-/// The share of an interval of so many nanoseconds in which a cgroup was stalled. Enforcement periods in which its own quota
-/// throttled it are taken off, each with its usual 100 ms: it did not wait for others then.
+/// The share of an interval of `nanos` nanoseconds that a cgroup was stalled, minus 100 ms for each enforcement period in
+/// which its own quota throttled it.
 ///
 /// # Errors
-/// Where a counter could not be read, was not there before, or counts what cannot be.
+/// If a counter could not be read, is new, or has an impossible value.
 pub fn stall(
     before: &WaitCounters,
     now: &WaitCounters,
@@ -271,7 +268,7 @@ pub fn stall(
     })
 }
 
-/// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without one.
+/// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without a quota.
 fn own_quota(before: &WaitCounters, now: &WaitCounters) -> f64 {
     let throttled = difference(before.throttled_periods, now.throttled_periods);
     throttled.unwrap_or(0.0) * ENFORCEMENT_PERIOD.as_nanos() as f64

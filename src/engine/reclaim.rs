@@ -1,4 +1,4 @@
-//! Reclaim of page cache: how much from whom.
+//! Page cache reclaim: how much from which pods.
 
 use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Reclaim, Transition};
@@ -7,20 +7,20 @@ use super::units::Bytes;
 use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::ForceGc;
-/// Less cache of a pod is no use to a node, and costs the one victim of a round.
+/// Reclaiming less than this does not help the node and would use up the round's only victim.
 const WORTHWHILE: Bytes = Bytes(4 << 20);
 
-/// The reclaims of one walk.
+/// The reclaims of one round.
 pub(super) struct Reclaiming<'a> {
     pub(super) walk: Walk<'a>,
-    /// The victims as each resource ranks them.
+    /// The victims in order, per resource.
     pub(super) orders: &'a [Vec<usize>; RankBy::ALL.len()],
     pub(super) reclaims: &'a mut Vec<Reclaim>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
 impl Reclaiming<'_> {
-    /// Takes cache from victims in order until the largest gap of the rules on memory is covered.
+    /// Reclaims from victims in order until the largest gap of the memory rules is covered.
     pub(super) fn cover(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         let mut covered = 0;
@@ -51,8 +51,8 @@ impl Reclaiming<'_> {
         }
     }
 
-    /// Takes all the cache of one victim for each rule whose metric has no unit of release; of the next one in the
-    /// next round, since what one has left may be what it needs.
+    /// Reclaims all cache of one victim for each rule whose metric has no unit of release, and moves on to the next
+    /// victim in the next round, since the cache that remains may be in use.
     pub(super) fn single(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         let single = |run: &&mut Run| walk.takes(run) && run.leverage(KIND) == Leverage::OneVictim;
@@ -73,7 +73,7 @@ impl Reclaiming<'_> {
         }
     }
 
-    /// The page cache that the rule may take from the pod; `None` where there is none to take.
+    /// The page cache that the rule may reclaim from the pod; `None` if there is none.
     fn cache(&mut self, run: &mut Run, place: usize) -> Option<Bytes> {
         match self.candidate(run, place) {
             Ok(cache) => Some(cache).filter(|cache| *cache > Bytes::ZERO),

@@ -1,9 +1,9 @@
-//! The state machine of one rule: what its metric's judgements add up to.
+//! The state machine of one rule.
 //!
 //! ```text
 //! Normal ──avoidance threshold consecutive breaches──► Breached ──restore threshold consecutive quiet──► Cooling
 //!   ▲                                                    ▲                                                  │
-//!   └──────── cool-down since the last breach ◄──────────┬──────────────────────────────────────────────────┘
+//!   └──────── cool-down after the last breach ◄──────────┬──────────────────────────────────────────────────┘
 //!                                                        └── a breach while Cooling ┘
 //! ```
 
@@ -15,19 +15,19 @@ use super::plan::{RuleState, Unknown};
 use super::policy::Rule;
 use super::time::BootTime;
 
-/// What one evaluation says of a rule's metric.
+/// The result of evaluating a rule's metric once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Judgement {
     /// No usable value.
     Unknown(Unknown),
-    /// A value; of several series the largest.
+    /// The value; with several series, the largest.
     Known {
         value: f64,
-        /// Above the high mark.
+        /// Above the threshold.
         breach: bool,
-        /// Every series is known to be at or below the low mark.
+        /// Every series is known to be at or below the restore value.
         quiet: bool,
-        /// Why one series has no value, where no other is above the high mark.
+        /// Why one series has no value, if no other is above the threshold.
         doubt: Option<Unknown>,
     },
 }
@@ -56,19 +56,19 @@ impl Judgement {
     }
 }
 
-/// How long and how often before the machine moves.
+/// The counts and times that drive the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) avoidance_threshold: u32,
     pub(super) restore_threshold: u32,
     pub(super) cool_down: Duration,
-    /// A breach so long after a release comes right after it: a cool-down, and two evaluations at least.
+    /// A breach within this time of a release is a relapse: the cool-down, but at least two evaluations.
     pub(super) soon: Duration,
-    /// Unknown for so long: what is in force is undone.
+    /// After being Unknown this long, its actions are undone.
     pub(super) unknown_limit: Duration,
 }
 
-/// The cool-down doubles at most so many times: to 8 times its length.
+/// The cool-down grows to at most 8 times its length.
 const MAX_DOUBLINGS: u8 = 3;
 
 impl Terms {
@@ -83,17 +83,17 @@ impl Terms {
     }
 }
 
-/// One edge of the diagram that was taken.
+/// One state change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Move {
     pub(super) from: RuleState,
     pub(super) to: RuleState,
     pub(super) unknown_too_long: bool,
-    /// A breach within a cool-down of a release: what was released is put in force again at once.
+    /// A breach shortly after a release: what was released is throttled again immediately.
     pub(super) returns: bool,
 }
 
-/// State and counters. Kept over a restart.
+/// State and counters. Persisted across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Machine {
@@ -103,15 +103,15 @@ pub(super) struct Machine {
     pub(super) quiets: u32,
     pub(super) last_breach: Option<BootTime>,
     pub(super) unknown_since: Option<BootTime>,
-    /// When a throttle of the rule was last being released.
+    /// When a throttle of the rule was last released by a step.
     pub(super) released: Option<BootTime>,
-    /// The cool-down is doubled so many times, since what it held back came right back before.
+    /// How many times the cool-down is doubled, because the breach returned right after earlier releases.
     pub(super) doublings: u8,
 }
 
 impl Machine {
-    /// Takes one evaluation in; `tell` hears each edge taken (two at most: an expired cool-down ends Cooling in the
-    /// very evaluation that began it).
+    /// Processes one evaluation and calls `on_change` for each state change: at most two, since Cooling ends in the
+    /// same evaluation if the cool-down has already expired.
     pub(super) fn observe(
         &mut self,
         now: BootTime,
@@ -144,23 +144,23 @@ impl Machine {
         }
     }
 
-    /// How long the rule holds after its last breach, where its action says `cool_down`.
+    /// The effective cool-down, for an action with this `cool_down`.
     pub(super) const fn cool_down(&self, cool_down: Duration) -> Duration {
         cool_down.saturating_mul(1 << self.doublings)
     }
 
-    /// Whether the metric has been Unknown for so long that nothing may be held for it any more.
+    /// Whether the metric has been Unknown for so long that its actions must be undone.
     pub(super) fn unknown_too_long(&self, now: BootTime, limit: Duration) -> bool {
         self.unknown_since
             .is_some_and(|since| now.since(since) >= limit)
     }
 
-    /// Whether what the rule asks for is in force: Breached or Cooling.
+    /// Whether the rule's actions are in force: Breached or Cooling.
     pub(super) fn in_force(&self) -> bool {
         self.state != RuleState::Normal
     }
 
-    /// Starts counting anew; the state stays.
+    /// Resets the counters; the state stays.
     pub(super) const fn forget(&mut self) {
         self.breaches = 0;
         self.quiets = 0;
@@ -181,7 +181,7 @@ impl Machine {
         self.quiets = 0;
         self.breaches = self.breaches.saturating_add(1);
         if self.state == RuleState::Normal && self.breaches == 1 {
-            // Counted from the first of the breaches that start it.
+            // A relapse is measured to the first of the consecutive breaches.
             self.released = self.released.filter(|at| now.since(*at) <= terms.soon);
         }
         let starts = match self.state {
@@ -197,8 +197,8 @@ impl Machine {
         }
     }
 
-    /// Whether a breach comes right after a release. If it does the rule holds twice as long this time, or else a load that
-    /// stays would have it throttle and release for ever.
+    /// Whether a breach follows right after a release. If so, doubles the cool-down; otherwise a constant load would make
+    /// the rule throttle and release forever.
     fn returns(&mut self) -> bool {
         if self.state != RuleState::Normal {
             return false;

@@ -1,4 +1,4 @@
-//! A rule as it runs: its machine, its last judgement, and what has been told of it.
+//! The runtime state of a rule: its state machine, its last result, and what was reported about it.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use super::values::Input;
 /// The last release of a rule's throttles.
 #[derive(Debug, Default)]
 pub(super) struct Release {
-    /// How far each pod was throttled when it began, sorted.
+    /// How far each pod was throttled when the release started, sorted.
     depths: Vec<(PodUid, Depth)>,
-    /// This evaluation puts that in force again.
+    /// This evaluation restores these depths.
     pub(super) returns: bool,
 }
 
@@ -26,37 +26,37 @@ pub(super) struct Release {
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) rule: Rule,
-    /// Its place among the rules, and so in every pod's permits.
+    /// Its index among the rules, and so in every pod's permits.
     pub(super) index: usize,
     pub(super) machine: Machine,
-    /// The last judgement; `None` before the first evaluation.
+    /// The last result; `None` before the first evaluation.
     pub(super) judgement: Option<Judgement>,
-    /// It was judged in the evaluation that is going on.
+    /// It is evaluated in the current step.
     pub(super) due: bool,
-    /// It has been judged, not Unknown, since the start.
+    /// It has had a known result since the start.
     pub(super) known: bool,
-    /// The Unknown that was told and has not ended.
+    /// The Unknown that was reported and has not ended.
     told: Option<Unknown>,
-    /// When the sample was taken that counted last.
+    /// Time of the last sample that was counted.
     counted: Option<BootTime>,
-    /// It keeps new work away, and this was told.
+    /// It disables scheduling, and this was reported.
     pub(super) closes: bool,
-    /// By what it was judged besides its metric.
+    /// The additional measurement that the result depended on.
     pub(super) guard: Option<Guard>,
-    /// What its metric is made of, over the last period.
+    /// The input of its metric over the last period.
     pub(super) input: Option<Input>,
-    /// What has to be released, in millicores or bytes.
+    /// How much must be released, in millicores or bytes.
     pub(super) gap: u64,
-    /// Pods evicted for it in the round that is being put together.
+    /// Pods evicted for it in the current round.
     pub(super) evicted: u32,
-    /// The pod whose page cache it took last, where that is one pod a round.
+    /// The pod whose page cache it reclaimed last, if it acts on one pod per round.
     pub(super) reclaimed: Option<PodUid>,
     pub(super) release: Release,
-    /// The pods passed over, as told; sorted.
+    /// The skipped pods as reported, sorted.
     spared: Vec<(PodUid, ActionKind, Spared)>,
-    /// What a Preview rule would have in force.
+    /// The actions that a Preview rule would have in force.
     pub(super) shadow: Shadow,
-    /// The value that it is judged by instead of the samples.
+    /// The value to use instead of the samples.
     pub(super) assumed: Option<f64>,
 }
 
@@ -84,7 +84,7 @@ impl Run {
         }
     }
 
-    /// Goes on under an edited rule. Counters of another metric or other marks say nothing about this one.
+    /// Applies an edit of the rule. Resets the counters if the metric or the thresholds changed.
     pub(super) fn edit(&mut self, rule: Rule) {
         let same = self.rule.metric == rule.metric
             && self.rule.series == rule.series
@@ -99,7 +99,7 @@ impl Run {
         self.rule = rule;
     }
 
-    /// What its counters count, to be compared over a restart: those of other marks say nothing about these.
+    /// Identifies what the counters count, so that after a restart they are only used for the same thresholds.
     pub(super) fn marks(&self) -> String {
         let rule = &self.rule;
         let (metric, series) = (&rule.metric, &rule.series);
@@ -107,8 +107,8 @@ impl Run {
         format!("{metric:?} {series:?} > {high} <= {low}")
     }
 
-    /// A sample counts once, however often it is looked at: its value stays known, but it is no further breach and
-    /// no further quiet, and nothing is done for it again.
+    /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
+    /// breach nor quiet.
     pub(super) fn once(&mut self, taken: Option<BootTime>, judgement: Judgement) -> Judgement {
         let Judgement::Known { value, doubt, .. } = judgement else {
             return judgement;
@@ -138,7 +138,7 @@ impl Run {
         }
     }
 
-    /// Takes a judgement in and tells what it changed.
+    /// Processes a result and reports what it changed.
     pub(super) fn observe(
         &mut self,
         now: BootTime,
@@ -172,7 +172,7 @@ impl Run {
         }
     }
 
-    /// The first look of all has nothing to compare with, which is nobody's news.
+    /// Reports when the metric becomes Unknown or known. The first sample has no baseline, which is not worth reporting.
     fn tell_unknown(&mut self, now: BootTime, judgement: Judgement, out: &mut Vec<Transition>) {
         let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
         match judgement {
@@ -194,14 +194,14 @@ impl Run {
         }
     }
 
-    /// Whether it acts on pods in this evaluation: breached, and above its mark right now.
+    /// Whether it acts on pods in this evaluation: Breached, and above its threshold right now.
     pub(super) fn acts(&self) -> bool {
         self.due
             && self.machine.state == RuleState::Breached
             && self.judgement.is_some_and(Judgement::breach)
     }
 
-    /// What its action of that kind can do about its metric.
+    /// How its action of that kind affects its metric.
     pub(super) fn leverage(&self, kind: ActionKind) -> Leverage {
         let action = &self.rule.action;
         let has = match kind {
@@ -216,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Whether its throttles go a step up in this evaluation.
+    /// Whether its throttles are restored by a step in this evaluation.
     pub(super) fn releases(&self, now: BootTime, unknown_limit: Duration) -> bool {
         self.due
             && self.machine.state == RuleState::Normal
@@ -224,8 +224,8 @@ impl Run {
                 || self.machine.unknown_too_long(now, unknown_limit))
     }
 
-    /// Follows the release of its throttles, the real ones or those of a Preview: from where it began, and for how long it
-    /// goes on.
+    /// Tracks the release of its throttles (enforced, or of a Preview): the depths when it started, and when it was last
+    /// in progress.
     pub(super) fn follow_release(&mut self, now: BootTime, real: &Ledger) {
         if !self.due || self.machine.state != RuleState::Normal {
             return;
@@ -249,7 +249,7 @@ impl Run {
         }
     }
 
-    /// How far the pod has to be throttled again in this evaluation.
+    /// How far to throttle the pod again in this evaluation, after a relapse.
     pub(super) fn return_to(&self, pod: &PodUid) -> Option<Depth> {
         let Release { depths, returns } = &self.release;
         let place = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
@@ -257,13 +257,13 @@ impl Run {
         Some(depths[place].1)
     }
 
-    /// The effect with which it keeps new work away now.
+    /// The taint effect with which it disables scheduling now.
     pub(super) fn effect(&self) -> Option<TaintEffect> {
         let effect = self.rule.action.scheduling;
         effect.filter(|_| self.machine.in_force())
     }
 
-    /// Tells that a pod was passed over, unless that was told already.
+    /// Reports that a pod was skipped, unless that was already reported.
     pub(super) fn spare(
         &mut self,
         now: BootTime,
@@ -285,14 +285,14 @@ impl Run {
         }
     }
 
-    /// The pod was acted on: should it be passed over again, that is news.
+    /// Records that the pod was acted on, so that skipping it again is reported.
     pub(super) fn act(&mut self, pod: &PodUid, kind: ActionKind) {
         if let Ok(index) = self.place(pod, kind) {
             self.spared.remove(index);
         }
     }
 
-    /// Forgets what was told of pods that are gone.
+    /// Drops pods that are gone.
     pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
         self.spared.retain(|(pod, _, _)| !gone(pod));
         self.release.depths.retain(|(pod, _)| !gone(pod));

@@ -1,11 +1,11 @@
-//! Whether new work may be placed on the node: the union of what the rules need.
+//! Whether new pods may be scheduled to the node: the union over all rules.
 
 use super::plan::{Change, Scheduling, Transition};
 use super::policy::{RuleId, TaintEffect};
 use super::run::Run;
 use super::time::BootTime;
 
-/// Tells which rules began or ceased to keep new work away.
+/// Reports which rules started or stopped disabling scheduling.
 pub(super) fn tell(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
     for run in runs {
         let effect = run.effect();
@@ -20,7 +20,7 @@ pub(super) fn tell(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
     }
 }
 
-/// Whether every enforced rule that can close the node has been judged once.
+/// Whether every enforced rule that can disable scheduling has been evaluated once.
 pub(super) fn judged(runs: &[Run]) -> bool {
     let mut closing = runs
         .iter()
@@ -28,7 +28,7 @@ pub(super) fn judged(runs: &[Run]) -> bool {
     closing.all(|run| run.known)
 }
 
-/// Writes the level to keep; the list of rules keeps its buffer.
+/// Writes the desired state, reusing the buffer of the list of rules.
 pub(super) fn level(runs: &[Run], settled: bool, scheduling: &mut Scheduling) {
     let Some(strongest) = closing(runs).map(|(effect, _)| effect).max() else {
         *scheduling = if settled {

@@ -1,8 +1,8 @@
-//! Label selectors, with the full semantics of Kubernetes.
+//! Label selectors with full Kubernetes semantics.
 
 use std::collections::BTreeMap;
 
-/// A compiled label selector: all requirements must hold, and none at all selects everything.
+/// A compiled label selector: all requirements must match; an empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// The requirements, sorted.
@@ -12,11 +12,11 @@ pub struct Selector {
 /// One requirement on one label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Requirement {
-    /// The label is there with one of the values.
+    /// The label exists and has one of the values.
     In(String, Vec<String>),
     /// The label is absent, or has none of the values.
     NotIn(String, Vec<String>),
-    /// The label is there.
+    /// The label exists.
     Exists(String),
     /// The label is absent.
     DoesNotExist(String),
@@ -43,7 +43,7 @@ impl Labels for [(&str, &str)] {
 }
 
 impl Selector {
-    /// Whether the selector takes something with these labels.
+    /// Whether the selector matches these labels.
     pub fn matches<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         self.requirements
             .iter()
@@ -52,7 +52,7 @@ impl Selector {
 }
 
 impl Requirement {
-    /// The label that it is about.
+    /// The label key.
     pub fn key(&self) -> &str {
         match self {
             Self::In(key, _)

@@ -1,4 +1,4 @@
-//! What is kept over a restart, and how the engine goes on from it.
+//! The engine state that is persisted across restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::run::Run;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
-/// A claim that nothing more is known of is taken back by so many percent of the base...
-const STEP: u8 = 10;
-/// ...in every period of that length.
-const PERIOD: Duration = Duration::from_secs(10);
+/// Restore step, in percent of the base, of a claim that is not in the saved state.
+const DEFAULT_STEP: u8 = 10;
+/// Time between these steps.
+const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
 
-/// What is kept over a restart: serialised beside the journal.
+/// The state persisted across restarts, next to the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineState {
@@ -29,7 +29,7 @@ pub struct EngineState {
     rounds: Vec<Leaving>,
     /// When the last round of evictions settled.
     settled: Option<BootTime>,
-    /// Pods whose eviction was refused, and when it may be tried again.
+    /// Pods whose eviction was refused, and when it may be retried.
     refused: Vec<(PodUid, BootTime)>,
 }
 
@@ -38,7 +38,7 @@ pub struct EngineState {
 struct RuleMemory {
     rule: RuleId,
     preview: bool,
-    /// What the counters count.
+    /// Identifies what the counters count.
     #[serde(default)]
     marks: String,
     #[serde(flatten)]
@@ -54,17 +54,17 @@ struct ClaimMemory {
     idle: bool,
     step: u8,
     period: Duration,
-    /// Nobody needs it any more: when its next step up is due.
+    /// Set when no rule needs it any more: when its next step up is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retired: Option<BootTime>,
 }
 
-/// A throttle found in force at the start, from the journal.
+/// A throttle that the journal shows in force at the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdoptedThrottle {
-    /// Which pod.
+    /// Pod UID.
     pub uid: PodUid,
-    /// The rule that it is in force for.
+    /// The rule that caused it.
     pub rule: RuleId,
     /// Percent of the base.
     pub ratio: u8,
@@ -75,7 +75,7 @@ pub struct AdoptedThrottle {
 }
 
 impl Engine {
-    /// What has to be kept over a restart.
+    /// The state to persist across a restart.
     pub fn state(&self) -> EngineState {
         let rule = |run: &Run| RuleMemory {
             rule: run.rule.id.clone(),
@@ -94,9 +94,9 @@ impl Engine {
         }
     }
 
-    /// Goes on from where the last process stopped (same boot): call it after [`Self::set_policy`] and
-    /// [`Self::set_pods`]. The journal decides about bases and originals; throttles of rules that are gone are
-    /// taken back, those of pods that are gone are left out of the next plan.
+    /// Resumes from the state of the last process of the same boot. Call it after [`Self::set_policy`] and
+    /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
+    /// those of pods that are gone are not in the next plan.
     pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
         for memory in &state.rules {
             let same = |run: &&mut Run| run.rule.id == memory.rule && run.would() == memory.preview;
@@ -105,7 +105,7 @@ impl Engine {
                 if run.marks() != memory.marks {
                     run.machine.forget();
                 }
-                // What a Preview would do is not kept: it is said again.
+                // The actions of a Preview are not persisted, so they are reported again.
                 run.closes = !run.would() && run.effect().is_some();
             }
         }

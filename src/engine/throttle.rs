@@ -1,4 +1,4 @@
-//! The throttle: steps down for breached rules, steps up for those that are over.
+//! Throttling: steps down for breached rules, steps up for rules that are back to normal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::CpuThrottle;
 
-/// What this evaluation's steps are predicted to release, pod by pod.
+/// The predicted release of this evaluation's steps, per pod.
 #[derive(Debug, Default)]
 pub(super) struct Released {
-    /// All together.
+    /// Sum over all pods.
     pub(super) total: MilliCpu,
-    /// In the order of the pods.
+    /// Indexed like the pods.
     pub(super) pods: Vec<MilliCpu>,
 }
 
@@ -39,7 +39,7 @@ impl Released {
         self.pods.clone_from(&other.pods);
     }
 
-    /// Raises what one pod releases to `release`; returns by how much. Every pod counts once.
+    /// Raises the release of one pod to `release` and returns the difference.
     fn raise(&mut self, place: usize, release: MilliCpu) -> MilliCpu {
         let more = release.saturating_sub(self.pods[place]);
         self.pods[place] += more;
@@ -48,26 +48,26 @@ impl Released {
     }
 }
 
-/// The steps down of one walk.
+/// The steps down of one round.
 pub(super) struct Lowering<'a> {
     pub(super) walk: Walk<'a>,
-    /// The victims as each resource ranks them.
+    /// The victims in order, per resource.
     pub(super) orders: &'a [Vec<usize>; RankBy::ALL.len()],
-    /// Over which pod usage is taken.
+    /// The period over which pod usage is measured.
     pub(super) period: Duration,
-    /// The claims that are written to.
+    /// The claims to change.
     pub(super) own: &'a mut Ledger,
-    /// The real claims below a Preview rule's.
+    /// The enforced claims, in a Preview.
     pub(super) under: Option<&'a Ledger>,
     pub(super) released: &'a mut Released,
-    /// Buffer for the levers of a pod that is not throttled yet.
+    /// Buffer for the target cgroups of a pod that is not throttled yet.
     pub(super) levers: &'a mut Vec<Held>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
 impl Lowering<'_> {
-    /// Takes victims in order, one step each, until what they release covers every rule's gap; then one victim
-    /// for each rule whose metric has no unit of release.
+    /// Throttles victims in order, one step each, until their release covers every rule's gap; then one victim for each
+    /// rule whose metric has no unit of release.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
         self.put_back(runs);
         self.cover(runs);
@@ -81,7 +81,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Takes the pods of rules that are breached right after a release back to where they were.
+    /// Throttles the pods of rules that relapsed after a release as far as before the release.
     fn put_back(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         for run in runs
@@ -94,7 +94,7 @@ impl Lowering<'_> {
                     returned |= self.step(run, *place);
                 }
             }
-            // Where none of them is left, it steps as ever.
+            // If none of these pods is left, the rule takes normal steps.
             run.release.returns = returned;
         }
     }
@@ -119,7 +119,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Takes one pod one step down for one rule. False where it is no victim.
+    /// Throttles one pod one step further for one rule. Returns false if the pod was skipped.
     fn step(&mut self, run: &mut Run, place: usize) -> bool {
         let Some(spec) = run.rule.action.throttle else {
             return false;
@@ -136,7 +136,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// How far the rule has taken the pod so far, and what the pod uses.
+    /// How far the rule has throttled the pod so far, and the pod's usage.
     fn candidate(
         &mut self,
         run: &Run,
@@ -159,7 +159,7 @@ impl Lowering<'_> {
         let down = self.release(tracked, uses, spec.min_ratio) > MilliCpu::ZERO;
         let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
         let idles = from.lower(spec).idle != from.idle;
-        // A floor of all that it has asks for the idle class alone.
+        // With a minimum ratio of 100 % only the idle class applies.
         let idle_alone = idles && spec.min_ratio == FULL;
         if (!down && !idle_alone) || (stuck && !idles) {
             return Err(Some(Spared::AtFloor));
@@ -167,7 +167,7 @@ impl Lowering<'_> {
         Ok((from, uses))
     }
 
-    /// Why a pod whose usage is known has no quota to lower.
+    /// Why a pod with known usage has no quota to lower.
     fn unmeasured(&self, tracked: &Tracked) -> Spared {
         let sample = tracked.sample(self.walk.sample);
         if sample.is_some_and(|sample| sample.levers.is_empty()) {
@@ -183,7 +183,7 @@ impl Lowering<'_> {
         claim.map_or(Depth::NONE, |claim| claim.depth)
     }
 
-    /// Puts the pod's levers into the buffer: those that are held, else as they are now.
+    /// Fills the buffer with the pod's target cgroups: those in the ledger, or else those in the sample.
     fn grasp(&mut self, tracked: &Tracked, uses: MilliCpu) -> bool {
         let uid = &tracked.pod.uid;
         let real = self.under.and_then(|under| under.get(uid));
@@ -195,8 +195,8 @@ impl Lowering<'_> {
         measure(tracked, self.walk.sample, self.period, uses, self.levers)
     }
 
-    /// What the pod uses now and could not at that ratio. Lever by lever: what one that is idle may use is no room for the
-    /// others.
+    /// The CPU that the pod uses now and could not use at that ratio. Computed per target cgroup, because they cannot use
+    /// each other's unused quota.
     fn release(&self, tracked: &Tracked, uses: MilliCpu, ratio: u8) -> MilliCpu {
         let look = || {
             Some((
@@ -260,7 +260,8 @@ impl Lowering<'_> {
     }
 }
 
-/// The levers of a pod that is not throttled yet, with base = min(quota, usage). False where any of it is not known.
+/// Collects the target cgroups of a pod that is not throttled yet, with base = min(quota, usage). Returns false if any
+/// of them is unknown.
 fn measure(
     tracked: &Tracked,
     sample: &Sample,
@@ -311,7 +312,7 @@ pub(super) struct Raising<'a> {
 }
 
 impl Raising<'_> {
-    /// Takes back one step of every claim whose rule is over, and lets go of what is back at its original.
+    /// Restores every claim whose rule is back to normal by one step, and removes those that are back at their original.
     pub(super) fn run(&mut self, runs: &[Run], ledger: &mut Ledger) {
         for grip in &mut ledger.0 {
             let Some(tracked) = self.scene.pods.get(&grip.uid) else {
@@ -336,7 +337,7 @@ impl Raising<'_> {
         ledger.prune();
     }
 
-    /// Where the claim goes from here; `None` where it stays.
+    /// The next depth of the claim; `None` if it does not change.
     fn next(&self, runs: &[Run], claim: &mut Claim) -> Option<Depth> {
         let to = match claim.retired {
             Some(due) if due > self.scene.now => return None,
@@ -385,8 +386,7 @@ fn find<'a>(runs: &'a [Run], claim: &Claim) -> Option<&'a Run> {
     found.ok().map(|index| &runs[index])
 }
 
-/// The next point of the grid `due + k x period` that is not just ahead: grid points that were missed are left out,
-/// and so is one that would leave less than half a period.
+/// The next time `due + k x period` that is at least half a period away; missed times are skipped.
 pub(super) fn following(due: BootTime, period: Duration, now: BootTime) -> BootTime {
     let step = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
     let missed = now.since(due).as_nanos() + period.as_nanos() / 2;

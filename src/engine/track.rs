@@ -1,4 +1,4 @@
-//! The pods of the node as the engine follows them: facts, permits, and their figures since the last evaluation.
+//! The pods of the node as tracked by the engine: facts, permits, and usage since the last evaluation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,28 +18,28 @@ use super::values::{believed, interval};
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) pod: Arc<Pod>,
-    /// What each rule's action may do to it, in the order of the rules.
+    /// What each rule's action may do to it, indexed like the rules.
     permits: Vec<Permit>,
-    /// Its place in the current sample.
+    /// Its index in the current sample.
     seen: Option<usize>,
-    /// How it looked at the last evaluation of each period.
+    /// Its sample at the last evaluation, for each period.
     looks: Vec<(Duration, PodSample)>,
-    /// No new throttle step before that time, and why.
+    /// No new throttle step before this time, and why.
     pub(super) spared: Option<(BootTime, Spared)>,
-    /// No eviction before that time: the last one was refused.
+    /// No eviction before this time, because the last one was refused.
     pub(super) refused: Option<BootTime>,
     /// When it was first seen terminating.
     terminating: Option<BootTime>,
 }
 
-/// What a pod uses.
+/// The resource usage of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Figures {
-    /// When it was read; `None` without a sample.
+    /// Time of the sample; `None` without one.
     pub(super) at: Option<BootTime>,
     /// CPU over the interval.
     pub(super) cpu: Option<MilliCpu>,
-    /// Memory now.
+    /// Current memory.
     pub(super) memory: Option<MemoryParts>,
     /// Bytes read and written over the interval.
     pub(super) io: Option<u64>,
@@ -58,7 +58,7 @@ impl Tracked {
         }
     }
 
-    /// Whether it is on its way out and may still make it: until its grace period and [`SETTLE_TIMEOUT`] have passed.
+    /// Whether it is terminating and [`SETTLE_TIMEOUT`] after its grace period has not passed yet.
     pub(super) fn is_leaving(&self, now: BootTime) -> bool {
         let deadline = self.pod.grace + SETTLE_TIMEOUT;
         self.terminating
@@ -78,7 +78,7 @@ impl Tracked {
         found.map(|(_, look)| look)
     }
 
-    /// Its figures over the evaluation period; what the node's `cpus` could not do is no figure.
+    /// Its usage over the evaluation period; a value that exceeds the node's `cpus` is dropped.
     pub(super) fn figures(&self, sample: &Sample, period: Duration, cpus: Option<u32>) -> Figures {
         let Some(now) = self.sample(sample) else {
             return Figures::default();
@@ -114,8 +114,8 @@ fn cpu(
     usage(before.cpu_nanos, now.cpu_nanos, interval, cpus)
 }
 
-/// CPU from two readings of a counter of run time, in nanoseconds like the interval; `None` where it went back or ran
-/// ahead of the machine.
+/// CPU usage from two readings of a run time counter over an interval, all in nanoseconds; `None` if the counter went
+/// back or grew by more than `cpus` can do.
 pub fn usage(
     before: Option<u64>,
     now: Option<u64>,
@@ -129,7 +129,7 @@ pub fn usage(
     MilliCpu::from_usage(nanos, interval)
 }
 
-/// Like `clone_from`, but keeps the buffers of the parts.
+/// Like `clone_from`, but reuses the buffers of the fields.
 fn copy(to: &mut PodSample, from: &PodSample) {
     to.uid.clone_from(&from.uid);
     to.at = from.at;
@@ -170,7 +170,7 @@ impl Pods {
         }
     }
 
-    /// Takes the pods as they are now; what is known of those that stay is kept.
+    /// Replaces the pods and keeps the state of those that remain.
     pub(super) fn set(&mut self, mut pods: Vec<Arc<Pod>>) {
         pods.sort_by(|a, b| a.uid.cmp(&b.uid));
         pods.dedup_by(|a, b| a.uid == b.uid);
@@ -191,7 +191,7 @@ impl Pods {
         }
     }
 
-    /// Works out the permits of pods that have none yet.
+    /// Computes the permits of pods that have none yet.
     pub(super) fn permit(&mut self, policies: &[PodPolicy], runs: &[Run]) {
         for tracked in self.0.iter_mut().filter(|t| t.permits.len() != runs.len()) {
             let pod = &tracked.pod;
@@ -202,7 +202,7 @@ impl Pods {
         }
     }
 
-    /// Forgets the permits, and the looks of periods that no rule has any more.
+    /// Clears the permits, and the baselines of periods that no rule uses any more.
     pub(super) fn reset(&mut self, periods: impl Fn(Duration) -> bool) {
         for tracked in &mut self.0 {
             tracked.permits.clear();
@@ -210,7 +210,7 @@ impl Pods {
         }
     }
 
-    /// Finds every pod's place in the sample. Of two entries for one pod the later one counts.
+    /// Finds the index of every pod in the sample. If a pod has two entries, the later one is used.
     pub(super) fn see(&mut self, now: BootTime, sample: &Sample) {
         for tracked in &mut self.0 {
             tracked.seen = None;
@@ -230,7 +230,7 @@ impl Pods {
         }
     }
 
-    /// Makes the sample the base of the next evaluation of that period.
+    /// Stores the sample as the baseline of the next evaluation with that period.
     pub(super) fn keep(&mut self, period: Duration, sample: &Sample) {
         for tracked in &mut self.0 {
             tracked.keep(period, sample);

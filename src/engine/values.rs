@@ -1,6 +1,6 @@
-//! The value of a rule's metric, from the current sample and the one of the evaluation before.
+//! The value of a rule's metric, from the current sample and the one of the previous evaluation.
 //!
-//! Nothing here ever makes up a number: what cannot be told is [`Unknown`] with its cause.
+//! A value that cannot be determined is [`Unknown`] with a reason, never a guess.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use super::time::BootTime;
 use super::track::Tracked;
 use super::window::NodeWindows;
 
-/// More than this part of what the machine can do is not believed.
+/// Values above this multiple of what the machine can do are rejected.
 const BELIEVED: f64 = 1.05;
-/// The kernel counts node CPU and disk time in ticks: so much of each interval may belong to its neighbour.
+/// The kernel counts node CPU and disk time in ticks, so this much may belong to the neighbouring interval.
 const TICKS: Duration = Duration::from_millis(20);
-/// An interval longer than so many periods is a gap.
+/// An interval longer than this many periods is a gap.
 pub(super) const GAP_PERIODS: u32 = 3;
 
 const NANOS_PER_SECOND: f64 = 1e9;
@@ -33,13 +33,13 @@ const KIB: f64 = 1024.0;
 
 type Value = Result<f64, Unknown>;
 
-/// The counters of the node at the evaluation before. Its buffers are kept.
+/// The counters of the node at the previous evaluation. Its buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct Base {
     pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
     pub(super) system: Option<WaitCounters>,
-    /// Time stalled: `[some, full]` of each kind.
+    /// Stall times `[some, full]` of each kind.
     stalled: [[Option<u64>; 2]; 3],
     disks: Vec<DiskSample>,
     interfaces: Vec<InterfaceSample>,
@@ -57,7 +57,7 @@ impl Base {
     }
 }
 
-/// What a rule is judged by.
+/// The input of a rule evaluation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) now: BootTime,
@@ -68,23 +68,23 @@ pub(super) struct View<'a> {
     pub(super) windows: &'a NodeWindows,
     /// The throttles in force.
     pub(super) ledger: &'a Ledger,
-    /// Mean of the tasks in the samples since the evaluation before.
+    /// Mean number of tasks in the samples since the previous evaluation.
     pub(super) tasks: Option<f64>,
-    /// Percent of the CPUs that were busy in the busiest of these samples.
+    /// Percentage of busy CPUs in the busiest of these samples.
     pub(super) busiest: Option<f64>,
 }
 
-/// What a rule's metric is made of, in the last interval: a slow metric stays above its threshold for minutes after the load
+/// The input of a rule's metric in the last interval. A slow metric stays above its threshold for minutes after the load
 /// that raised it is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Input {
-    /// Nothing older is in it.
+    /// Start of the interval.
     pub(super) from: BootTime,
     /// Above the rule's threshold.
     pub(super) above: bool,
 }
 
-/// Judges the metric of the rule.
+/// Evaluates the metric of the rule.
 pub(super) fn judge(run: &Run, view: &View<'_>) -> Judgement {
     let mut fold = Fold::default();
     let rule = &run.rule;
@@ -101,14 +101,14 @@ pub(super) fn judge(run: &Run, view: &View<'_>) -> Judgement {
     fold.judge(rule)
 }
 
-/// Judges a value that somebody says it has.
+/// Evaluates an assumed value.
 pub(super) fn assumed(rule: &Rule, value: f64) -> Judgement {
     let mut fold = Fold::default();
     fold.add(finite(value));
     fold.judge(rule)
 }
 
-/// The input of the rule's metric, which was judged so; `None` where it is not known.
+/// The input of the rule's metric with this result; `None` if unknown.
 pub(super) fn input(run: &Run, view: &View<'_>, judgement: Judgement) -> Option<Input> {
     let rule = &run.rule;
     let judge = Judge { run, rule, view };
@@ -136,8 +136,8 @@ pub(super) fn input(run: &Run, view: &View<'_>, judgement: Judgement) -> Option<
     })
 }
 
-/// When the sample was taken that [`judge`] judges; `None` where each series has its own time, and none is judged
-/// twice since there is no interval then.
+/// The time of the sample that [`evaluate`] uses; `None` if each series has its own time. Those are never evaluated
+/// twice, since there would be no interval.
 pub(super) fn taken(run: &Run, view: &View<'_>) -> Option<BootTime> {
     let rule = &run.rule;
     match &rule.metric {
@@ -147,11 +147,11 @@ pub(super) fn taken(run: &Run, view: &View<'_>) -> Option<BootTime> {
     }
 }
 
-/// The largest of the series, and what kept others from being known.
+/// The largest of the series, and why others are unknown.
 #[derive(Debug, Default)]
 struct Fold {
     largest: Option<f64>,
-    /// A series that should have a value and has none: it is not known to be quiet.
+    /// Why a series has no value, so that it is not known to be quiet.
     doubt: Option<Unknown>,
     /// A series seen for the first time.
     rebased: bool,
@@ -180,7 +180,7 @@ impl Fold {
                     doubt: self.doubt.filter(|_| !breach),
                 }
             }
-            // All that it selects is throttled: what makes these wait is no reason to go on.
+            // All selected series are of throttled pods, which wait for our quotas.
             None if self.held && self.doubt.is_none() && !self.rebased => Judgement::Known {
                 value: 0.0,
                 breach: false,
@@ -207,7 +207,7 @@ impl Judge<'_> {
         selects(self.rule.series.as_ref(), labels)
     }
 
-    /// Metrics with one value for the node.
+    /// Metrics with one value per node.
     fn gauge(&self) -> Value {
         let node = &self.view.sample.node;
         match &self.rule.metric {
@@ -233,7 +233,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Busy millicores over the interval, and the CPUs.
+    /// Busy millicores over the interval, and the current CPU times.
     fn cpu(&self) -> Result<(f64, CpuTimes), Unknown> {
         let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
         let interval = self.interval(self.view.base.at, self.view.sample.at)?;
@@ -314,7 +314,7 @@ impl Judge<'_> {
             let Some(sample) = tracked.sample(self.view.sample) else {
                 continue;
             };
-            // What a throttle of ours makes a pod wait is no reason for more.
+            // Waiting caused by our own throttle must not cause more throttling.
             let held = self.view.ledger.get(&tracked.pod.uid).is_some();
             let look = tracked.look(self.view.period);
             for (index, container) in sample.containers.iter().enumerate() {
@@ -338,7 +338,7 @@ impl Judge<'_> {
         }
     }
 
-    /// `None` for a container that has no such value.
+    /// `None` if the container has no such value.
     fn container(
         &self,
         (from, to): (Option<BootTime>, BootTime),
@@ -386,13 +386,13 @@ impl Judge<'_> {
             .max_by_key(|answer| answer.at)
     }
 
-    /// Nanoseconds from one look to the next.
+    /// Nanoseconds from one sample to the next.
     fn interval(&self, from: Option<BootTime>, to: BootTime) -> Value {
         interval(from, to, self.view.period).map(|nanos| nanos as f64)
     }
 }
 
-/// Nanoseconds from one look to the next; a look that is missing, later or more than three periods ago is no base.
+/// Nanoseconds from one sample to the next; a sample that is missing, later or older than three periods is no baseline.
 pub(super) fn interval(
     from: Option<BootTime>,
     to: BootTime,
@@ -408,7 +408,7 @@ pub(super) fn interval(
     Ok(to.as_nanos() - from.as_nanos())
 }
 
-/// Whether `nanos` of run time over `interval` is what `capacity` CPUs (or disks) can do.
+/// Checks that `capacity` CPUs (or disks) can have `nanos` of run time in `interval`.
 pub(super) fn believed(nanos: f64, interval: f64, capacity: f64) -> Result<(), Unknown> {
     let most = capacity * (interval * BELIEVED + TICKS.as_nanos() as f64);
     if nanos > most {
@@ -425,7 +425,7 @@ pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
     let busy = grown(before.busy, now.busy)?;
     let idle = now.idle.saturating_sub(before.idle);
     if busy + idle as f64 <= 0.0 && interval > TICKS.as_nanos() as f64 {
-        // A CPU is busy or idle: counters that stand still were not read from a kernel that counts.
+        // A CPU is either busy or idle, so counters that do not change are not live.
         return Err(Unknown::Impossible);
     }
     believed(busy, interval, f64::from(now.online.max(before.online)))?;
@@ -445,7 +445,7 @@ impl Labels for SeriesLabels<'_> {
     }
 }
 
-/// The entry that `same` takes, looked for at `index` first: lists seldom change from one look to the next.
+/// The entry that satisfies `same`, checked at `index` first, since lists rarely change between samples.
 fn at_or_near<T>(list: &[T], index: usize, same: impl Fn(&T) -> bool) -> Option<&T> {
     match list.get(index) {
         Some(entry) if same(entry) => Some(entry),
@@ -464,7 +464,7 @@ pub(super) fn difference(from: Option<u64>, to: Option<u64>) -> Value {
     grown(from.ok_or(Unknown::Rebased)?, to)
 }
 
-/// Percent of the enforcement periods; a container in which none passed has no ratio.
+/// Percent of the enforcement periods; `None` if no period passed.
 fn throttled_ratio(
     before: &ContainerSample,
     container: &ContainerSample,
@@ -477,7 +477,7 @@ fn throttled_ratio(
     percent(throttled / periods * 100.0).map(Some)
 }
 
-/// Bytes used, and bytes there are.
+/// Used and total bytes.
 pub(super) fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
     let memory = node.memory.ok_or(Unknown::Missing)?;
     match memory.used() {

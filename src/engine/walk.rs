@@ -1,4 +1,4 @@
-//! What every walk over the victims shares: the candidates, their figures and their order.
+//! Walking over the victims in order, shared by all kinds of action.
 
 use super::metric::ActionKind;
 use super::plan::{Spared, Transition};
@@ -10,32 +10,32 @@ use super::time::BootTime;
 use super::track::{Figures, Tracked};
 use super::units::MilliCpu;
 
-/// Why a candidate is passed over; `None`: not worth telling.
+/// Why a candidate is skipped; `None` if that is not worth reporting.
 pub(super) type Skip = Option<Spared>;
 
-/// One walk: the real one, or the one of a Preview rule with the figures as they would be.
+/// One walk: for the enforced rules, or for a Preview rule with its virtual usage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
     pub(super) pods: &'a [Tracked],
-    /// What each pod uses.
+    /// Usage of each pod.
     pub(super) figures: &'a [Figures],
-    /// The victims.
+    /// Pod indexes in victim order.
     pub(super) order: &'a [usize],
-    /// Pods that are gone only virtually, sorted.
+    /// Pods that a Preview would have evicted, sorted.
     pub(super) removed: &'a [PodUid],
     /// For Preview.
     pub(super) would: bool,
 }
 
 impl Walk<'_> {
-    /// Whether this walk is for that rule, and it acts in this evaluation.
+    /// Whether this walk covers the rule, and the rule acts in this evaluation.
     pub(super) fn takes(&self, run: &Run) -> bool {
         run.would() == self.would && run.acts()
     }
 
-    /// Whether the rule may act on the pod at all.
+    /// Checks whether the rule may act on the pod at all.
     pub(super) fn standing(&self, run: &Run, place: usize, kind: ActionKind) -> Result<(), Skip> {
         let tracked = &self.pods[place];
         let permit = tracked.permit(run.index);
@@ -74,7 +74,7 @@ impl Walk<'_> {
         memory.ok_or(Some(Spared::NoSample))
     }
 
-    /// Tells why a pod was passed over.
+    /// Reports why a pod was skipped.
     pub(super) fn spare(
         &self,
         run: &mut Run,
@@ -89,7 +89,7 @@ impl Walk<'_> {
     }
 }
 
-/// Sorts all pods into the order of victims by what they use.
+/// Sorts all pods into victim order by their usage.
 pub(super) fn sort(
     order: &mut Vec<usize>,
     pods: &[Tracked],
@@ -104,17 +104,17 @@ pub(super) fn sort(
     });
 }
 
-/// CPU in use, for the order.
+/// CPU usage, for ranking.
 pub(super) fn cpu_used(figures: &Figures) -> u64 {
     figures.cpu.map_or(0, |cpu| cpu.0)
 }
 
-/// Bytes read and written, for the order.
+/// Bytes read and written, for ranking.
 pub(super) fn io_done(figures: &Figures) -> u64 {
     figures.io.unwrap_or_default()
 }
 
-/// Memory held, for the order.
+/// Unreclaimable memory, for ranking.
 pub(super) fn memory_held(figures: &Figures) -> u64 {
     figures.memory.map_or(0, |memory| memory.held.0)
 }

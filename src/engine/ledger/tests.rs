@@ -37,7 +37,7 @@ fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
 }
 
 #[test]
-fn steps_down_end_at_the_least_ratio_and_steps_up_at_the_original() {
+fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
     let mut depth = Depth::NONE;
     let mut ratios = Vec::new();
     for _ in 0..4 {
@@ -55,7 +55,7 @@ fn steps_down_end_at_the_least_ratio_and_steps_up_at_the_original() {
 }
 
 #[test]
-fn the_idle_class_comes_first_on_the_way_down_and_goes_last_on_the_way_up() {
+fn the_idle_class_is_entered_first_and_left_last() {
     let down = Depth::NONE.lower(IDLE);
     assert_eq!((down.ratio, down.idle), (100, true));
     let down = down.lower(IDLE);
@@ -66,7 +66,7 @@ fn the_idle_class_comes_first_on_the_way_down_and_goes_last_on_the_way_up() {
 }
 
 #[test]
-fn a_least_ratio_above_the_present_one_lowers_nothing() {
+fn a_minimum_ratio_above_the_current_ratio_changes_nothing() {
     let depth = Depth {
         ratio: 5,
         idle: false,
@@ -97,7 +97,7 @@ fn a_quota_stays_above_request_and_ten_millicores_and_below_the_original() {
 }
 
 #[test]
-fn a_container_is_held_to_its_own_request() {
+fn a_container_is_not_throttled_below_its_own_request() {
     let mut pod = pod("a");
     pod.cpu_request = MilliCpu(900);
     pod.container_requests
@@ -109,7 +109,7 @@ fn a_container_is_held_to_its_own_request() {
 }
 
 #[test]
-fn levers_allow_together_what_each_allows() {
+fn the_allowance_is_the_sum_over_the_target_cgroups() {
     let levers = [
         held("a", 1000, limit(1500)),
         held("b", 100, Quota::Unlimited),
@@ -120,7 +120,7 @@ fn levers_allow_together_what_each_allows() {
 }
 
 #[test]
-fn small_steps_are_not_taken_for_the_floor() {
+fn a_small_step_is_not_mistaken_for_the_floor() {
     let levers = [held("", 50, Quota::Unlimited)];
     assert_eq!(
         levers[0].quota(&pod("a"), 99),
@@ -132,7 +132,7 @@ fn small_steps_are_not_taken_for_the_floor() {
 }
 
 #[test]
-fn the_lowest_claim_rules() {
+fn the_claim_with_the_lowest_ratio_is_in_force() {
     let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
     grip.put(claim("n/b", 60, false));
     grip.put(claim("n/c", 100, true));
@@ -156,7 +156,7 @@ fn the_lowest_claim_rules() {
 }
 
 #[test]
-fn a_restarted_container_takes_over_the_share_of_the_one_before() {
+fn a_restarted_container_inherits_the_share_of_its_predecessor() {
     let levers = vec![
         held("old", 600, limit(1000)),
         held("side", 200, Quota::Unlimited),
@@ -183,7 +183,7 @@ fn a_restarted_container_takes_over_the_share_of_the_one_before() {
 }
 
 #[test]
-fn containers_that_appear_together_share_and_have_at_least_their_requests() {
+fn containers_that_appear_together_share_and_get_at_least_their_requests() {
     let mut pod = pod("a");
     pod.container_requests.insert("y".to_owned(), MilliCpu(700));
     let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
@@ -196,7 +196,7 @@ fn containers_that_appear_together_share_and_have_at_least_their_requests() {
 }
 
 #[test]
-fn a_container_that_is_not_known_yet_is_held_to_what_the_pod_requests_beyond_the_others() {
+fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
     let mut pod = pod("a");
     pod.cpu_request = MilliCpu(400);
     let requests = [("old", 300), ("side", 100)];
@@ -218,7 +218,7 @@ fn a_container_that_is_not_known_yet_is_held_to_what_the_pod_requests_beyond_the
 }
 
 #[test]
-fn a_lever_whose_quota_cannot_be_read_is_taken_in_later() {
+fn a_cgroup_with_an_unreadable_quota_is_added_later() {
     let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
     let mut unread = lever("new", limit(1000));
     unread.quota = None;
@@ -229,7 +229,7 @@ fn a_lever_whose_quota_cannot_be_read_is_taken_in_later() {
 }
 
 #[test]
-fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
+fn a_resize_updates_the_original_and_the_base() {
     let resized = |base, from, to| {
         let mut grip = Grip::new(PodUid::from("a"), vec![held("", base, from)]);
         grip.resize("", to);
@@ -251,9 +251,9 @@ fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
     }
 }
 
-/// A smaller quota of another writer, such as a resize that is undone, leaves nothing behind when it goes.
+/// A smaller quota set by another writer, such as a reverted resize, has no lasting effect.
 #[test]
-fn the_base_follows_when_a_smaller_quota_goes() {
+fn the_base_recovers_when_a_smaller_quota_is_removed() {
     for (wanted, first) in [
         (800, limit(1000)),
         (800, Quota::Unlimited),
@@ -269,7 +269,7 @@ fn the_base_follows_when_a_smaller_quota_goes() {
 }
 
 #[test]
-fn a_step_that_could_not_be_put_in_force_is_taken_back() {
+fn a_step_that_could_not_be_applied_is_reverted() {
     let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
     let mut stepped = claim("n/a", 80, false);
     stepped.depth.ratio = 60;

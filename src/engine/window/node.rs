@@ -17,7 +17,7 @@ pub struct NodeWindows {
     memory: Series,
 }
 
-/// What the next sample is compared with.
+/// The last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Look {
     at: BootTime,
@@ -27,16 +27,16 @@ struct Look {
 }
 
 impl NodeWindows {
-    /// Goes on from what an earlier process of this boot kept; `None` where that cannot be.
+    /// Continues with windows saved by an earlier process of the same boot; `None` if they are invalid.
     #[must_use]
     pub fn resumed(mut self) -> Option<Self> {
         (self.cpu.resume() && self.memory.resume()).then_some(self)
     }
 
-    /// Takes a sample of the node. CPU comes from the counter of busy time, so that nothing between two samples is
-    /// missed; memory is taken to go straight from one sample to the next.
+    /// Adds a sample of the node. CPU is computed from the busy time counter, so nothing between samples is missed; memory
+    /// is interpolated linearly.
     ///
-    /// Returns the percent of the CPUs that were busy since the sample before, where both are known.
+    /// Returns the percentage of busy CPUs since the previous sample, if both are known.
     pub fn take(&mut self, sample: &Sample) -> Option<f64> {
         let now = Look {
             at: sample.at,
@@ -54,7 +54,7 @@ impl NodeWindows {
         busy
     }
 
-    /// What is kept of a resource.
+    /// The series of a resource.
     pub const fn of(&self, resource: Resource) -> &Series {
         match resource {
             Resource::Cpu => &self.cpu,
@@ -65,7 +65,7 @@ impl NodeWindows {
     /// The value of a metric, in percent.
     ///
     /// # Errors
-    /// [`Unknown::Sparse`] where less than half of the window has samples.
+    /// [`Unknown::Sparse`] if less than half of the window has samples.
     pub fn value(&self, resource: Resource, windowed: Windowed) -> Result<f64, Unknown> {
         let series = self.of(resource);
         let window = match windowed {

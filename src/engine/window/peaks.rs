@@ -1,23 +1,24 @@
-//! The highest values of many short times side by side: what is kept of a day.
+//! Maxima over many short buckets, for windows up to a day.
 
 use serde::{Deserialize, Serialize};
 
 use super::MISSING;
 
-/// Maxima by bucket of so many slots.
+/// Maximum per bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Peaks {
+    /// Slots per bucket.
     slots: u8,
-    /// The one that slots fall into now.
+    /// The current bucket.
     bucket: u64,
-    /// Bucket `n` stands at `n % length`; one more than the window has, so that the whole window is always there.
+    /// Bucket `n` is at index `n % length`. One more bucket than the window has, so the whole window is always covered.
     highest: Box<[u16]>,
-    /// How many slots of each bucket were no gaps.
+    /// How many slots of each bucket were not gaps.
     known: Box<[u8]>,
 }
 
 impl Peaks {
-    /// A window of so many buckets.
+    /// A window of `buckets` buckets of `slots` slots each.
     pub(super) fn new(buckets: usize, slots: u8) -> Self {
         Self {
             slots,
@@ -27,7 +28,7 @@ impl Peaks {
         }
     }
 
-    /// Whether it is one that [`Self::new`] makes, filled up to `slot`.
+    /// Whether it is a valid state for these parameters, filled up to `slot`.
     pub(super) fn is_sound(&self, buckets: usize, slots: u8, slot: u64) -> bool {
         self.slots == slots
             && self.bucket <= slot / u64::from(slots)
@@ -42,7 +43,7 @@ impl Peaks {
         self.bucket = 0;
     }
 
-    /// Makes room for the bucket that `slot` falls into.
+    /// Moves on to the bucket of `slot`.
     pub(super) fn roll(&mut self, slot: u64) {
         let bucket = slot / u64::from(self.slots);
         let steps = bucket.saturating_sub(self.bucket);
@@ -54,7 +55,7 @@ impl Peaks {
         self.bucket = self.bucket.max(bucket);
     }
 
-    /// Takes the value at the end of `slot`, which may be a gap; `known`: the slot itself is none.
+    /// Adds the value at the end of `slot`, which may be a gap; `known` if the slot itself is not a gap.
     pub(super) fn put(&mut self, slot: u64, value: u16, known: bool) {
         self.roll(slot);
         let place = self.place(self.bucket);
@@ -65,13 +66,13 @@ impl Peaks {
         }
     }
 
-    /// The highest value of the window; up to a bucket more is looked at.
+    /// The highest value of the window, or of up to one bucket more.
     pub(super) fn highest(&self) -> Option<u16> {
         let there = self.highest.iter().filter(|value| **value != MISSING);
         there.max().copied()
     }
 
-    /// The share of the window's slots that are no gaps.
+    /// The share of the window's slots that are not gaps.
     pub(super) fn coverage(&self) -> f64 {
         let known: u32 = self.known.iter().map(|known| u32::from(*known)).sum();
         let slots = (self.known.len() - 1) * usize::from(self.slots);

@@ -1,4 +1,4 @@
-//! The windows against everything that was put into them.
+//! Checks the windows against the complete history.
 
 use proptest::prelude::*;
 
@@ -10,14 +10,14 @@ use crate::engine::units::Bytes;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
-/// Half of what a value is rounded to.
+/// Rounding error of a value.
 const ROUNDING: f64 = 0.0011;
 
 fn at(seconds: f64) -> BootTime {
     BootTime::default() + Duration::from_secs_f64(seconds)
 }
 
-/// A second by second history: `value(second)`; `None` is a gap.
+/// A history with one value per second; `None` is a gap.
 fn series(seconds: u64, value: impl Fn(u64) -> Option<f64>) -> Series {
     let mut series = Series::default();
     for second in 0..seconds {
@@ -35,7 +35,7 @@ fn near(found: Option<f64>, expected: f64, error: f64) {
     assert!((found - expected).abs() <= error, "{found}, not {expected}");
 }
 
-/// All that was put in, and what follows from it by the definitions.
+/// The complete history, and the expected values computed from it.
 #[derive(Default)]
 struct Reference {
     /// Nanoseconds and percent.
@@ -90,7 +90,7 @@ impl Reference {
                 (found.p99, 0.99),
                 (found.max, 1.0),
             ] {
-                // The least value that at least this share does not exceed.
+                // The smallest value that at least this share does not exceed.
                 let enough = |value: &&f64| {
                     let below = known.iter().filter(|known| known <= value).count();
                     below as f64 >= share * known.len() as f64 - 1e-9
@@ -102,7 +102,7 @@ impl Reference {
         Self::check_peak(series, &slots, PeakSpan::Day, 24 * HOUR, 5 * MINUTE);
     }
 
-    /// A peak within the window is there, and none that is a bucket older than it.
+    /// A peak within the window is included, and one that is a bucket older is not.
     fn check_peak(
         series: &Series,
         slots: &[Option<f64>],
@@ -150,11 +150,11 @@ impl Reference {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Milliseconds, and the value over them.
+    /// Duration in milliseconds, and the value.
     Sample(u64, f64),
-    /// Milliseconds without a sample.
+    /// Duration without a sample, in milliseconds.
     Gap(u64),
-    /// Samples further apart than is believed, in milliseconds.
+    /// An interval longer than the maximum, in milliseconds.
     Stall(u64, f64),
 }
 
@@ -173,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_figures_are_those_of_the_whole_history(
+    fn windows_match_the_whole_history(
         steps in proptest::collection::vec(step(), 1..900),
         start in 0_u64..100_000_000,
     ) {
@@ -198,7 +198,7 @@ proptest! {
                 reference.check(&series);
             }
         }
-        // A process that goes on from what was kept knows the same.
+        // A process that resumes from the saved state has the same values.
         let kept = serde_json::to_string(&series).unwrap();
         let mut resumed: Series = serde_json::from_str(&kept).unwrap();
         prop_assert!(resumed.resume());
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn a_clock_that_jumps_breaks_nothing(
+    fn clock_jumps_break_nothing(
         steps in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<f64>()), 1..50),
     ) {
         let mut series = Series::default();
@@ -223,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn a_burst_of_five_minutes_is_seen_whole_wherever_it_begins() {
+fn a_five_minute_burst_counts_fully_wherever_it_starts() {
     for begin in [1201, 1300, 1333, 1499] {
         let burst = |second| (begin..begin + 300).contains(&second);
         let series = series(HOUR, |s| Some(if burst(s) { 100.0 } else { 10.0 }));
@@ -233,7 +233,7 @@ fn a_burst_of_five_minutes_is_seen_whole_wherever_it_begins() {
 }
 
 #[test]
-fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
+fn a_peak_leaves_the_hour_window_and_stays_in_the_day_window() {
     let burst = |second| (600..1200).contains(&second);
     let hours = |count| {
         series(count, |s| {
@@ -244,7 +244,7 @@ fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
     near(then.peak(PeakSpan::Hour).figures, 80.0, 0.1);
     let later = hours(1200 + HOUR + 6 * MINUTE);
     near(later.peak(PeakSpan::Hour).figures, 20.0, 0.1);
-    // Nothing is said of a day of which little is known.
+    // The day window has no value with little coverage.
     assert_eq!(later.peak(PeakSpan::Day).figures, None);
     let day = hours(13 * HOUR);
     near(day.peak(PeakSpan::Day).figures, 80.0, 0.1);
@@ -252,7 +252,7 @@ fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
 }
 
 #[test]
-fn a_gap_is_no_idle_time() {
+fn a_gap_does_not_count_as_idle_time() {
     let series = series(20 * MINUTE, |s| (s % 300 >= 120).then_some(60.0));
     let window = series.average(Span::FiveMinutes);
     near(window.figures, 60.0, ROUNDING);
@@ -262,7 +262,7 @@ fn a_gap_is_no_idle_time() {
 }
 
 #[test]
-fn a_suspended_machine_forgets_what_is_older_than_the_window() {
+fn values_older_than_the_window_are_dropped_after_suspend() {
     let mut series = series(HOUR, |_| Some(50.0));
     series.add(at(3600.0), at(3600.0 + 1500.0), 0.0);
     assert_eq!(series.average(Span::FiveMinutes).figures, None);
@@ -272,7 +272,7 @@ fn a_suspended_machine_forgets_what_is_older_than_the_window() {
 }
 
 #[test]
-fn what_no_series_can_be_is_not_resumed() {
+fn an_invalid_series_is_not_resumed() {
     let written = serde_json::to_value(Series::default()).unwrap();
     let mut short = written.clone();
     short["slots"] = serde_json::json!([1, 2, 3]);
@@ -302,7 +302,7 @@ fn sample(second: u64, busy_percent: u64, used_percent: u64) -> Sample {
 }
 
 #[test]
-fn a_node_has_windows_of_its_cpu_and_its_memory() {
+fn a_node_has_cpu_and_memory_windows() {
     let mut windows = NodeWindows::default();
     let value = |windows: &NodeWindows, resource| windows.value(resource, Windowed::Average5m);
     for second in 0..140 {
@@ -310,7 +310,7 @@ fn a_node_has_windows_of_its_cpu_and_its_memory() {
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     for second in 140..400 {
-        // The same sample twice is one.
+        // A repeated sample counts once.
         windows.take(&sample(second, 75, 40));
         windows.take(&sample(second, 75, 40));
     }
@@ -324,13 +324,13 @@ fn a_node_has_windows_of_its_cpu_and_its_memory() {
         windows.take(&unreadable(second));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
-    // What was known of the longer time stays known.
+    // The longer window stays known.
     let half = windows.of(Resource::Cpu).average(Span::HalfHour);
     assert!((half.coverage - 400.0 / 1800.0).abs() < 0.01);
 }
 
 #[test]
-fn a_nodes_windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
+fn windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
     let mut windows = NodeWindows::default();
     let made = allocation_counter::measure(|| windows = NodeWindows::default());
     let bytes = made.bytes_total + size_of::<NodeWindows>() as u64;
