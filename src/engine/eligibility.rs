@@ -53,11 +53,11 @@ impl PodPolicy {
                 .labels
                 .as_ref()
                 .is_none_or(|labels| labels.matches(&pod.labels))
-            && self.scopes.iter().all(|scope| scope.holds(pod))
-            && self.names(pod)
+            && self.scopes.iter().all(|scope| scope.matches(pod))
+            && self.names_reserved(pod)
     }
 
-    fn names(&self, pod: &Pod) -> bool {
+    fn names_reserved(&self, pod: &Pod) -> bool {
         match pod.reserved {
             None => true,
             Some(Reserved::Namespace) => self.names_namespace(&pod.namespace),
@@ -80,19 +80,19 @@ impl PodPolicy {
 }
 
 impl Scope {
-    fn holds(&self, pod: &Pod) -> bool {
+    fn matches(&self, pod: &Pod) -> bool {
         match self {
-            Self::Qos(classes) => classes.holds(|class| *class == pod.qos),
+            Self::Qos(classes) => classes.matches(|class| *class == pod.qos),
             Self::Priority(ranges) => {
-                ranges.holds(|(low, high)| (*low..=*high).contains(&pod.priority))
+                ranges.matches(|(low, high)| (*low..=*high).contains(&pod.priority))
             }
-            Self::Namespace(names) => names.holds(|name| *name == pod.namespace),
+            Self::Namespace(names) => names.matches(|name| *name == pod.namespace),
         }
     }
 }
 
 impl<T> Membership<T> {
-    fn holds(&self, is: impl Fn(&T) -> bool) -> bool {
+    fn matches(&self, is: impl Fn(&T) -> bool) -> bool {
         match self {
             Self::In(values) => values.iter().any(is),
             Self::NotIn(values) => !values.iter().any(is),

@@ -2,7 +2,7 @@
 
 use super::metric::{Metric, Resource};
 use super::policy::Rule;
-use super::rule::Judgement;
+use super::rule::Evaluation;
 use super::sample::NodeSample;
 
 /// Actual releases fall a little short of the prediction, so plan for more.
@@ -12,8 +12,8 @@ const MILLICORES_PER_PERCENT: f64 = 10.0;
 
 /// `1.1 x (value - threshold)` in millicores or bytes, minus what is already `saved`; 0 if the value is not above the
 /// threshold or the metric has no unit of release.
-pub(super) fn gap(rule: &Rule, judgement: Option<Judgement>, saved: u64, node: &NodeSample) -> u64 {
-    let Some(value) = judgement.and_then(Judgement::value) else {
+pub(super) fn gap(rule: &Rule, evaluation: Option<Evaluation>, saved: u64, node: &NodeSample) -> u64 {
+    let Some(value) = evaluation.and_then(Evaluation::value) else {
         return 0;
     };
     let excess = unit(&rule.metric, node).map_or(0.0, |unit| (value - rule.watermark) * unit);
@@ -68,12 +68,12 @@ mod tests {
         }
     }
 
-    fn known(value: f64) -> Judgement {
-        Judgement::Known {
+    fn known(value: f64) -> Evaluation {
+        Evaluation::Known {
             value,
             breach: true,
             quiet: false,
-            doubt: None,
+            incomplete: None,
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn an_unknown_value_has_no_gap() {
-        let unknown = Judgement::Unknown(super::super::plan::Unknown::Stale);
+        let unknown = Evaluation::Unknown(super::super::plan::Unknown::Stale);
         let rule = rule("cpu_total_usage", 1.0);
         assert_eq!(gap(&rule, None, 0, &node()), 0);
         assert_eq!(gap(&rule, Some(unknown), 0, &node()), 0);

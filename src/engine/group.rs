@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::sample::{NodeSample, Sample};
-use super::throttle::following;
+use super::throttle::next_due_after;
 use super::time::BootTime;
-use super::values::{Base, GAP_PERIODS};
+use super::values::{Baseline, GAP_PERIODS};
 
 /// The rules with one period.
 #[derive(Debug)]
@@ -14,9 +14,9 @@ pub(super) struct Group {
     /// `None` before the first evaluation, which is due immediately.
     pub(super) next_due: Option<BootTime>,
     last: Option<BootTime>,
-    pub(super) base: Base,
+    pub(super) baseline: Baseline,
     /// Statistics of the samples since the last evaluation.
-    pub(super) between: Between,
+    pub(super) stats: IntervalStats,
     /// Due in the current evaluation.
     pub(super) due: bool,
     /// More than three periods have passed since the last evaluation, so this one is not counted.
@@ -25,16 +25,16 @@ pub(super) struct Group {
 
 /// Statistics of the samples between two evaluations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Between {
+pub(super) struct IntervalStats {
     tasks: u64,
     samples: u32,
     /// The highest percentage of busy CPUs in any sample.
     pub(super) busiest: Option<f64>,
 }
 
-impl Between {
+impl IntervalStats {
     /// Adds a sample of the node, and the percentage of its CPUs that was busy since the previous sample.
-    pub(super) fn take(&mut self, node: &NodeSample, busy: Option<f64>) {
+    pub(super) fn add(&mut self, node: &NodeSample, busy: Option<f64>) {
         if let Some(tasks) = node.tasks {
             self.tasks = self.tasks.saturating_add(tasks);
             self.samples += 1;
@@ -58,26 +58,26 @@ impl Group {
             period,
             next_due: None,
             last: None,
-            base: Base::default(),
-            between: Between::default(),
+            baseline: Baseline::default(),
+            stats: IntervalStats::default(),
             due: false,
             gap: false,
         }
     }
 
     /// Starts an evaluation if one is due.
-    pub(super) fn begin(&mut self, now: BootTime) {
-        let most = self.period.saturating_mul(GAP_PERIODS);
+    pub(super) fn start(&mut self, now: BootTime) {
+        let max_interval = self.period.saturating_mul(GAP_PERIODS);
         self.due = self.next_due.is_none_or(|due| due <= now);
-        self.gap = self.due && self.last.is_some_and(|last| now.since(last) > most);
+        self.gap = self.due && self.last.is_some_and(|last| now.since(last) > max_interval);
     }
 
     /// Finishes the evaluation; the sample becomes the baseline of the next one.
-    pub(super) fn end(&mut self, now: BootTime, sample: &Sample) {
+    pub(super) fn finish(&mut self, now: BootTime, sample: &Sample) {
         let anchor = self.next_due.filter(|_| !self.gap).unwrap_or(now);
-        self.next_due = Some(following(anchor, self.period, now));
+        self.next_due = Some(next_due_after(anchor, self.period, now));
         self.last = Some(now);
-        self.base.keep(sample);
-        self.between = Between::default();
+        self.baseline.store(sample);
+        self.stats = IntervalStats::default();
     }
 }

@@ -11,11 +11,11 @@ use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
 /// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
-pub(super) const LEAST: MilliCpu = MilliCpu(10);
+pub(super) const MIN_QUOTA: MilliCpu = MilliCpu(10);
 /// The ratio at which the original quota stays in place.
-pub(super) const FULL: u8 = 100;
+pub(super) const FULL_RATIO: u8 = 100;
 /// Time between two steps of an accelerated restore.
-pub(super) const HURRIED: Duration = Duration::from_secs(1);
+pub(super) const FAST_RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How far one pod is throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) struct Depth {
 
 impl Depth {
     pub(super) const NONE: Self = Self {
-        ratio: FULL,
+        ratio: FULL_RATIO,
         idle: false,
     };
 
@@ -46,8 +46,8 @@ impl Depth {
 
     /// One step up: first the quota, then out of the idle class.
     pub(super) fn raise(self, step: u8) -> Self {
-        if self.ratio < FULL {
-            let ratio = self.ratio.saturating_add(step).min(FULL);
+        if self.ratio < FULL_RATIO {
+            let ratio = self.ratio.saturating_add(step).min(FULL_RATIO);
             return Self { ratio, ..self };
         }
         Self::NONE
@@ -90,26 +90,26 @@ impl Claim {
 
     /// Speeds up a retired claim: restores it from `soonest` at the latest, within `within`, including the last step out of
     /// the idle class.
-    pub(super) fn hurry(&mut self, within: Duration, soonest: BootTime) {
+    pub(super) fn speed_up(&mut self, within: Duration, earliest: BootTime) {
         let steps = within.as_secs().saturating_sub(1).max(1);
-        let missing = u64::from(FULL.saturating_sub(self.depth.ratio));
-        let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL);
+        let missing = u64::from(FULL_RATIO.saturating_sub(self.depth.ratio));
+        let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL_RATIO);
         self.step = self.step.max(step);
-        self.period = self.period.min(HURRIED);
-        self.retired = self.retired.map(|due| due.min(soonest));
+        self.period = self.period.min(FAST_RESTORE_INTERVAL);
+        self.retired = self.retired.map(|due| due.min(earliest));
     }
 }
 
 /// One cgroup under a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ThrottledCgroup {
     pub(super) cgroup: Arc<str>,
     /// The CPU that a ratio of 100 % stands for.
     pub(super) base: MilliCpu,
     /// CPU usage when it was first throttled; the base is this unless the original quota is lower.
-    wanted: MilliCpu,
+    usage: MilliCpu,
     /// It used its whole quota then, so it may need more.
-    limited: bool,
+    at_limit: bool,
     /// The value of the kernel's file before we changed it.
     pub(super) original: Quota,
     /// The part of the pod's request not assigned to known containers when this one appeared. Until the API server
@@ -117,15 +117,15 @@ pub(super) struct Held {
     pub(super) unassigned: MilliCpu,
 }
 
-impl Held {
+impl ThrottledCgroup {
     /// A cgroup with a CPU usage of `usage` and a quota of `original`.
-    pub(super) fn new(cgroup: Arc<str>, wanted: MilliCpu, original: Quota) -> Self {
-        let base = original.min_usage(wanted);
+    pub(super) fn new(cgroup: Arc<str>, usage: MilliCpu, original: Quota) -> Self {
+        let base = original.min_usage(usage);
         Self {
             cgroup,
             base,
-            wanted,
-            limited: original == Quota::Limit(base),
+            usage,
+            at_limit: original == Quota::Limit(base),
             original,
             unassigned: MilliCpu::ZERO,
         }
@@ -133,19 +133,19 @@ impl Held {
 
     /// The quota at that ratio, never below the request or [`MIN_QUOTA`]; `None` if that is not below the original.
     pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
-        if ratio >= FULL {
+        if ratio >= FULL_RATIO {
             return None;
         }
-        let wanted = self.base.percent(ratio).max(self.least(pod));
+        let quota = self.base.percent(ratio).max(self.min_quota(pod));
         match self.original {
-            Quota::Limit(limit) if wanted >= limit => None,
-            _ => Some(wanted),
+            Quota::Limit(limit) if quota >= limit => None,
+            _ => Some(quota),
         }
     }
 
-    fn least(&self, pod: &Pod) -> MilliCpu {
+    fn min_quota(&self, pod: &Pod) -> MilliCpu {
         let request = known_request(pod, &self.cgroup).unwrap_or(self.unassigned);
-        request.max(LEAST)
+        request.max(MIN_QUOTA)
     }
 
     /// The CPU allowed at that ratio.
@@ -157,8 +157,8 @@ impl Held {
     /// becomes the new one.
     fn resize(&mut self, original: Quota) {
         self.base = match original {
-            Quota::Limit(limit) if self.limited => limit,
-            other => other.min_usage(self.wanted),
+            Quota::Limit(limit) if self.at_limit => limit,
+            other => other.min_usage(self.usage),
         };
         self.original = original;
     }
@@ -177,7 +177,7 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
 }
 
 /// The CPU that the target cgroups together are allowed at that ratio.
-pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
+pub(super) fn allowance(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
     let mut sum = MilliCpu::ZERO;
     for lever in levers {
         match lever.allowance(pod, ratio) {
@@ -189,7 +189,7 @@ pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
 }
 
 /// Whether no further step changes a quota.
-pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
+pub(super) fn at_floor(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
     let lowest = min_ratio.min(ratio);
     levers
         .iter()
@@ -198,17 +198,17 @@ pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> 
 
 /// One pod under throttle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Grip {
+pub(super) struct ThrottledPod {
     pub(super) uid: PodUid,
     /// The base of all levers together when it was first throttled.
     pub(super) base: MilliCpu,
-    pub(super) levers: Vec<Held>,
+    pub(super) levers: Vec<ThrottledCgroup>,
     /// Sorted by rule.
     pub(super) claims: Vec<Claim>,
 }
 
-impl Grip {
-    pub(super) fn new(uid: PodUid, levers: Vec<Held>) -> Self {
+impl ThrottledPod {
+    pub(super) fn new(uid: PodUid, levers: Vec<ThrottledCgroup>) -> Self {
         let base = levers.iter().map(|lever| lever.base).sum();
         Self {
             uid,
@@ -223,7 +223,7 @@ impl Grip {
     }
 
     /// Inserts a claim, or replaces the rule's previous one.
-    pub(super) fn put(&mut self, claim: Claim) {
+    pub(super) fn set_claim(&mut self, claim: Claim) {
         match self.claims.binary_search_by(|c| c.rule.cmp(&claim.rule)) {
             Ok(index) => self.claims[index] = claim,
             Err(index) => self.claims.insert(index, claim),
@@ -237,33 +237,33 @@ impl Grip {
     }
 
     /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
-    fn ruling(&self) -> Option<&Claim> {
+    fn effective_claim(&self) -> Option<&Claim> {
         let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
         self.claims.iter().min_by_key(rank)
     }
 
     /// Updates the pod's cgroups: drops those that vanished and gives a new one (a restarted container) a share of what
     /// the vanished ones had.
-    pub(super) fn follow(&mut self, pod: &Pod, now: &[LeverSample]) {
-        let known = |held: &Held| now.iter().any(|lever| lever.cgroup == held.cgroup);
+    pub(super) fn sync_cgroups(&mut self, pod: &Pod, now: &[LeverSample]) {
+        let known = |it: &ThrottledCgroup| now.iter().any(|lever| lever.cgroup == it.cgroup);
         if now.is_empty() || (self.levers.len() == now.len() && self.levers.iter().all(known)) {
             return;
         }
         self.levers.retain(known);
         let assigned = now.iter().map(|lever| request(pod, &lever.cgroup)).sum();
         let new =
-            |held: &[Held], lever: &LeverSample| !held.iter().any(|h| h.cgroup == lever.cgroup);
+            |cgroups: &[ThrottledCgroup], lever: &LeverSample| !cgroups.iter().any(|it| it.cgroup == lever.cgroup);
         let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
         for lever in now {
             let Some(original) = lever.quota.filter(|_| new(&self.levers, lever)) else {
                 continue;
             };
-            let alive: MilliCpu = self.levers.iter().map(|held| held.base).sum();
+            let alive: MilliCpu = self.levers.iter().map(|it| it.base).sum();
             let share = MilliCpu(self.base.saturating_sub(alive).0 / appeared.max(1));
-            let wanted = share.max(request(pod, &lever.cgroup));
-            self.levers.push(Held {
+            let usage = share.max(request(pod, &lever.cgroup));
+            self.levers.push(ThrottledCgroup {
                 unassigned: pod.cpu_request.saturating_sub(assigned),
-                ..Held::new(Arc::clone(&lever.cgroup), wanted, original)
+                ..ThrottledCgroup::new(Arc::clone(&lever.cgroup), usage, original)
             });
             appeared = appeared.saturating_sub(1);
         }
@@ -278,40 +278,40 @@ impl Grip {
 
     /// Writes the throttle in force into `to`, reusing its buffers.
     fn write(&self, pod: &Pod, to: &mut Throttle) {
-        let Some(ruling) = self.ruling() else { return };
+        let Some(effective) = self.effective_claim() else { return };
         let depth = self.depth();
         to.uid.clone_from(&self.uid);
-        to.rule.clone_from(&ruling.rule);
+        to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
         to.idle = depth.idle;
         to.levers.clear();
-        to.levers.extend(self.levers.iter().map(|held| Lever {
-            cgroup: Arc::clone(&held.cgroup),
-            base: held.base,
-            quota: held.quota(pod, depth.ratio),
+        to.levers.extend(self.levers.iter().map(|it| Lever {
+            cgroup: Arc::clone(&it.cgroup),
+            base: it.base,
+            quota: it.quota(pod, depth.ratio),
         }));
     }
 }
 
 /// All throttled pods, sorted by UID.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(pub(super) Vec<Grip>);
+pub(super) struct Ledger(pub(super) Vec<ThrottledPod>);
 
 impl Ledger {
-    pub(super) fn get(&self, uid: &PodUid) -> Option<&Grip> {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&ThrottledPod> {
         self.find(uid).ok().map(|index| &self.0[index])
     }
 
-    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Grip> {
+    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ThrottledPod> {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
     /// The pod's entry, inserted with these target cgroups if it has none yet.
-    pub(super) fn hold(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<Held>) -> &mut Grip {
+    pub(super) fn get_or_insert(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<ThrottledCgroup>) -> &mut ThrottledPod {
         let index = match self.find(uid) {
             Ok(index) => index,
             Err(index) => {
-                self.0.insert(index, Grip::new(uid.clone(), levers()));
+                self.0.insert(index, ThrottledPod::new(uid.clone(), levers()));
                 index
             }
         };
@@ -320,8 +320,8 @@ impl Ledger {
 
     /// Reverts the last evaluation's steps down on the pod, which could not be applied.
     pub(super) fn revert(&mut self, uid: &PodUid) {
-        if let Some(grip) = self.get_mut(uid) {
-            for claim in &mut grip.claims {
+        if let Some(throttled) = self.get_mut(uid) {
+            for claim in &mut throttled.claims {
                 claim.depth = Depth {
                     ratio: claim.depth.ratio.max(claim.before.ratio),
                     idle: claim.depth.idle && claim.before.idle,
@@ -333,10 +333,10 @@ impl Ledger {
 
     /// Removes the pods that are no longer throttled.
     pub(super) fn prune(&mut self) {
-        for grip in &mut self.0 {
-            grip.claims.retain(|claim| claim.depth != Depth::NONE);
+        for throttled in &mut self.0 {
+            throttled.claims.retain(|claim| claim.depth != Depth::NONE);
         }
-        self.0.retain(|grip| !grip.claims.is_empty());
+        self.0.retain(|throttled| !throttled.claims.is_empty());
     }
 
     /// The throttle in force for the pod.
@@ -347,25 +347,25 @@ impl Ledger {
     }
 
     /// Writes the throttle of the pod to `throttles[index]`.
-    pub(super) fn write(&self, pod: &Pod, place: usize, throttles: &mut Vec<Throttle>) -> bool {
-        let Some(grip) = self.get(&pod.uid) else {
+    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<Throttle>) -> bool {
+        let Some(throttled) = self.get(&pod.uid) else {
             return false;
         };
-        if place == throttles.len() {
+        if index == throttles.len() {
             throttles.push(Throttle {
-                uid: grip.uid.clone(),
-                rule: grip.claims[0].rule.clone(),
-                ratio: FULL,
+                uid: throttled.uid.clone(),
+                rule: throttled.claims[0].rule.clone(),
+                ratio: FULL_RATIO,
                 idle: false,
-                levers: Vec::with_capacity(grip.levers.len()),
+                levers: Vec::with_capacity(throttled.levers.len()),
             });
         }
-        grip.write(pod, &mut throttles[place]);
+        throttled.write(pod, &mut throttles[index]);
         true
     }
 
     fn find(&self, uid: &PodUid) -> Result<usize, usize> {
-        self.0.binary_search_by(|grip| grip.uid.cmp(uid))
+        self.0.binary_search_by(|throttled| throttled.uid.cmp(uid))
     }
 }
 

@@ -324,7 +324,7 @@ impl Metric {
             Self::Disk(DiskRate::Reads | DiskRate::Writes) => "operations/s",
             Self::Interface(_) => "packets/s",
             Self::RunQueueTime => "µs/s",
-            Self::Probe(_) => "as the probe has it",
+            Self::Probe(_) => "unit of the probe",
         }
     }
 

@@ -8,7 +8,7 @@
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
-mod act;
+mod round;
 mod eligibility;
 mod evict;
 mod gap;
@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use self::act::{Acting, Buffers, Scene, Under};
+use self::round::{ActionRound, Buffers, RoundContext, Enforced};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
@@ -52,18 +52,18 @@ use self::metric::{ActionKind, Leverage, Metric, PressureKind, RankBy};
 use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
-use self::preview::Previewing;
+use self::preview::PreviewPass;
 use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
-use self::rule::Judgement;
+use self::rule::Evaluation;
 use self::run::Run;
 use self::sample::{CpuTimes, LeverSample, Sample};
 pub use self::state::{AdoptedThrottle, EngineState};
-use self::throttle::Raising;
+use self::throttle::RestorePass;
 use self::time::BootTime;
 pub use self::track::usage;
 use self::track::{Pods, Tracked};
-use self::values::View;
+use self::values::EvalContext;
 use self::window::NodeWindows;
 
 /// After a metric has been Unknown for this long, the actions in force for it are undone.
@@ -120,9 +120,9 @@ pub struct Engine {
     /// Eviction rounds that have not settled.
     rounds: Rounds,
     /// Removed rules that had disabled scheduling; the transition is still to be reported.
-    reopened: Vec<RuleId>,
+    removed_disabling: Vec<RuleId>,
     /// Every rule that can disable scheduling has been evaluated once.
-    settled: bool,
+    scheduling_known: bool,
     /// The policies changed since the last evaluation.
     dirty: bool,
     /// The last evaluation.
@@ -131,8 +131,8 @@ pub struct Engine {
     unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
-    real: Buffers,
-    shadow: Buffers,
+    enforced_buffers: Buffers,
+    preview_buffers: Buffers,
 }
 
 impl Default for Engine {
@@ -144,15 +144,15 @@ impl Default for Engine {
             pods: Pods::default(),
             ledger: Ledger::default(),
             rounds: Rounds::default(),
-            reopened: Vec::new(),
-            settled: false,
+            removed_disabling: Vec::new(),
+            scheduling_known: false,
             dirty: false,
             now: BootTime::default(),
             unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
             windows: NodeWindows::default(),
-            real: Buffers::default(),
-            shadow: Buffers::default(),
+            enforced_buffers: Buffers::default(),
+            preview_buffers: Buffers::default(),
         }
     }
 }
@@ -213,13 +213,13 @@ impl Engine {
         let mut old = std::mem::take(&mut self.runs).into_iter().peekable();
         for rule in rules {
             while let Some(gone) = old.next_if(|run| run.rule.id < rule.id) {
-                self.end(&gone);
+                self.on_rule_removed(&gone);
             }
-            let former = old.next_if(|run| run.rule.id == rule.id);
-            let run = self.go_on(former, rule);
+            let previous = old.next_if(|run| run.rule.id == rule.id);
+            let run = self.carry_over(previous, rule);
             self.runs.push(run);
         }
-        old.for_each(|gone| self.end(&gone));
+        old.for_each(|gone| self.on_rule_removed(&gone));
         self.regroup();
         self.policy = Some(policy);
         self.dirty = true;
@@ -227,16 +227,16 @@ impl Engine {
     }
 
     /// Carries the state of the previous version of the rule over, unless its strategy changed.
-    fn go_on(&mut self, former: Option<Run>, rule: Rule) -> Run {
+    fn carry_over(&mut self, previous: Option<Run>, rule: Rule) -> Run {
         let index = self.runs.len();
-        let mut run = match former {
+        let mut run = match previous {
             Some(mut run) if run.rule.strategy == rule.strategy => {
                 run.edit(rule);
                 run
             }
             other => {
                 if let Some(run) = &other {
-                    self.end(run);
+                    self.on_rule_removed(run);
                 }
                 Run::new(rule)
             }
@@ -245,9 +245,9 @@ impl Engine {
         run
     }
 
-    fn end(&mut self, run: &Run) {
-        if run.closes && !run.would() {
-            self.reopened.push(run.rule.id.clone());
+    fn on_rule_removed(&mut self, run: &Run) {
+        if run.disables_scheduling && !run.is_preview() {
+            self.removed_disabling.push(run.rule.id.clone());
         }
     }
 
@@ -257,11 +257,11 @@ impl Engine {
         self.groups.retain(|group| used(group.period));
         for run in runs {
             let period = run.rule.period;
-            if let Err(place) = self.groups.binary_search_by_key(&period, |g| g.period) {
-                self.groups.insert(place, Group::new(period));
+            if let Err(index) = self.groups.binary_search_by_key(&period, |g| g.period) {
+                self.groups.insert(index, Group::new(period));
             }
         }
-        self.pods.reset(used);
+        self.pods.reset_permits(used);
     }
 
     /// Replaces the pods of the node.
@@ -273,7 +273,7 @@ impl Engine {
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
     fn reconcile(&mut self) {
         let policies = self.policy.as_ref().map_or(&[][..], |policy| &policy.pods);
-        self.pods.permit(policies, &self.runs);
+        self.pods.compute_permits(policies, &self.runs);
         let (pods, runs, now) = (&self.pods, &self.runs, self.now);
         let may = |run: &Run, uid: &PodUid| {
             pods.get(uid)
@@ -285,14 +285,14 @@ impl Engine {
             let due = group.and_then(|group| group.next_due);
             due.unwrap_or(now + period)
         };
-        let held = self.ledger.0.len();
-        self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
+        let before = self.ledger.0.len();
+        self.ledger.0.retain(|throttled| pods.get(&throttled.uid).is_some());
         // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
-        self.dirty |= self.ledger.0.len() < held;
-        for grip in &mut self.ledger.0 {
-            for claim in &mut grip.claims {
+        self.dirty |= self.ledger.0.len() < before;
+        for throttled in &mut self.ledger.0 {
+            for claim in &mut throttled.claims {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
-                match run.filter(|run| !run.would() && may(run, &grip.uid)) {
+                match run.filter(|run| !run.is_preview() && may(run, &throttled.uid)) {
                     Some(run) => claim.renew(&run.rule),
                     None => claim.retire(due(claim.period)),
                 }
@@ -300,19 +300,19 @@ impl Engine {
         }
         for run in &mut self.runs {
             let mut shadow = std::mem::take(&mut run.shadow);
-            shadow.follow(|uid| pods.get(uid).is_none(), |uid| may(run, uid));
+            shadow.retain_pods(|uid| pods.get(uid).is_none(), |uid| may(run, uid));
             run.shadow = shadow;
-            run.forget_pods(|uid| pods.get(uid).is_none());
+            run.drop_pods(|uid| pods.get(uid).is_none());
         }
     }
 
     /// Restores what is in force for removed rules within `within` (at least 2 s, whole seconds), in equal steps every
     /// second, where their actions would take longer.
     pub fn release_within(&mut self, within: Duration) {
-        let soonest = self.now + ledger::HURRIED;
-        let claims = self.ledger.0.iter_mut().flat_map(|grip| &mut grip.claims);
+        let earliest = self.now + ledger::FAST_RESTORE_INTERVAL;
+        let claims = self.ledger.0.iter_mut().flat_map(|throttled| &mut throttled.claims);
         for claim in claims.filter(|claim| claim.retired.is_some()) {
-            claim.hurry(within, soonest);
+            claim.speed_up(within, earliest);
         }
     }
 
@@ -348,7 +348,7 @@ impl Engine {
             return Some(self.now);
         }
         let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
-        let claims = self.ledger.0.iter().flat_map(|grip| &grip.claims);
+        let claims = self.ledger.0.iter().flat_map(|throttled| &throttled.claims);
         groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
@@ -357,22 +357,22 @@ impl Engine {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
                 self.ledger.revert(uid);
-                self.spare(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
+                self.block_throttle(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
             }
-            Feedback::Contested { uid, until } => self.spare(uid, *until, Spared::Contested),
+            Feedback::Contested { uid, until } => self.block_throttle(uid, *until, Spared::Contested),
             Feedback::Resized {
                 uid,
                 cgroup,
                 original,
             } => {
-                if let Some(grip) = self.ledger.get_mut(uid) {
-                    grip.resize(cgroup, *original);
+                if let Some(throttled) = self.ledger.get_mut(uid) {
+                    throttled.resize(cgroup, *original);
                 }
             }
             Feedback::EvictionRefused { uid, until } => {
-                self.rounds.refuse(uid);
+                self.rounds.remove(uid);
                 if let Some(tracked) = self.pods.get_mut(uid) {
-                    tracked.refused = Some(*until);
+                    tracked.eviction_blocked_until = Some(*until);
                 }
             }
             Feedback::Gone { uid } => {
@@ -386,24 +386,24 @@ impl Engine {
     /// throttled.
     pub fn follow(&mut self, uid: &PodUid, levers: &[LeverSample]) -> Option<Throttle> {
         let pod = &self.pods.get(uid)?.pod;
-        self.ledger.get_mut(uid)?.follow(pod, levers);
+        self.ledger.get_mut(uid)?.sync_cgroups(pod, levers);
         self.ledger.throttle(pod)
     }
 
     /// The running pods that no rule may act on.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
-        let touched = |tracked: &Tracked| {
+        let affected = |tracked: &Tracked| {
             let mut runs = self.runs.iter();
-            runs.any(|run| protected::may_touch(run, tracked))
+            runs.any(|run| protected::may_act_on(run, tracked))
         };
         let pods = self.pods.all().iter();
         let running = pods.filter(|it| it.pod.running && !it.pod.terminating);
-        running.filter(move |it| !touched(it)).map(|it| &it.pod.uid)
+        running.filter(move |it| !affected(it)).map(|it| &it.pod.uid)
     }
 
-    fn spare(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
+    fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
         if let Some(tracked) = self.pods.get_mut(uid) {
-            tracked.spared = Some((until, why));
+            tracked.throttle_blocked = Some((until, why));
         }
     }
 
@@ -425,7 +425,7 @@ impl Engine {
         let busy = self.windows.take(sample);
         let busy = self.unpinned_busy(sample).or(busy);
         for group in &mut self.groups {
-            group.between.take(&sample.node, busy);
+            group.stats.add(&sample.node, busy);
         }
         self.rounds.settle(now, sample.at, &self.pods);
         plan.evaluated = self.next_due().is_some_and(|due| due <= now);
@@ -434,14 +434,14 @@ impl Engine {
         }
         self.now = now;
         self.dirty = false;
-        self.pods.see(now, sample);
-        self.groups.iter_mut().for_each(|group| group.begin(now));
-        self.judge(sample, &mut plan.transitions);
+        self.pods.locate(now, sample);
+        self.groups.iter_mut().for_each(|group| group.start(now));
+        self.evaluate_rules(sample, &mut plan.transitions);
         self.act(sample, plan);
-        self.close(plan);
+        self.write_desired_state(plan);
         for group in self.groups.iter_mut().filter(|group| group.due) {
-            group.end(now, sample);
-            self.pods.keep(group.period, sample);
+            group.finish(now, sample);
+            self.pods.save_baseline(group.period, sample);
         }
     }
 
@@ -455,49 +455,49 @@ impl Engine {
     }
 
     /// Evaluates the rules that are due.
-    fn judge(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
+    fn evaluate_rules(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
         for run in &mut self.runs {
             let group = self.groups.iter().find(|g| g.period == run.rule.period);
             let Some(group) = group.filter(|group| group.due) else {
                 run.due = false;
                 continue;
             };
-            let view = View {
+            let ctx = EvalContext {
                 now: self.now,
                 sample,
-                base: &group.base,
+                baseline: &group.baseline,
                 period: group.period,
                 pods: self.pods.all(),
                 windows: &self.windows,
                 ledger: &self.ledger,
-                tasks: group.between.tasks(),
-                busiest: group.between.busiest,
+                tasks: group.stats.tasks(),
+                busiest: group.stats.busiest,
             };
             run.guard = None;
             run.input = None;
-            let judgement = match run.assumed {
+            let evaluation = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),
                 None if group.gap => {
-                    run.machine.forget();
-                    Judgement::Unknown(Unknown::Rebased)
+                    run.machine.reset_counters();
+                    Evaluation::Unknown(Unknown::Rebased)
                 }
                 None => {
-                    let taken = values::taken(run, &view);
-                    let judgement = values::judge(run, &view);
-                    run.input = values::input(run, &view, judgement);
-                    let (judgement, guard) = protected::guard(run, &view, judgement);
+                    let sample_time = values::sample_time(run, &ctx);
+                    let evaluation = values::evaluate(run, &ctx);
+                    run.input = values::input(run, &ctx, evaluation);
+                    let (evaluation, guard) = protected::guard(run, &ctx, evaluation);
                     run.guard = guard;
-                    run.once(taken, judgement)
+                    run.count_once(sample_time, evaluation)
                 }
             };
-            run.observe(self.now, judgement, self.unknown_limit, out);
-            run.gap = gap::gap(&run.rule, run.judgement, 0, &sample.node);
+            run.observe(self.now, evaluation, self.unknown_limit, out);
+            run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
     }
 
     /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
     fn act(&mut self, sample: &Sample, plan: &mut Plan) {
-        let scene = Scene {
+        let ctx = RoundContext {
             now: self.now,
             sample,
             pods: &self.pods,
@@ -505,37 +505,37 @@ impl Engine {
             unknown_limit: self.unknown_limit,
         };
         let out = &mut plan.transitions;
-        self.real.begin(&scene);
+        self.enforced_buffers.begin(&ctx);
         for run in &mut self.runs {
-            run.follow_release(self.now, &self.ledger);
+            run.track_release(self.now, &self.ledger);
         }
-        Raising { scene, out }.run(&self.runs, &mut self.ledger);
-        let busy = RankBy::ALL.map(|group| self.rounds.busy(group));
-        let acting = Acting {
-            scene,
-            buffers: &mut self.real,
+        RestorePass { ctx, out }.run(&self.runs, &mut self.ledger);
+        let settling = RankBy::ALL.map(|group| self.rounds.is_settling(group));
+        let round = ActionRound {
+            ctx,
+            buffers: &mut self.enforced_buffers,
             ledger: &mut self.ledger,
             rounds: &mut self.rounds,
             removed: &[],
-            under: None,
+            enforced: None,
             out,
         };
-        acting.run(&mut self.runs);
-        plan.reclaims.append(&mut self.real.reclaims);
-        plan.evictions.append(&mut self.real.evictions);
-        let mut previewing = Previewing {
-            scene,
-            under: Under {
+        round.run(&mut self.runs);
+        plan.reclaims.append(&mut self.enforced_buffers.reclaims);
+        plan.evictions.append(&mut self.enforced_buffers.evictions);
+        let mut pass = PreviewPass {
+            ctx,
+            enforced: Enforced {
                 ledger: &self.ledger,
                 rounds: &self.rounds,
-                busy,
+                settling,
             },
-            real: &self.real,
-            buffers: &mut self.shadow,
+            enforced_buffers: &self.enforced_buffers,
+            buffers: &mut self.preview_buffers,
             out,
         };
-        for run in self.runs.iter_mut().filter(|run| run.would()) {
-            previewing.run(run);
+        for run in self.runs.iter_mut().filter(|run| run.is_preview()) {
+            pass.run(run);
         }
     }
 
@@ -545,7 +545,7 @@ impl Engine {
         let due = |group: &&Group| group.due && !group.gap;
         let acts = |group: &&Group| {
             let mut runs = self.runs.iter();
-            runs.any(|run| !run.would() && run.rule.period == group.period)
+            runs.any(|run| !run.is_preview() && run.rule.period == group.period)
         };
         let groups = || self.groups.iter().filter(due);
         let group = groups().find(acts).or_else(|| groups().next());
@@ -553,25 +553,25 @@ impl Engine {
     }
 
     /// Writes the desired scheduling state and throttles.
-    fn close(&mut self, plan: &mut Plan) {
+    fn write_desired_state(&mut self, plan: &mut Plan) {
         let out = &mut plan.transitions;
-        out.extend(self.reopened.drain(..).map(|rule| Transition {
+        out.extend(self.removed_disabling.drain(..).map(|rule| Transition {
             at: self.now,
             rule,
             would: false,
             change: Change::SchedulingEnabled,
         }));
-        scheduling::tell(self.now, &mut self.runs, out);
-        self.settled |= scheduling::judged(&self.runs);
-        scheduling::level(&self.runs, self.settled, &mut plan.scheduling);
-        let mut place = 0;
+        scheduling::report_changes(self.now, &mut self.runs, out);
+        self.scheduling_known |= scheduling::all_known(&self.runs);
+        scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
+        let mut count = 0;
         if !self.ledger.0.is_empty() {
-            for index in &self.real.orders[RankBy::Cpu as usize] {
+            for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
                 let pod = &self.pods.all()[*index].pod;
-                place += usize::from(self.ledger.write(pod, place, &mut plan.throttles));
+                count += usize::from(self.ledger.write(pod, count, &mut plan.throttles));
             }
         }
-        plan.throttles.truncate(place);
+        plan.throttles.truncate(count);
     }
 
     /// The current state of the rules, ordered by ID.
@@ -597,9 +597,9 @@ impl Demand {
         let rank_by = run.rule.metric.rank_by();
         self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
         self.pod_io |= ranks && rank_by == RankBy::Io;
-        let guarded_by = protected::guarded_by(run);
-        self.pod_pressure |= guarded_by.is_some();
-        self.unpinned |= guarded_by == Some(PressureKind::Cpu);
+        let guarded_pressure = protected::guarded_pressure(run);
+        self.pod_pressure |= guarded_pressure.is_some();
+        self.unpinned |= guarded_pressure == Some(PressureKind::Cpu);
         self.pod_quota |= acts(ActionKind::CpuThrottle);
         if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
             && !self.probes.contains(probe)
@@ -616,12 +616,12 @@ impl RuleReport {
             strategy: run.rule.strategy,
             state: run.machine.state,
             since: run.machine.since,
-            value: run.judgement.and_then(Judgement::value),
+            value: run.evaluation.and_then(Evaluation::value),
             watermark: run.rule.watermark,
             restore: run.rule.restore,
             breaches: run.machine.breaches,
             quiets: run.machine.quiets,
-            unknown: run.judgement.and_then(Judgement::unknown),
+            unknown: run.evaluation.and_then(Evaluation::unknown),
             guard: run.guard,
             cool_down: run.machine.cool_down(run.rule.action.cool_down),
         }

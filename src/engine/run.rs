@@ -9,7 +9,7 @@ use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
 use super::protected::Guard;
-use super::rule::{Judgement, Machine, Terms};
+use super::rule::{Evaluation, Machine, Params};
 use super::time::BootTime;
 use super::values::Input;
 
@@ -19,7 +19,7 @@ pub(super) struct Release {
     /// How far each pod was throttled when the release started, sorted.
     depths: Vec<(PodUid, Depth)>,
     /// This evaluation restores these depths.
-    pub(super) returns: bool,
+    pub(super) relapsed: bool,
 }
 
 /// One rule.
@@ -30,17 +30,17 @@ pub(super) struct Run {
     pub(super) index: usize,
     pub(super) machine: Machine,
     /// The last result; `None` before the first evaluation.
-    pub(super) judgement: Option<Judgement>,
+    pub(super) evaluation: Option<Evaluation>,
     /// It is evaluated in the current step.
     pub(super) due: bool,
     /// It has had a known result since the start.
     pub(super) known: bool,
     /// The Unknown that was reported and has not ended.
-    told: Option<Unknown>,
+    reported_unknown: Option<Unknown>,
     /// Time of the last sample that was counted.
-    counted: Option<BootTime>,
+    last_counted: Option<BootTime>,
     /// It disables scheduling, and this was reported.
-    pub(super) closes: bool,
+    pub(super) disables_scheduling: bool,
     /// The additional measurement that the result depended on.
     pub(super) guard: Option<Guard>,
     /// The input of its metric over the last period.
@@ -53,7 +53,7 @@ pub(super) struct Run {
     pub(super) reclaimed: Option<PodUid>,
     pub(super) release: Release,
     /// The skipped pods as reported, sorted.
-    spared: Vec<(PodUid, ActionKind, Spared)>,
+    skipped: Vec<(PodUid, ActionKind, Spared)>,
     /// The actions that a Preview rule would have in force.
     pub(super) shadow: Shadow,
     /// The value to use instead of the samples.
@@ -66,19 +66,19 @@ impl Run {
             rule,
             index: 0,
             machine: Machine::default(),
-            judgement: None,
+            evaluation: None,
             due: false,
             known: false,
-            told: None,
-            counted: None,
-            closes: false,
+            reported_unknown: None,
+            last_counted: None,
+            disables_scheduling: false,
             guard: None,
             input: None,
             gap: 0,
             evicted: 0,
             reclaimed: None,
             release: Release::default(),
-            spared: Vec::new(),
+            skipped: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
         }
@@ -91,16 +91,16 @@ impl Run {
             && self.rule.watermark.total_cmp(&rule.watermark).is_eq()
             && self.rule.restore.total_cmp(&rule.restore).is_eq();
         if !same {
-            self.machine.forget();
+            self.machine.reset_counters();
             self.machine.released = None;
             self.machine.doublings = 0;
-            self.counted = None;
+            self.last_counted = None;
         }
         self.rule = rule;
     }
 
     /// Identifies what the counters count, so that after a restart they are only used for the same thresholds.
-    pub(super) fn marks(&self) -> String {
+    pub(super) fn counter_key(&self) -> String {
         let rule = &self.rule;
         let (metric, series) = (&rule.metric, &rule.series);
         let (high, low) = (rule.watermark, rule.restore);
@@ -109,23 +109,23 @@ impl Run {
 
     /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
     /// breach nor quiet.
-    pub(super) fn once(&mut self, taken: Option<BootTime>, judgement: Judgement) -> Judgement {
-        let Judgement::Known { value, doubt, .. } = judgement else {
-            return judgement;
+    pub(super) fn count_once(&mut self, sample_time: Option<BootTime>, evaluation: Evaluation) -> Evaluation {
+        let Evaluation::Known { value, incomplete, .. } = evaluation else {
+            return evaluation;
         };
-        if taken.is_some() && self.counted == taken {
-            return Judgement::Known {
+        if sample_time.is_some() && self.last_counted == sample_time {
+            return Evaluation::Known {
                 value,
                 breach: false,
                 quiet: false,
-                doubt,
+                incomplete,
             };
         }
-        self.counted = taken;
-        judgement
+        self.last_counted = sample_time;
+        evaluation
     }
 
-    pub(super) fn would(&self) -> bool {
+    pub(super) fn is_preview(&self) -> bool {
         self.rule.strategy == Strategy::Preview
     }
 
@@ -133,7 +133,7 @@ impl Run {
         Transition {
             at,
             rule: self.rule.id.clone(),
-            would: self.would(),
+            would: self.is_preview(),
             change,
         }
     }
@@ -142,52 +142,52 @@ impl Run {
     pub(super) fn observe(
         &mut self,
         now: BootTime,
-        judgement: Judgement,
+        evaluation: Evaluation,
         unknown_limit: Duration,
         out: &mut Vec<Transition>,
     ) {
-        self.tell_unknown(now, judgement, out);
+        self.report_unknown(now, evaluation, out);
         self.due = true;
-        self.judgement = Some(judgement);
-        let terms = Terms::of(&self.rule, unknown_limit);
+        self.evaluation = Some(evaluation);
+        let params = Params::of(&self.rule, unknown_limit);
         let mut machine = self.machine;
-        let mut returns = false;
-        machine.observe(now, judgement, &terms, |edge| {
-            returns = edge.returns;
+        let mut relapsed = false;
+        machine.observe(now, evaluation, &params, |state_change| {
+            relapsed = state_change.relapse;
             let change = Change::State {
-                from: edge.from,
-                to: edge.to,
-                value: judgement.value(),
+                from: state_change.from,
+                to: state_change.to,
+                value: evaluation.value(),
                 watermark: self.rule.watermark,
-                unknown_too_long: edge.unknown_too_long,
+                unknown_too_long: state_change.unknown_too_long,
             };
             out.push(self.transition(now, change));
         });
         self.machine = machine;
-        self.release.returns = returns;
-        self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
+        self.release.relapsed = relapsed;
+        self.known |= evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
-            self.spared.clear();
+            self.skipped.clear();
             self.reclaimed = None;
         }
     }
 
     /// Reports when the metric becomes Unknown or known. The first sample has no baseline, which is not worth reporting.
-    fn tell_unknown(&mut self, now: BootTime, judgement: Judgement, out: &mut Vec<Transition>) {
-        let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
-        match judgement {
-            Judgement::Unknown(Unknown::Rebased | Unknown::Sparse) if first => {}
-            Judgement::Unknown(reason)
-            | Judgement::Known {
-                doubt: Some(reason),
+    fn report_unknown(&mut self, now: BootTime, evaluation: Evaluation, out: &mut Vec<Transition>) {
+        let is_first = self.evaluation.is_none() || (self.reported_unknown.is_none() && !self.known);
+        match evaluation {
+            Evaluation::Unknown(Unknown::Rebased | Unknown::Sparse) if is_first => {}
+            Evaluation::Unknown(reason)
+            | Evaluation::Known {
+                incomplete: Some(reason),
                 ..
-            } if self.told != Some(reason) => {
-                self.told = Some(reason);
+            } if self.reported_unknown != Some(reason) => {
+                self.reported_unknown = Some(reason);
                 out.push(self.transition(now, Change::Unknown { reason }));
             }
-            Judgement::Known {
-                value, doubt: None, ..
-            } if self.told.take().is_some() => {
+            Evaluation::Known {
+                value, incomplete: None, ..
+            } if self.reported_unknown.take().is_some() => {
                 out.push(self.transition(now, Change::Known { value }));
             }
             _ => {}
@@ -195,10 +195,10 @@ impl Run {
     }
 
     /// Whether it acts on pods in this evaluation: Breached, and above its threshold right now.
-    pub(super) fn acts(&self) -> bool {
+    pub(super) fn is_acting(&self) -> bool {
         self.due
             && self.machine.state == RuleState::Breached
-            && self.judgement.is_some_and(Judgement::breach)
+            && self.evaluation.is_some_and(Evaluation::breach)
     }
 
     /// How its action of that kind affects its metric.
@@ -217,44 +217,44 @@ impl Run {
     }
 
     /// Whether its throttles are restored by a step in this evaluation.
-    pub(super) fn releases(&self, now: BootTime, unknown_limit: Duration) -> bool {
+    pub(super) fn is_releasing(&self, now: BootTime, unknown_limit: Duration) -> bool {
         self.due
             && self.machine.state == RuleState::Normal
-            && (self.judgement.is_some_and(Judgement::quiet)
+            && (self.evaluation.is_some_and(Evaluation::quiet)
                 || self.machine.unknown_too_long(now, unknown_limit))
     }
 
     /// Tracks the release of its throttles (enforced, or of a Preview): the depths when it started, and when it was last
     /// in progress.
-    pub(super) fn follow_release(&mut self, now: BootTime, real: &Ledger) {
+    pub(super) fn track_release(&mut self, now: BootTime, enforced: &Ledger) {
         if !self.due || self.machine.state != RuleState::Normal {
             return;
         }
-        let ledger = if self.would() {
+        let ledger = if self.is_preview() {
             &self.shadow.ledger
         } else {
-            real
+            enforced
         };
-        let begins = self.machine.since == Some(now);
-        if begins {
+        let starts = self.machine.since == Some(now);
+        if starts {
             self.release.depths.clear();
         }
-        for grip in &ledger.0 {
-            if let Some(claim) = grip.claim(&self.rule.id) {
+        for throttled in &ledger.0 {
+            if let Some(claim) = throttled.claim(&self.rule.id) {
                 self.machine.released = Some(now);
-                if begins {
-                    self.release.depths.push((grip.uid.clone(), claim.depth));
+                if starts {
+                    self.release.depths.push((throttled.uid.clone(), claim.depth));
                 }
             }
         }
     }
 
     /// How far to throttle the pod again in this evaluation, after a relapse.
-    pub(super) fn return_to(&self, pod: &PodUid) -> Option<Depth> {
-        let Release { depths, returns } = &self.release;
-        let place = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
-        let place = place.ok().filter(|_| *returns)?;
-        Some(depths[place].1)
+    pub(super) fn relapse_depth(&self, pod: &PodUid) -> Option<Depth> {
+        let Release { depths, relapsed } = &self.release;
+        let index = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
+        let index = index.ok().filter(|_| *relapsed)?;
+        Some(depths[index].1)
     }
 
     /// The taint effect with which it disables scheduling now.
@@ -264,7 +264,7 @@ impl Run {
     }
 
     /// Reports that a pod was skipped, unless that was already reported.
-    pub(super) fn spare(
+    pub(super) fn record_skip(
         &mut self,
         now: BootTime,
         pod: &PodUid,
@@ -272,34 +272,34 @@ impl Run {
         reason: Spared,
         out: &mut Vec<Transition>,
     ) {
-        match self.place(pod, kind) {
-            Ok(index) if self.spared[index].2 == reason => return,
-            Ok(index) => self.spared[index].2 = reason,
-            Err(index) => self.spared.insert(index, (pod.clone(), kind, reason)),
+        match self.find_skip(pod, kind) {
+            Ok(index) if self.skipped[index].2 == reason => return,
+            Ok(index) => self.skipped[index].2 = reason,
+            Err(index) => self.skipped.insert(index, (pod.clone(), kind, reason)),
         }
-        let told =
+        let is_reported =
             |(p, k, r): &(PodUid, ActionKind, Spared)| p == pod && *k != kind && *r == reason;
-        if !self.spared.iter().any(told) {
+        if !self.skipped.iter().any(is_reported) {
             let pod = pod.clone();
             out.push(self.transition(now, Change::Spared { pod, reason }));
         }
     }
 
     /// Records that the pod was acted on, so that skipping it again is reported.
-    pub(super) fn act(&mut self, pod: &PodUid, kind: ActionKind) {
-        if let Ok(index) = self.place(pod, kind) {
-            self.spared.remove(index);
+    pub(super) fn clear_skip(&mut self, pod: &PodUid, kind: ActionKind) {
+        if let Ok(index) = self.find_skip(pod, kind) {
+            self.skipped.remove(index);
         }
     }
 
     /// Drops pods that are gone.
-    pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
-        self.spared.retain(|(pod, _, _)| !gone(pod));
+    pub(super) fn drop_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
+        self.skipped.retain(|(pod, _, _)| !gone(pod));
         self.release.depths.retain(|(pod, _)| !gone(pod));
     }
 
-    fn place(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {
-        self.spared
+    fn find_skip(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {
+        self.skipped
             .binary_search_by(|(p, k, _)| p.cmp(pod).then(k.cmp(&kind)))
     }
 }

@@ -47,7 +47,7 @@ impl Selector {
     pub fn matches<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         self.requirements
             .iter()
-            .all(|requirement| requirement.holds(labels))
+            .all(|requirement| requirement.matches(labels))
     }
 }
 
@@ -62,7 +62,7 @@ impl Requirement {
         }
     }
 
-    fn holds<L: Labels + ?Sized>(&self, labels: &L) -> bool {
+    fn matches<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         match self {
             Self::In(key, values) => labels
                 .label(key)

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::evict::{Leaving, Rounds};
-use super::ledger::{Claim, Depth, Grip, Held};
+use super::evict::{PendingEviction, Rounds};
+use super::ledger::{Claim, Depth, ThrottledPod, ThrottledCgroup};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::Machine;
@@ -24,9 +24,9 @@ const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineState {
-    rules: Vec<RuleMemory>,
-    claims: Vec<ClaimMemory>,
-    rounds: Vec<Leaving>,
+    rules: Vec<SavedRule>,
+    claims: Vec<SavedClaim>,
+    rounds: Vec<PendingEviction>,
     /// When the last round of evictions settled.
     settled: Option<BootTime>,
     /// Pods whose eviction was refused, and when it may be retried.
@@ -35,19 +35,19 @@ pub struct EngineState {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RuleMemory {
+struct SavedRule {
     rule: RuleId,
     preview: bool,
     /// Identifies what the counters count.
-    #[serde(default)]
-    marks: String,
+    #[serde(default, rename = "marks")]
+    counter_key: String,
     #[serde(flatten)]
     machine: Machine,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ClaimMemory {
+struct SavedClaim {
     pod: PodUid,
     rule: RuleId,
     ratio: u8,
@@ -77,18 +77,18 @@ pub struct AdoptedThrottle {
 impl Engine {
     /// The state to persist across a restart.
     pub fn state(&self) -> EngineState {
-        let rule = |run: &Run| RuleMemory {
+        let rule = |run: &Run| SavedRule {
             rule: run.rule.id.clone(),
-            preview: run.would(),
-            marks: run.marks(),
+            preview: run.is_preview(),
+            counter_key: run.counter_key(),
             machine: run.machine,
         };
         let refused = self.pods.all().iter();
-        let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.refused?)));
+        let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.eviction_blocked_until?)));
         EngineState {
             rules: self.runs.iter().map(rule).collect(),
-            claims: self.ledger.0.iter().flat_map(remember).collect(),
-            rounds: self.rounds.leaving().to_vec(),
+            claims: self.ledger.0.iter().flat_map(saved_claims).collect(),
+            rounds: self.rounds.pending().to_vec(),
             settled: self.rounds.settled(),
             refused: refused.collect(),
         }
@@ -98,62 +98,62 @@ impl Engine {
     /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
     /// those of pods that are gone are not in the next plan.
     pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
-        for memory in &state.rules {
-            let same = |run: &&mut Run| run.rule.id == memory.rule && run.would() == memory.preview;
+        for saved in &state.rules {
+            let same = |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
-                run.machine = memory.machine;
-                if run.marks() != memory.marks {
-                    run.machine.forget();
+                run.machine = saved.machine;
+                if run.counter_key() != saved.counter_key {
+                    run.machine.reset_counters();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.
-                run.closes = !run.would() && run.effect().is_some();
+                run.disables_scheduling = !run.is_preview() && run.effect().is_some();
             }
         }
         self.rounds = Rounds::resume(&state.rounds, state.settled);
         for (uid, until) in &state.refused {
             if let Some(tracked) = self.pods.get_mut(uid) {
-                tracked.refused = Some(*until);
+                tracked.eviction_blocked_until = Some(*until);
             }
         }
         for throttle in throttles {
             self.adopt_throttle(state, throttle);
         }
-        self.settled = false;
+        self.scheduling_known = false;
         self.dirty = true;
         self.reconcile();
     }
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
-        let levers = || throttle.levers.iter().map(held).collect();
-        let grip = self.ledger.hold(&throttle.uid, levers);
-        for memory in state.claims.iter().filter(|c| c.pod == throttle.uid) {
-            grip.put(memory.claim());
+        let levers = || throttle.levers.iter().map(throttled_cgroup).collect();
+        let throttled = self.ledger.get_or_insert(&throttle.uid, levers);
+        for saved in state.claims.iter().filter(|c| c.pod == throttle.uid) {
+            throttled.set_claim(saved.claim());
         }
-        let known = grip.claim(&throttle.rule);
-        grip.put(Claim {
+        let known = throttled.claim(&throttle.rule);
+        throttled.set_claim(Claim {
             rule: throttle.rule.clone(),
             depth: Depth {
                 ratio: throttle.ratio.min(100),
                 idle: throttle.idle,
             },
             before: Depth::NONE,
-            step: known.map_or(STEP, |claim| claim.step),
-            period: known.map_or(PERIOD, |claim| claim.period),
+            step: known.map_or(DEFAULT_STEP, |claim| claim.step),
+            period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
             retired: known.and_then(|claim| claim.retired),
         });
-        for claim in &mut grip.claims {
+        for claim in &mut throttled.claims {
             claim.before = claim.depth;
         }
     }
 }
 
-fn held((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> Held {
-    Held::new(Arc::clone(cgroup), *base, *original)
+fn throttled_cgroup((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> ThrottledCgroup {
+    ThrottledCgroup::new(Arc::clone(cgroup), *base, *original)
 }
 
-fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
-    grip.claims.iter().map(|claim| ClaimMemory {
-        pod: grip.uid.clone(),
+fn saved_claims(throttled: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
+    throttled.claims.iter().map(|claim| SavedClaim {
+        pod: throttled.uid.clone(),
         rule: claim.rule.clone(),
         ratio: claim.depth.ratio,
         idle: claim.depth.idle,
@@ -163,7 +163,7 @@ fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
     })
 }
 
-impl ClaimMemory {
+impl SavedClaim {
     fn claim(&self) -> Claim {
         Claim {
             rule: self.rule.clone(),

@@ -33,9 +33,9 @@ use super::time::BootTime;
 /// The length of a slot.
 pub const SLOT: Duration = Duration::from_secs(3);
 /// Samples further apart than this leave a gap.
-pub const MOST_INTERVAL: Duration = Duration::from_secs(30);
+pub const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// A window with less coverage than this has no value.
-pub const LEAST_COVERAGE: f64 = 0.5;
+pub const MIN_COVERAGE: f64 = 0.5;
 
 const SLOT_NANOS: u64 = SLOT.as_secs() * 1_000_000_000;
 /// Slots of an hour: the longest window with percentiles.
@@ -95,7 +95,7 @@ pub struct Window<T> {
 
 impl<T> Window<T> {
     fn of(coverage: f64, figures: impl FnOnce() -> Option<T>) -> Self {
-        let enough = coverage >= LEAST_COVERAGE;
+        let enough = coverage >= MIN_COVERAGE;
         Self {
             coverage,
             figures: enough.then(figures).flatten(),
@@ -169,32 +169,32 @@ impl Series {
     /// Recomputes the sums of a deserialized series. Returns `false` if the series is invalid and must not be used.
     #[must_use]
     fn resume(&mut self) -> bool {
-        let sound = self.slots.len() == SLOTS
+        let valid = self.slots.len() == SLOTS
             && self
                 .hour
-                .is_sound(MINUTES, SLOTS_PER_MINUTE, self.open.slot)
+                .is_valid(MINUTES, SLOTS_PER_MINUTE, self.open.slot)
             && self
                 .day
-                .is_sound(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES, self.open.slot)
+                .is_valid(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES, self.open.slot)
             && self.open.slot == self.open.until / SLOT_NANOS
             && self.open.covered <= SLOT_NANOS
             && self.open.area.is_finite();
-        if sound {
+        if valid {
             for span in Span::ALL {
                 let sum = &mut self.sums[span as usize];
                 *sum = Sum::default();
-                let last = (1..=span.slots()).map(|back| place(self.open.slot, back));
-                last.for_each(|place| sum.enter(self.slots[place]));
+                let last = (1..=span.slots()).map(|back| ring_index(self.open.slot, back));
+                last.for_each(|index| sum.add(self.slots[index]));
             }
         }
-        sound
+        valid
     }
 
     /// Adds an average of `percent` from `from` to `to`. An interval that is longer than [`MAX_INTERVAL`] or has no finite
     /// value is a gap; a part that was already added is not counted again.
     pub fn add(&mut self, from: BootTime, to: BootTime, percent: f64) {
-        if percent.is_finite() && to.since(from) <= MOST_INTERVAL {
-            self.begin_anew_before(to);
+        if percent.is_finite() && to.since(from) <= MAX_INTERVAL {
+            self.reset_if_clock_went_back(to);
             let mut at = from.as_nanos().max(self.open.until);
             while at < to.as_nanos() {
                 self.roll(at / SLOT_NANOS);
@@ -205,27 +205,27 @@ impl Series {
                 at = end;
             }
         }
-        self.pass(to);
+        self.advance(to);
     }
 
     /// Advances the time; what no sample covered is a gap.
-    pub fn pass(&mut self, now: BootTime) {
-        self.begin_anew_before(now);
+    pub fn advance(&mut self, now: BootTime) {
+        self.reset_if_clock_went_back(now);
         self.roll(now.as_nanos() / SLOT_NANOS);
         self.open.until = now.as_nanos();
     }
 
     /// Resets the series if the clock went back.
-    fn begin_anew_before(&mut self, now: BootTime) {
+    fn reset_if_clock_went_back(&mut self, now: BootTime) {
         if now.as_nanos() < self.open.until {
-            self.forget();
+            self.clear();
             self.open = Open::default();
-            self.hour.forget();
-            self.day.forget();
+            self.hour.clear();
+            self.day.clear();
         }
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         self.slots.fill(MISSING);
         self.sums = [Sum::default(); 3];
     }
@@ -235,32 +235,32 @@ impl Series {
         if slot <= self.open.slot {
             return;
         }
-        self.push(self.open.value());
+        self.close_slot(self.open.value());
         if slot - self.open.slot >= SLOTS as u64 {
-            self.forget();
+            self.clear();
             self.hour.roll(slot);
             self.day.roll(slot);
             self.open.slot = slot;
         }
         while self.open.slot < slot {
-            self.push(MISSING);
+            self.close_slot(MISSING);
         }
     }
 
     /// Closes the open slot.
-    fn push(&mut self, value: u16) {
+    fn close_slot(&mut self, value: u16) {
         let slot = self.open.slot;
         for span in Span::ALL {
-            let leaving = self.slots[place(slot, span.slots())];
+            let expired = self.slots[ring_index(slot, span.slots())];
             let sum = &mut self.sums[span as usize];
-            sum.leave(leaving);
-            sum.enter(value);
+            sum.remove(expired);
+            sum.add(value);
         }
-        self.slots[place(slot, 0)] = value;
+        self.slots[ring_index(slot, 0)] = value;
         let known = value != MISSING;
         let average = self.rounded_average();
-        self.hour.put(slot, average, known);
-        self.day.put(slot, average, known);
+        self.hour.add(slot, average, known);
+        self.day.add(slot, average, known);
         self.open = Open {
             slot: slot + 1,
             until: self.open.until,
@@ -271,7 +271,7 @@ impl Series {
     /// The average of the last 5 minutes; a gap if the coverage is too low.
     fn rounded_average(&self) -> u16 {
         let Sum { total, count } = self.sums[Span::FiveMinutes as usize];
-        if self.coverage(Span::FiveMinutes) < LEAST_COVERAGE {
+        if self.coverage(Span::FiveMinutes) < MIN_COVERAGE {
             return MISSING;
         }
         let rounded = (total + count / 2) / count.max(1);
@@ -291,14 +291,14 @@ impl Series {
     /// The average and percentiles of the last slots. Sorts them, so use it for reports and not for each sample.
     pub fn spread(&self, span: Span) -> Window<Spread> {
         Window::of(self.coverage(span), || {
-            let mut room = [0; SLOTS];
+            let mut buffer = [0; SLOTS];
             let mut count = 0;
-            let last = (1..=span.slots()).map(|back| self.slots[place(self.open.slot, back)]);
+            let last = (1..=span.slots()).map(|back| self.slots[ring_index(self.open.slot, back)]);
             for value in last.filter(|value| *value != MISSING) {
-                room[count] = value;
+                buffer[count] = value;
                 count += 1;
             }
-            let values = &mut room[..count];
+            let values = &mut buffer[..count];
             values.sort_unstable();
             Some(Spread {
                 average: self.sums[span as usize].average()?,
@@ -331,14 +331,14 @@ impl Open {
 }
 
 impl Sum {
-    fn enter(&mut self, value: u16) {
+    fn add(&mut self, value: u16) {
         if value != MISSING {
             self.total += u32::from(value);
             self.count += 1;
         }
     }
 
-    fn leave(&mut self, value: u16) {
+    fn remove(&mut self, value: u16) {
         if value != MISSING {
             self.total -= u32::from(value);
             self.count -= 1;
@@ -356,7 +356,7 @@ impl Sum {
     clippy::cast_possible_truncation,
     reason = "less than the number of slots"
 )]
-const fn place(slot: u64, back: usize) -> usize {
+const fn ring_index(slot: u64, back: usize) -> usize {
     ((slot + (SLOTS - back) as u64) % SLOTS as u64) as usize
 }
 
@@ -366,8 +366,8 @@ const fn place(slot: u64, back: usize) -> usize {
     reason = "between 0 and the largest value that is not a gap"
 )]
 fn units(percent: f64) -> u16 {
-    let most = f64::from(MISSING - 1);
-    (percent * UNITS_PER_PERCENT).round().clamp(0.0, most) as u16
+    let max = f64::from(MISSING - 1);
+    (percent * UNITS_PER_PERCENT).round().clamp(0.0, max) as u16
 }
 
 fn percent(units: u16) -> f64 {

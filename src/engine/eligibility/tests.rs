@@ -124,8 +124,8 @@ fn scopes_follow_their_operators() {
             true,
         ),
     ];
-    for (scope, holds) in table {
-        assert_eq!(scope.holds(&pod("a")), holds, "{scope:?}");
+    for (scope, expected) in table {
+        assert_eq!(scope.matches(&pod("a")), expected, "{scope:?}");
     }
 }
 

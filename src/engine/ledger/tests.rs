@@ -8,8 +8,8 @@ const SPEC: CpuThrottle = CpuThrottle {
 };
 const IDLE: CpuThrottle = CpuThrottle { idle: true, ..SPEC };
 
-fn held(cgroup: &str, base: u64, original: Quota) -> Held {
-    Held::new(Arc::from(cgroup), MilliCpu(base), original)
+fn throttled_cgroup(cgroup: &str, base: u64, original: Quota) -> ThrottledCgroup {
+    ThrottledCgroup::new(Arc::from(cgroup), MilliCpu(base), original)
 }
 
 fn limit(millicores: u64) -> Quota {
@@ -91,7 +91,7 @@ fn a_quota_stays_above_request_and_ten_millicores_and_below_the_original() {
     for (base, request, original, ratio, expected) in table {
         let mut pod = pod("a");
         pod.cpu_request = MilliCpu(request);
-        let quota = held("", base, original).quota(&pod, ratio);
+        let quota = throttled_cgroup("", base, original).quota(&pod, ratio);
         assert_eq!(quota, expected.map(MilliCpu), "{base} {original} {ratio}");
     }
 }
@@ -102,7 +102,7 @@ fn a_container_is_not_throttled_below_its_own_request() {
     pod.cpu_request = MilliCpu(900);
     pod.container_requests
         .insert("main".to_owned(), MilliCpu(300));
-    let at_half = |cgroup| held(cgroup, 400, Quota::Unlimited).quota(&pod, 50);
+    let at_half = |cgroup| throttled_cgroup(cgroup, 400, Quota::Unlimited).quota(&pod, 50);
     assert_eq!(at_half("main"), Some(MilliCpu(300)));
     assert_eq!(at_half("sidecar"), Some(MilliCpu(200)));
     assert_eq!(at_half(""), Some(MilliCpu(900)));
@@ -111,8 +111,8 @@ fn a_container_is_not_throttled_below_its_own_request() {
 #[test]
 fn the_allowance_is_the_sum_over_the_target_cgroups() {
     let levers = [
-        held("a", 1000, limit(1500)),
-        held("b", 100, Quota::Unlimited),
+        throttled_cgroup("a", 1000, limit(1500)),
+        throttled_cgroup("b", 100, Quota::Unlimited),
     ];
     assert_eq!(allowance(&levers, &pod("a"), 50), limit(550));
     assert_eq!(allowance(&levers, &pod("a"), 100), Quota::Unlimited);
@@ -121,7 +121,7 @@ fn the_allowance_is_the_sum_over_the_target_cgroups() {
 
 #[test]
 fn a_small_step_is_not_mistaken_for_the_floor() {
-    let levers = [held("", 50, Quota::Unlimited)];
+    let levers = [throttled_cgroup("", 50, Quota::Unlimited)];
     assert_eq!(
         levers[0].quota(&pod("a"), 99),
         levers[0].quota(&pod("a"), 98)
@@ -133,19 +133,19 @@ fn a_small_step_is_not_mistaken_for_the_floor() {
 
 #[test]
 fn the_claim_with_the_lowest_ratio_is_in_force() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
-    grip.put(claim("n/b", 60, false));
-    grip.put(claim("n/c", 100, true));
-    grip.put(claim("n/a", 80, false));
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", 1000, Quota::Unlimited)]);
+    throttled.set_claim(claim("n/b", 60, false));
+    throttled.set_claim(claim("n/c", 100, true));
+    throttled.set_claim(claim("n/a", 80, false));
     assert_eq!(
-        grip.depth(),
+        throttled.depth(),
         Depth {
             ratio: 60,
             idle: true
         }
     );
     let mut throttles = Vec::new();
-    let mut ledger = Ledger(vec![grip]);
+    let mut ledger = Ledger(vec![throttled]);
     assert!(ledger.write(&pod("a"), 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].levers[0].quota, Some(MilliCpu(600)));
@@ -158,40 +158,40 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
 #[test]
 fn a_restarted_container_inherits_the_share_of_its_predecessor() {
     let levers = vec![
-        held("old", 600, limit(1000)),
-        held("side", 200, Quota::Unlimited),
+        throttled_cgroup("old", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut grip = Grip::new(PodUid::from("a"), levers);
-    grip.follow(&pod("a"), &[]);
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), levers);
+    throttled.sync_cgroups(&pod("a"), &[]);
     assert_eq!(
-        grip.levers.len(),
+        throttled.levers.len(),
         2,
         "a pod that could not be read is left as it is"
     );
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    grip.follow(&pod("a"), &now);
+    throttled.sync_cgroups(&pod("a"), &now);
     let expected = [
-        held("side", 200, Quota::Unlimited),
-        held("new", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
+        throttled_cgroup("new", 600, limit(1000)),
     ];
-    assert_eq!(grip.levers, expected);
-    grip.follow(
+    assert_eq!(throttled.levers, expected);
+    throttled.sync_cgroups(
         &pod("a"),
         &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
     );
-    assert_eq!(grip.levers[1], held("tiny", 600, limit(50)));
+    assert_eq!(throttled.levers[1], throttled_cgroup("tiny", 600, limit(50)));
 }
 
 #[test]
 fn containers_that_appear_together_share_and_get_at_least_their_requests() {
     let mut pod = pod("a");
     pod.container_requests.insert("y".to_owned(), MilliCpu(700));
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("old", 600, limit(1000))]);
     let now = [lever("x", limit(1000)), lever("y", limit(1000))];
-    grip.follow(&pod, &now);
+    throttled.sync_cgroups(&pod, &now);
     assert_eq!(
-        grip.levers,
-        [held("x", 300, limit(1000)), held("y", 700, limit(1000))]
+        throttled.levers,
+        [throttled_cgroup("x", 300, limit(1000)), throttled_cgroup("y", 700, limit(1000))]
     );
 }
 
@@ -204,36 +204,36 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
         .map(|(name, request)| (name.to_owned(), MilliCpu(request)))
         .into();
     let levers = vec![
-        held("old", 600, limit(1000)),
-        held("side", 200, Quota::Unlimited),
+        throttled_cgroup("old", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut grip = Grip::new(PodUid::from("a"), levers);
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), levers);
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    grip.follow(&pod, &now);
-    let at_floor = |grip: &Grip, pod: &Pod| grip.levers[1].quota(pod, 10);
-    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(300)));
+    throttled.sync_cgroups(&pod, &now);
+    let at_floor = |throttled: &ThrottledPod, pod: &Pod| throttled.levers[1].quota(pod, 10);
+    assert_eq!(at_floor(&throttled, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
-    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(60)), "it is known");
+    assert_eq!(at_floor(&throttled, &pod), Some(MilliCpu(60)), "it is known");
 }
 
 #[test]
 fn a_cgroup_with_an_unreadable_quota_is_added_later() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("old", 600, limit(1000))]);
     let mut unread = lever("new", limit(1000));
     unread.quota = None;
-    grip.follow(&pod("a"), &[unread]);
-    assert_eq!(grip.levers, []);
-    grip.follow(&pod("a"), &[lever("new", limit(1000))]);
-    assert_eq!(grip.levers, [held("new", 600, limit(1000))]);
+    throttled.sync_cgroups(&pod("a"), &[unread]);
+    assert_eq!(throttled.levers, []);
+    throttled.sync_cgroups(&pod("a"), &[lever("new", limit(1000))]);
+    assert_eq!(throttled.levers, [throttled_cgroup("new", 600, limit(1000))]);
 }
 
 #[test]
 fn a_resize_updates_the_original_and_the_base() {
     let resized = |base, from, to| {
-        let mut grip = Grip::new(PodUid::from("a"), vec![held("", base, from)]);
-        grip.resize("", to);
-        (grip.levers[0].base.0, grip.levers[0].original, grip.base.0)
+        let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
+        throttled.resize("", to);
+        (throttled.levers[0].base.0, throttled.levers[0].original, throttled.base.0)
     };
     let table = [
         (500, limit(500), limit(800), 800),
@@ -259,25 +259,25 @@ fn the_base_recovers_when_a_smaller_quota_is_removed() {
         (800, Quota::Unlimited),
         (1000, limit(1000)),
     ] {
-        let mut grip = Grip::new(PodUid::from("a"), vec![held("", wanted, first)]);
-        grip.resize("", limit(200));
-        assert_eq!(grip.levers[0].base, MilliCpu(200));
-        grip.resize("", first);
-        assert_eq!(grip.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
-        assert_eq!(grip.base, MilliCpu(wanted));
+        let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
+        throttled.resize("", limit(200));
+        assert_eq!(throttled.levers[0].base, MilliCpu(200));
+        throttled.resize("", first);
+        assert_eq!(throttled.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
+        assert_eq!(throttled.base, MilliCpu(wanted));
     }
 }
 
 #[test]
 fn a_step_that_could_not_be_applied_is_reverted() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
+    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", 1000, Quota::Unlimited)]);
     let mut stepped = claim("n/a", 80, false);
     stepped.depth.ratio = 60;
-    grip.put(stepped);
-    let mut begun = claim("n/b", 90, true);
-    begun.before = Depth::NONE;
-    grip.put(begun);
-    let mut ledger = Ledger(vec![grip]);
+    throttled.set_claim(stepped);
+    let mut started = claim("n/b", 90, true);
+    started.before = Depth::NONE;
+    throttled.set_claim(started);
+    let mut ledger = Ledger(vec![throttled]);
     ledger.revert(&PodUid::from("a"));
     assert_eq!(ledger.0[0].claims, [claim("n/a", 80, false)]);
 }

@@ -12,14 +12,14 @@ use crate::engine::values::memory;
 /// CPU and memory over time, in percent of the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeWindows {
-    last: Option<Look>,
+    last: Option<LastSample>,
     cpu: Series,
     memory: Series,
 }
 
 /// The last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Look {
+struct LastSample {
     at: BootTime,
     cpu: Option<CpuTimes>,
     /// Percent.
@@ -37,8 +37,8 @@ impl NodeWindows {
     /// is interpolated linearly.
     ///
     /// Returns the percentage of busy CPUs since the previous sample, if both are known.
-    pub fn take(&mut self, sample: &Sample) -> Option<f64> {
-        let now = Look {
+    pub fn add(&mut self, sample: &Sample) -> Option<f64> {
+        let now = LastSample {
             at: sample.at,
             cpu: sample.node.cpu,
             memory: memory(&sample.node)
@@ -47,10 +47,10 @@ impl NodeWindows {
         };
         let last = self.last.replace(now)?;
         let busy = cpu_percent(last, now);
-        keep(&mut self.cpu, last, now, busy);
+        record(&mut self.cpu, last, now, busy);
         let mean = last.memory.zip(now.memory);
         let mean = mean.map(|(before, now)| before.midpoint(now));
-        keep(&mut self.memory, last, now, mean);
+        record(&mut self.memory, last, now, mean);
         busy
     }
 
@@ -77,14 +77,14 @@ impl NodeWindows {
     }
 }
 
-fn keep(series: &mut Series, last: Look, now: Look, mean: Option<f64>) {
+fn record(series: &mut Series, last: LastSample, now: LastSample, mean: Option<f64>) {
     match mean {
         Some(mean) if last.at <= now.at => series.add(last.at, now.at, mean),
-        _ => series.pass(now.at),
+        _ => series.advance(now.at),
     }
 }
 
-fn cpu_percent(last: Look, now: Look) -> Option<f64> {
+fn cpu_percent(last: LastSample, now: LastSample) -> Option<f64> {
     let cpu = now.cpu?;
     let busy = cpu.busy_since(last.cpu?, now.at.since(last.at))?;
     Some(cpu.percent(busy).min(100.0))

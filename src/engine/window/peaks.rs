@@ -29,7 +29,7 @@ impl Peaks {
     }
 
     /// Whether it is a valid state for these parameters, filled up to `slot`.
-    pub(super) fn is_sound(&self, buckets: usize, slots: u8, slot: u64) -> bool {
+    pub(super) fn is_valid(&self, buckets: usize, slots: u8, slot: u64) -> bool {
         self.slots == slots
             && self.bucket <= slot / u64::from(slots)
             && self.highest.len() == buckets + 1
@@ -37,7 +37,7 @@ impl Peaks {
             && self.known.iter().all(|known| *known <= slots)
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.highest.fill(MISSING);
         self.known.fill(0);
         self.bucket = 0;
@@ -48,19 +48,19 @@ impl Peaks {
         let bucket = slot / u64::from(self.slots);
         let steps = bucket.saturating_sub(self.bucket);
         for step in 1..=steps.min(self.highest.len() as u64) {
-            let place = self.place(self.bucket + step);
-            self.highest[place] = MISSING;
-            self.known[place] = 0;
+            let index = self.index_of(self.bucket + step);
+            self.highest[index] = MISSING;
+            self.known[index] = 0;
         }
         self.bucket = self.bucket.max(bucket);
     }
 
     /// Adds the value at the end of `slot`, which may be a gap; `known` if the slot itself is not a gap.
-    pub(super) fn put(&mut self, slot: u64, value: u16, known: bool) {
+    pub(super) fn add(&mut self, slot: u64, value: u16, known: bool) {
         self.roll(slot);
-        let place = self.place(self.bucket);
-        self.known[place] += u8::from(known);
-        let highest = &mut self.highest[place];
+        let index = self.index_of(self.bucket);
+        self.known[index] += u8::from(known);
+        let highest = &mut self.highest[index];
         if value != MISSING && (*highest == MISSING || value > *highest) {
             *highest = value;
         }
@@ -68,8 +68,8 @@ impl Peaks {
 
     /// The highest value of the window, or of up to one bucket more.
     pub(super) fn highest(&self) -> Option<u16> {
-        let there = self.highest.iter().filter(|value| **value != MISSING);
-        there.max().copied()
+        let present = self.highest.iter().filter(|value| **value != MISSING);
+        present.max().copied()
     }
 
     /// The share of the window's slots that are not gaps.
@@ -83,7 +83,7 @@ impl Peaks {
         clippy::cast_possible_truncation,
         reason = "less than the number of buckets"
     )]
-    fn place(&self, bucket: u64) -> usize {
+    fn index_of(&self, bucket: u64) -> usize {
         (bucket % self.highest.len() as u64) as usize
     }
 }

@@ -24,7 +24,7 @@ fn series(seconds: u64, value: impl Fn(u64) -> Option<f64>) -> Series {
         let (from, to) = (at(second as f64), at((second + 1) as f64));
         match value(second) {
             Some(value) => series.add(from, to, value),
-            None => series.pass(to),
+            None => series.advance(to),
         }
     }
     series
@@ -53,9 +53,9 @@ impl Reference {
             while at < *to {
                 let slot = at / SLOT_NANOS;
                 let end = (*to).min((slot + 1) * SLOT_NANOS);
-                let place = &mut slots[usize::try_from(slot).unwrap()];
-                place.0 += value * (end - at) as f64;
-                place.1 += end - at;
+                let entry = &mut slots[usize::try_from(slot).unwrap()];
+                entry.0 += value * (end - at) as f64;
+                entry.1 += end - at;
                 at = end;
             }
         }
@@ -75,7 +75,7 @@ impl Reference {
             let coverage = known.len() as f64 / span.slots() as f64;
             let spread = series.spread(span);
             assert!((spread.coverage - coverage).abs() < 1e-9, "{span:?}");
-            assert_eq!(spread.figures.is_some(), coverage >= LEAST_COVERAGE);
+            assert_eq!(spread.figures.is_some(), coverage >= MIN_COVERAGE);
             let average = series.average(span);
             assert_eq!(spread.figures.map(|f| f.average), average.figures);
             let Some(found) = spread.figures else {
@@ -124,27 +124,27 @@ impl Reference {
             last.iter().copied().flatten().max_by(f64::total_cmp)
         };
         let peak = series.peak(span);
-        let (least, most) = (highest(seconds), highest(seconds + bucket));
+        let (min, max) = (highest(seconds), highest(seconds + bucket));
         if let Some(found) = peak.figures {
-            assert!(least.is_none_or(|least| found >= least - ROUNDING * 2.0));
-            assert!(found <= most.expect("a peak from somewhere") + ROUNDING * 2.0);
+            assert!(min.is_none_or(|min| found >= min - ROUNDING * 2.0));
+            assert!(found <= max.expect("a peak from somewhere") + ROUNDING * 2.0);
         }
         let known = |seconds: u64| {
             let first = usize::try_from(seconds / SLOT.as_secs()).unwrap();
             let tail = &slots[slots.len().saturating_sub(first)..];
             tail.iter().flatten().count() as f64 * SLOT.as_secs_f64()
         };
-        let (least, most) = (
+        let (min, max) = (
             known(seconds) / seconds as f64,
             known(seconds + bucket) / seconds as f64,
         );
         assert!(
-            peak.coverage >= least.min(1.0) - 1e-9,
+            peak.coverage >= min.min(1.0) - 1e-9,
             "{span:?} {least} {}",
             peak.coverage
         );
-        assert!(peak.coverage <= most.min(1.0) + 1e-9, "{span:?}");
-        assert!(peak.coverage < LEAST_COVERAGE || peak.figures.is_some() || most < 0.6);
+        assert!(peak.coverage <= max.min(1.0) + 1e-9, "{span:?}");
+        assert!(peak.coverage < MIN_COVERAGE || peak.figures.is_some() || max < 0.6);
     }
 }
 
@@ -159,13 +159,13 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let most = u64::try_from(MOST_INTERVAL.as_millis()).unwrap();
+    let max = u64::try_from(MAX_INTERVAL.as_millis()).unwrap();
     prop_oneof![
-        60 => (50..=most, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
-        20 => (most - 1000..=most, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
+        60 => (50..=max, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
+        20 => (max - 1000..=max, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
         10 => (1_u64..60_000).prop_map(Step::Gap),
         2 => (60_000_u64..5_000_000).prop_map(Step::Gap),
-        2 => (most + 1..600_000, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Stall(ms, value)),
+        2 => (max + 1..600_000, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Stall(ms, value)),
     ]
 }
 
@@ -179,28 +179,28 @@ proptest! {
     ) {
         let mut series = Series::default();
         let mut reference = Reference { now: start * 1_000_000, ..Reference::default() };
-        series.pass(BootTime::from_nanos(reference.now));
+        series.advance(BootTime::from_nanos(reference.now));
         for (index, step) in steps.iter().enumerate() {
             let from = reference.now;
             let (Step::Sample(ms, _) | Step::Gap(ms) | Step::Stall(ms, _)) = step;
             let to = from + ms * 1_000_000;
             reference.now = to;
-            let (begin, end) = (BootTime::from_nanos(from), BootTime::from_nanos(to));
+            let (start, end) = (BootTime::from_nanos(from), BootTime::from_nanos(to));
             match step {
                 Step::Sample(_, value) => {
                     reference.intervals.push((from, to, *value));
-                    series.add(begin, end, *value);
+                    series.add(start, end, *value);
                 }
-                Step::Stall(_, value) => series.add(begin, end, *value),
-                Step::Gap(_) => series.pass(end),
+                Step::Stall(_, value) => series.add(start, end, *value),
+                Step::Gap(_) => series.advance(end),
             }
             if index % 300 == 299 || index + 1 == steps.len() {
                 reference.check(&series);
             }
         }
         // A process that resumes from the saved state has the same values.
-        let kept = serde_json::to_string(&series).unwrap();
-        let mut resumed: Series = serde_json::from_str(&kept).unwrap();
+        let saved = serde_json::to_string(&series).unwrap();
+        let mut resumed: Series = serde_json::from_str(&saved).unwrap();
         prop_assert!(resumed.resume());
         prop_assert_eq!(resumed.sums, series.sums);
         reference.check(&resumed);
@@ -224,8 +224,8 @@ proptest! {
 
 #[test]
 fn a_five_minute_burst_counts_fully_wherever_it_starts() {
-    for begin in [1201, 1300, 1333, 1499] {
-        let burst = |second| (begin..begin + 300).contains(&second);
+    for start in [1201, 1300, 1333, 1499] {
+        let burst = |second| (start..start + 300).contains(&second);
         let series = series(HOUR, |s| Some(if burst(s) { 100.0 } else { 10.0 }));
         // Within 2.5 % of the burst's height.
         near(series.peak(PeakSpan::Hour).figures, 100.0, 2.25);
@@ -267,7 +267,7 @@ fn values_older_than_the_window_are_dropped_after_suspend() {
     series.add(at(3600.0), at(3600.0 + 1500.0), 0.0);
     assert_eq!(series.average(Span::FiveMinutes).figures, None);
     near(series.average(Span::Hour).figures, 50.0, ROUNDING);
-    series.pass(at(9000.0));
+    series.advance(at(9000.0));
     assert!(series.average(Span::Hour).coverage.abs() < f64::EPSILON);
 }
 
@@ -278,9 +278,9 @@ fn an_invalid_series_is_not_resumed() {
     short["slots"] = serde_json::json!([1, 2, 3]);
     let mut tall = written.clone();
     tall["hour"]["known"][0] = 200.into();
-    for (value, sound) in [(written, true), (short, false), (tall, false)] {
+    for (value, valid) in [(written, true), (short, false), (tall, false)] {
         let mut series: Series = serde_json::from_value(value).unwrap();
-        assert_eq!(series.resume(), sound);
+        assert_eq!(series.resume(), valid);
     }
 }
 
@@ -306,13 +306,13 @@ fn a_node_has_cpu_and_memory_windows() {
     let mut windows = NodeWindows::default();
     let value = |windows: &NodeWindows, resource| windows.value(resource, Windowed::Average5m);
     for second in 0..140 {
-        windows.take(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     for second in 140..400 {
         // A repeated sample counts once.
-        windows.take(&sample(second, 75, 40));
-        windows.take(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
     }
     near(value(&windows, Resource::Cpu).ok(), 75.0, ROUNDING);
     near(value(&windows, Resource::Memory).ok(), 40.0, ROUNDING);
@@ -321,7 +321,7 @@ fn a_node_has_cpu_and_memory_windows() {
         ..Sample::default()
     };
     for second in 400..600 {
-        windows.take(&unreadable(second));
+        windows.add(&unreadable(second));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     // The longer window stays known.
@@ -337,9 +337,9 @@ fn windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
     assert!((6000..8192).contains(&bytes), "{bytes} bytes");
     let steady = allocation_counter::measure(|| {
         for second in 0..4000 {
-            windows.take(&sample(second, 30, 50));
+            windows.add(&sample(second, 30, 50));
         }
-        windows.take(&sample(2 * 24 * HOUR, 30, 50));
+        windows.add(&sample(2 * 24 * HOUR, 30, 50));
         for span in Span::ALL {
             std::hint::black_box(windows.of(Resource::Cpu).spread(span));
         }

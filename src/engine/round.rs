@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use super::evict::{Evicting, Rounds, SETTLE_TIMEOUT};
-use super::ledger::{Held, Ledger};
+use super::evict::{EvictionPass, Rounds, SETTLE_TIMEOUT};
+use super::ledger::{ThrottledCgroup, Ledger};
 use super::metric::RankBy;
 use super::plan::{Evict, Reclaim, Transition};
 use super::pod::PodUid;
-use super::reclaim::Reclaiming;
+use super::reclaim::ReclaimPass;
 use super::run::Run;
 use super::sample::Sample;
-use super::throttle::{Lowering, Released};
+use super::throttle::{ThrottlePass, Released};
 use super::time::BootTime;
-use super::track::{Figures, Pods, Tracked};
+use super::track::{PodUsage, Pods, Tracked};
 use super::walk::{Walk, cpu_used, io_done, memory_held, sort};
 
 /// The input of a round.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scene<'a> {
+pub(super) struct RoundContext<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
     pub(super) pods: &'a Pods,
@@ -30,11 +30,11 @@ pub(super) struct Scene<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     /// What each pod uses, in the order of the pods.
-    pub(super) figures: Vec<Figures>,
+    pub(super) usage: Vec<PodUsage>,
     /// Pod indexes in victim order, one list per resource.
     pub(super) orders: [Vec<usize>; RankBy::ALL.len()],
     pub(super) released: Released,
-    pub(super) levers: Vec<Held>,
+    pub(super) levers: Vec<ThrottledCgroup>,
     pub(super) reclaims: Vec<Reclaim>,
     pub(super) evictions: Vec<Evict>,
     /// The evictions of one group.
@@ -43,21 +43,21 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// Computes pod usage from the sample and starts an empty round.
-    pub(super) fn begin(&mut self, scene: &Scene<'_>) {
-        let cpus = scene.sample.node.cpu.map(|cpu| cpu.online);
-        let pods = scene.pods.all();
-        self.figures.clear();
-        let figures = |t: &Tracked| t.figures(scene.sample, scene.period, cpus);
-        self.figures.extend(pods.iter().map(figures));
+    pub(super) fn begin(&mut self, ctx: &RoundContext<'_>) {
+        let cpus = ctx.sample.node.cpu.map(|cpu| cpu.online);
+        let pods = ctx.pods.all();
+        self.usage.clear();
+        let usage = |t: &Tracked| t.usage(ctx.sample, ctx.period, cpus);
+        self.usage.extend(pods.iter().map(usage));
         self.released.clear(pods.len());
-        self.sort(scene.pods);
+        self.sort(ctx.pods);
     }
 
     /// Sorts the victims.
     pub(super) fn sort(&mut self, pods: &Pods) {
         self.reclaims.clear();
         self.evictions.clear();
-        let io_is_known = self.figures.iter().any(|figures| figures.io.is_some());
+        let io_is_known = self.usage.iter().any(|usage| usage.io.is_some());
         for rank_by in RankBy::ALL {
             let uses = match rank_by {
                 RankBy::Cpu => cpu_used,
@@ -65,105 +65,105 @@ impl Buffers {
                 RankBy::Io | RankBy::Memory => memory_held,
             };
             let order = &mut self.orders[rank_by as usize];
-            sort(order, pods.all(), &self.figures, uses);
+            sort(order, pods.all(), &self.usage, uses);
         }
     }
 }
 
 /// The enforced actions that a Preview round builds on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Under<'a> {
+pub(super) struct Enforced<'a> {
     pub(super) ledger: &'a Ledger,
     pub(super) rounds: &'a Rounds,
     /// By group: its enforced round had not settled when this evaluation began.
-    pub(super) busy: [bool; RankBy::ALL.len()],
+    pub(super) settling: [bool; RankBy::ALL.len()],
 }
 
 /// A walk over the victims ranked by one resource; a macro, because it borrows individual fields.
 macro_rules! walk {
-    ($acting:ident, $buffers:ident, $rank_by:expr) => {
+    ($round:ident, $buffers:ident, $rank_by:expr) => {
         Walk {
-            now: $acting.scene.now,
-            sample: $acting.scene.sample,
-            pods: $acting.scene.pods.all(),
-            figures: &$buffers.figures,
+            now: $round.ctx.now,
+            sample: $round.ctx.sample,
+            pods: $round.ctx.pods.all(),
+            usage: &$buffers.usage,
             order: &$buffers.orders[$rank_by as usize],
-            removed: $acting.removed,
-            would: $acting.under.is_some(),
+            removed: $round.removed,
+            preview: $round.enforced.is_some(),
         }
     };
 }
 
 /// One round.
-pub(super) struct Acting<'a> {
-    pub(super) scene: Scene<'a>,
+pub(super) struct ActionRound<'a> {
+    pub(super) ctx: RoundContext<'a>,
     pub(super) buffers: &'a mut Buffers,
     pub(super) ledger: &'a mut Ledger,
     pub(super) rounds: &'a mut Rounds,
     /// Pods that the Preview would have evicted.
     pub(super) removed: &'a [PodUid],
     /// `None` in the enforced round.
-    pub(super) under: Option<Under<'a>>,
+    pub(super) enforced: Option<Enforced<'a>>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
-impl Acting<'_> {
+impl ActionRound<'_> {
     /// Decides for the rules that act in this evaluation; the results go into the buffers, the ledger and the rounds.
     pub(super) fn run(mut self, runs: &mut [Run]) {
-        self.lower(runs);
+        self.throttle(runs);
         self.reclaim(runs);
         for group in RankBy::ALL {
-            let under = self.under;
-            if !self.rounds.busy(group) && !under.is_some_and(|u| u.busy[group as usize]) {
+            let enforced = self.enforced;
+            if !self.rounds.is_settling(group) && !enforced.is_some_and(|e| e.settling[group as usize]) {
                 self.evict(group, runs);
             }
         }
     }
 
-    fn lower(&mut self, runs: &mut [Run]) {
+    fn throttle(&mut self, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
-        let mut lowering = Lowering {
+        let mut pass = ThrottlePass {
             walk: walk!(self, buffers, RankBy::Cpu),
             orders: &buffers.orders,
-            period: self.scene.period,
-            own: self.ledger,
-            under: self.under.map(|under| under.ledger),
+            period: self.ctx.period,
+            ledger: self.ledger,
+            enforced: self.enforced.map(|enforced| enforced.ledger),
             released: &mut buffers.released,
             levers: &mut buffers.levers,
             out: self.out,
         };
-        lowering.run(runs);
+        pass.run(runs);
     }
 
     fn reclaim(&mut self, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
-        let mut reclaiming = Reclaiming {
+        let mut pass = ReclaimPass {
             walk: walk!(self, buffers, RankBy::Memory),
             orders: &buffers.orders,
             reclaims: &mut buffers.reclaims,
             out: self.out,
         };
-        reclaiming.cover(runs);
-        reclaiming.single(runs);
+        pass.cover(runs);
+        pass.one_per_rule(runs);
     }
 
     fn evict(&mut self, group: RankBy, runs: &mut [Run]) {
         let buffers = &mut *self.buffers;
         buffers.round.clear();
         // A pod that a Preview would have evicted counts as gone once its grace period is over.
-        let settle_timeout = self.under.map_or(SETTLE_TIMEOUT, |_| Duration::ZERO);
-        let mut evicting = Evicting {
+        let settle_timeout = self.enforced.map_or(SETTLE_TIMEOUT, |_| Duration::ZERO);
+        let mut pass = EvictionPass {
             walk: walk!(self, buffers, group),
             group,
             rounds: self.rounds,
-            under: self.under.map(|under| under.rounds),
-            begun: self.under.map_or(0, |under| under.rounds.count(group)),
+            enforced: self.enforced.map(|enforced| enforced.rounds),
+            already_evicted: self.enforced.map_or(0, |enforced| enforced.rounds.count(group)),
             settle_timeout,
             released: &buffers.released,
             evictions: &mut buffers.round,
             out: self.out,
         };
-        evicting.run(runs);
+        pass.run(runs);
         buffers.evictions.append(&mut buffers.round);
     }
 }
