@@ -2,15 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
-mod sim;
+mod simulation;
 
 use std::time::Duration;
 
 use engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
-use sim::{Simulation, Worker};
 use plimsoll::engine::plan::{Change, RuleState};
 use plimsoll::engine::policy::{Action, Rule};
 use proptest::prelude::*;
+use simulation::{Simulation, Worker};
 
 /// Of the rules in these tests, in seconds.
 const PERIOD: u64 = 10;
@@ -72,14 +72,14 @@ fn no_second_pod_is_evicted_while_the_average_includes_the_first() {
         important(2.0),
     ];
     // It exits in the middle of an evaluation period.
-    let mut sim = Simulation::new(8, rules_for("cpu_total_usage", 6000.0, eviction_action(1)), workers);
+    let mut sim = Simulation::new(
+        8,
+        rules_for("cpu_total_usage", 6000.0, eviction_action(1)),
+        workers,
+    );
     sim.worker("a").lingers = 5;
     sim.advance(300);
-    let names: Vec<&str> = sim
-        .evicted
-        .iter()
-        .map(|(_, name)| name.as_str())
-        .collect();
+    let names: Vec<&str> = sim.evicted.iter().map(|(_, name)| name.as_str()).collect();
     assert_eq!(names, ["a"], "8 of 6 CPUs, and 5 without it");
 }
 
@@ -98,11 +98,7 @@ fn a_slow_metric_stops_evicting_when_its_input_is_below_the_threshold() {
         workers.extend([batch("a", 4.5), important(2.0)]);
         let mut sim = Simulation::new(8, rules_for(metric, threshold, eviction_action(1)), workers);
         sim.advance(3600);
-        let names: Vec<&str> = sim
-            .evicted
-            .iter()
-            .map(|(_, name)| name.as_str())
-            .collect();
+        let names: Vec<&str> = sim.evicted.iter().map(|(_, name)| name.as_str()).collect();
         assert_eq!(names, ["a"], "{metric}");
         assert_eq!(state(&sim), RuleState::Normal, "{metric} fell at the end");
     }
@@ -175,7 +171,11 @@ fn a_stuck_pod_covers_the_gap_for_its_grace_period_and_a_minute() {
     stuck.pod.terminating = true;
     stuck.ends = Some(u64::MAX);
     let workers = vec![stuck, batch("b", 2.0), important(2.0)];
-    let mut sim = Simulation::new(8, rules_for("cpu_total_usage", 6000.0, eviction_action(1)), workers);
+    let mut sim = Simulation::new(
+        8,
+        rules_for("cpu_total_usage", 6000.0, eviction_action(1)),
+        workers,
+    );
     let started = sim.now;
     sim.advance(30 + 60);
     assert_eq!(sim.evicted, [], "its exit would be enough");
@@ -305,7 +305,12 @@ fn no_pod_is_evicted_for_pressure_caused_by_another_rules_throttle() {
         let workers = vec![batch("greedy", 4.0), batch("other", 0.5), important(0.3)];
         let rules = vec![
             rule("node/a", "cpu_total_utilization", 60.0, throttling(10, 20)),
-            rule("node/b", "cpu_pressure_some_avg60", 30.0, eviction_action(1)),
+            rule(
+                "node/b",
+                "cpu_pressure_some_avg60",
+                30.0,
+                eviction_action(1),
+            ),
         ];
         let sim = Simulation::new(8, rules, workers);
         let mut sim = if v2 { sim } else { sim.on_v1() };
@@ -332,10 +337,7 @@ fn nothing_is_throttled_without_pods_to_protect() {
         sim.tick();
         assert_eq!(sim.plan.throttles, []);
     }
-    assert!(
-        sim.stalls("alone") > 40.0,
-        "it only waits for itself"
-    );
+    assert!(sim.stalls("alone") > 40.0, "it only waits for itself");
 }
 
 fn cool_down(sim: &Simulation) -> Duration {

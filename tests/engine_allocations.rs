@@ -2,7 +2,10 @@
 
 mod engine_support;
 
-use engine_support::{GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, idle_action, pod, rule, throttling};
+use engine_support::{
+    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, idle_action, pod, rule,
+    throttling,
+};
 use plimsoll::engine::policy::{Action, Rule, Strategy};
 use plimsoll::engine::sample::{ContainerSample, DiskSample, InterfaceSample};
 use plimsoll::engine::units::MilliCpu;
@@ -14,10 +17,25 @@ fn rules() -> Vec<Rule> {
     };
     vec![
         rule("n/cpu", "cpu_total_usage", 4000.0, throttling(40, 20)),
-        rule("n/cpu-idle", "cpu_total_utilization", 60.0, idle_action(30, 30)),
+        rule(
+            "n/cpu-idle",
+            "cpu_total_utilization",
+            60.0,
+            idle_action(30, 30),
+        ),
         rule("n/memory", "memory_total_usage", 8e9, gc),
-        rule("n/close", "cpu_load_1_min", 4.0, disabling_scheduling("close")),
-        rule("n/disk", "disk_read_kibps", 1e6, disabling_scheduling("close")),
+        rule(
+            "n/close",
+            "cpu_load_1_min",
+            4.0,
+            disabling_scheduling("close"),
+        ),
+        rule(
+            "n/disk",
+            "disk_read_kibps",
+            1e6,
+            disabling_scheduling("close"),
+        ),
         rule("n/net", "network_sent_kibps", 1e6, throttling(10, 10)),
         rule(
             "n/queue",
@@ -25,7 +43,12 @@ fn rules() -> Vec<Rule> {
             1e6,
             disabling_scheduling("close"),
         ),
-        rule("n/window", "cpu_usage_avg_5m", 99.0, disabling_scheduling("close")),
+        rule(
+            "n/window",
+            "cpu_usage_avg_5m",
+            99.0,
+            disabling_scheduling("close"),
+        ),
         Rule {
             strategy: Strategy::Preview,
             ..rule("n/preview", "cpu_total_usage", 3000.0, throttling(40, 20))

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine_support::{
-    GIB, Load, Node, PERIOD, action, disabling_scheduling, eviction_action, policy, rule, throttling,
+    GIB, Load, Node, PERIOD, action, disabling_scheduling, eviction_action, policy, rule,
+    throttling,
 };
 use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Spared};
 use plimsoll::engine::pod::{Kept, PodUid};
@@ -290,7 +291,7 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
     };
     let cached = |uid: &str, held, cache| Load {
         cache: cache * GIB,
-        ..at_memory(uid, held)
+        ..with_memory(uid, held)
     };
     let pods = vec![
         cached("a", 3, 2),
@@ -389,7 +390,12 @@ fn scheduling_is_disabled_with_the_strongest_effect_of_all_rules() {
         ..disabling_scheduling("soft")
     };
     let rules = vec![
-        rule("n/high", "cpu_total_usage", 6000.0, disabling_scheduling("hard")),
+        rule(
+            "n/high",
+            "cpu_total_usage",
+            6000.0,
+            disabling_scheduling("hard"),
+        ),
         rule("n/low", "cpu_total_usage", 4000.0, soft),
     ];
     let mut node = Node::new(rules, Vec::new());
@@ -422,7 +428,12 @@ fn an_edited_threshold_resets_the_counters_but_not_the_state() {
     let rules = |watermark| {
         vec![Rule {
             avoidance_threshold: 3,
-            ..rule("n/cpu", "cpu_total_usage", watermark, disabling_scheduling("close"))
+            ..rule(
+                "n/cpu",
+                "cpu_total_usage",
+                watermark,
+                disabling_scheduling("close"),
+            )
         }]
     };
     let mut node = Node::new(rules(4000.0), Vec::new());
@@ -443,7 +454,12 @@ fn an_edited_threshold_resets_the_counters_but_not_the_state() {
 
 #[test]
 fn removing_a_rule_enables_scheduling_at_once_and_is_reported() {
-    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, disabling_scheduling("close"))];
+    let rules = vec![rule(
+        "n/cpu",
+        "cpu_total_usage",
+        4000.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     node.at(5000);
     node.at(5000);
@@ -462,7 +478,12 @@ fn removing_a_rule_enables_scheduling_at_once_and_is_reported() {
 
 #[test]
 fn an_unknown_metric_keeps_the_scheduling_state_for_a_limited_time() {
-    let rules = vec![rule("n/window", "cpu_usage_avg_5m", 40.0, disabling_scheduling("close"))];
+    let rules = vec![rule(
+        "n/window",
+        "cpu_usage_avg_5m",
+        40.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     node.engine = std::mem::take(&mut node.engine).with_unknown_limit(PERIOD * 2);
     let seen: Vec<_> = (0..4)

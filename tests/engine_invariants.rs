@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::scenario::{PeriodInput, Fault, input, loads, run_period, take_sample, rules, policy_set};
+use engine_support::scenario::{
+    Fault, PeriodInput, input, loads, policy_set, rules, run_period, take_sample,
+};
 use engine_support::{Load, Node, PERIOD, policy};
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::plan::{Change, Plan, RuleState, Scheduling, Transition};

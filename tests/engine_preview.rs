@@ -5,8 +5,10 @@ mod engine_support;
 
 use std::sync::Arc;
 
-use engine_support::scenario::{PeriodInput, Fault, input, loads, run_period, rules, policy_set};
-use engine_support::{GIB, Load, Node, PERIOD, eviction_action, idle_action, policy, rule, throttling};
+use engine_support::scenario::{Fault, PeriodInput, input, loads, policy_set, rules, run_period};
+use engine_support::{
+    GIB, Load, Node, PERIOD, eviction_action, idle_action, policy, rule, throttling,
+};
 use plimsoll::engine::plan::{Change, Plan, Transition};
 use plimsoll::engine::policy::{Rule, RuleId, Strategy as RuleStrategy};
 use proptest::collection::vec;
@@ -158,11 +160,7 @@ fn virtually_evicted_pods_stay_gone() {
         seen.push(would_evict(&node.plan).join(" "));
         assert!(node.plan.evictions.is_empty());
     }
-    assert_eq!(
-        seen,
-        ["a", "b", "", ""],
-        "two pods cover 1.5 GiB"
-    );
+    assert_eq!(seen, ["a", "b", "", ""], "two pods cover 1.5 GiB");
     for _ in 0..3 {
         node.at_memory(GIB);
     }
@@ -205,9 +203,24 @@ fn a_preview_builds_on_the_enforced_rules() {
 fn a_preview_waits_for_enforced_rounds_and_shares_their_cap() {
     let threshold = 8.0 * GIB as f64;
     let rules = vec![
-        rule("n/memory", "memory_total_usage", threshold, eviction_action(1)),
-        preview(rule("n/one", "memory_total_usage", threshold, eviction_action(1))),
-        preview(rule("n/two", "memory_total_usage", threshold, eviction_action(2))),
+        rule(
+            "n/memory",
+            "memory_total_usage",
+            threshold,
+            eviction_action(1),
+        ),
+        preview(rule(
+            "n/one",
+            "memory_total_usage",
+            threshold,
+            eviction_action(1),
+        )),
+        preview(rule(
+            "n/two",
+            "memory_total_usage",
+            threshold,
+            eviction_action(2),
+        )),
     ];
     let pods = ["a", "b", "c"].map(|uid| Load {
         held: GIB,

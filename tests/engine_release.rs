@@ -55,7 +55,7 @@ proptest! {
             for (pod, ratio) in &ratios {
                 let previous = before.iter().find(|(known, _)| known == pod);
                 let (_, previous) = previous.expect("no other pod is throttled");
-                prop_assert!(ratio >= previous, "{pod} went from {former} to {ratio}");
+                prop_assert!(ratio >= previous, "{pod} went from {previous} to {ratio}");
             }
             before = ratios;
         }
@@ -129,7 +129,10 @@ fn rules_added_and_removed_again_are_restored_at_their_own_pace() {
     node.engine.set_policy(policy);
     second(&mut node);
     let back = node.ratios()[0].1;
-    assert!((11..=50).contains(&back), "{back} % in the middle of the restore");
+    assert!(
+        (11..=50).contains(&back),
+        "{back} % in the middle of the restore"
+    );
     node.engine.set_policy(Arc::new(PolicySet::default()));
     let ratios = (0..25).map(|_| {
         second(&mut node);

@@ -6,7 +6,8 @@ mod engine_support;
 use std::sync::Arc;
 
 use engine_support::{
-    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, policy, restart, rule, scenario, throttling,
+    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, policy, restart, rule,
+    scenario, throttling,
 };
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, RuleState, Scheduling, Transition};
@@ -61,11 +62,7 @@ fn a_breached_rule_resumes_where_it_was() {
     node.at(6000);
     assert_eq!(ratio(&node), Some(10));
     assert_eq!(node.quotas("a"), [Some(300)], "from the journal's base");
-    assert_eq!(
-        node.plan.transitions.len(),
-        1,
-        "only the step is reported"
-    );
+    assert_eq!(node.plan.transitions.len(), 1, "only the step is reported");
 }
 
 /// The actions of a Preview are not persisted.
@@ -82,7 +79,8 @@ fn a_preview_reports_disabled_scheduling_again_after_a_restart() {
     }
     restart(&mut node, scenario::policy_set(preview()));
     node.at(6000);
-    let disables_scheduling = |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
+    let disables_scheduling =
+        |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
     assert!(
         node.plan
             .transitions

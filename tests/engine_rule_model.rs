@@ -164,7 +164,10 @@ fn states_of_engine(history: &History, params: Params) -> Vec<RuleState> {
         assert!(plan.evaluated, "an evaluation was due at {at:?}");
         for transition in &plan.transitions {
             if let Change::State { from, to, .. } = transition.change {
-                assert_eq!(from, reported, "each transition continues from the previous state");
+                assert_eq!(
+                    from, reported,
+                    "each transition continues from the previous state"
+                );
                 reported = to;
             }
         }

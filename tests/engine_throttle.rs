@@ -158,7 +158,11 @@ fn nothing_is_restored_above_the_restore_value_or_while_unknown() {
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
     assert_eq!(node.ratios(), ratios(&[("a", 80)]));
     node.at(3000);
-    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "between the thresholds");
+    assert_eq!(
+        node.ratios(),
+        ratios(&[("a", 80)]),
+        "between the thresholds"
+    );
     node.at(5000);
     assert_eq!(node.ratios(), ratios(&[("a", 80)]), "one breach of two");
     node.advance(PERIOD);
@@ -166,11 +170,7 @@ fn nothing_is_restored_above_the_restore_value_or_while_unknown() {
     node.step();
     assert_eq!(node.ratios(), ratios(&[("a", 80)]), "unknown");
     node.at(1000);
-    assert_eq!(
-        node.ratios(),
-        ratios(&[("a", 80)]),
-        "no baseline"
-    );
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "no baseline");
     node.at(1000);
     assert_eq!(node.ratios(), []);
 }
@@ -393,7 +393,11 @@ fn a_metric_without_a_unit_of_release_throttles_one_pod_per_round() {
         node.step();
         seen.push(node.ratios());
     }
-    assert_eq!(seen[0], [], "the usage of pods is not known from the first sample");
+    assert_eq!(
+        seen[0],
+        [],
+        "the usage of pods is not known from the first sample"
+    );
     assert_eq!(seen[1], ratios(&[("a", 70)]));
     assert_eq!(seen[2], ratios(&[("a", 40)]));
     assert_eq!(seen[3], ratios(&[("a", 40), ("b", 70)]));

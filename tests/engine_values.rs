@@ -94,7 +94,11 @@ fn cpu_usage_that_cannot_be_determined_is_unknown() {
         assert_eq!(value(watch("cpu_total_usage"), edits), Err(reason));
     }
     let full = value(watch("cpu_total_usage"), &[&cpu(100), &cpu(184)]);
-    assert_eq!(full, Ok(8400.0), "up to 105 % is within the resolution of the counters");
+    assert_eq!(
+        full,
+        Ok(8400.0),
+        "up to 105 % is within the resolution of the counters"
+    );
 }
 
 #[test]
@@ -125,7 +129,10 @@ fn memory_in_use_is_what_is_not_available() {
         value(watch("memory_total_usage"), &[&sample]),
         Ok(4.0 * GIB as f64)
     );
-    assert_eq!(value(watch("memory_total_utilization"), &[&sample]), Ok(25.0));
+    assert_eq!(
+        value(watch("memory_total_utilization"), &[&sample]),
+        Ok(25.0)
+    );
     for (total, available) in [(0, 0), (10, 11)] {
         let found = value(watch("memory_total_usage"), &[&memory(total, available)]);
         assert_eq!(found, Err(Unknown::Impossible));
@@ -158,7 +165,7 @@ fn load_and_pressure_are_used_unchanged() {
     for invalid in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
         let sample = |sample: &mut Sample| sample.node.load = Some([invalid; 3]);
         let found = value(watch("cpu_load_5_min"), &[&sample]);
-        assert_eq!(found, Err(Unknown::Impossible), "{nonsense}");
+        assert_eq!(found, Err(Unknown::Impossible), "{invalid}");
     }
 }
 
@@ -176,7 +183,12 @@ fn a_window_is_unknown_until_it_is_half_full() {
         assert_eq!(found, Err(Unknown::Sparse), "{metric}");
     }
     let average = "cpu_usage_avg_5m";
-    let rules = vec![rule("n/window", average, 40.0, disabling_scheduling("close"))];
+    let rules = vec![rule(
+        "n/window",
+        average,
+        40.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     let report = |node: &Node| node.engine.reports().next().unwrap();
     // 6 of 8 CPUs.
@@ -386,7 +398,11 @@ fn a_repeated_probe_response_counts_as_one_breach() {
     assert_eq!(report.value, Some(60.0), "it stays known");
     first.set(None);
     let report = evaluate(rule(), &[&repeated, &repeated, &hot]);
-    assert_eq!(report.state, RuleState::Breached, "the next response counts");
+    assert_eq!(
+        report.state,
+        RuleState::Breached,
+        "the next response counts"
+    );
 }
 
 #[test]
@@ -475,7 +491,11 @@ fn evaluations_have_a_fixed_schedule() {
     assert!(!node.step().evaluated);
     node.advance(SECOND * 3);
     assert!(node.step().evaluated);
-    assert_eq!(due(&node), PERIOD * 2, "a delay of two seconds does not shift the schedule");
+    assert_eq!(
+        due(&node),
+        PERIOD * 2,
+        "a delay of two seconds does not shift the schedule"
+    );
     node.advance(SECOND * 17);
     assert!(node.step().evaluated);
     assert_eq!(

@@ -3,7 +3,7 @@
 
 mod engine_support;
 mod kernel_support;
-mod sim;
+mod simulation;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use engine_support::{pod, rule, throttling};
 use kernel_support::{World, assert_fine, wait_for, world};
-use sim::{Simulation, Worker};
 use plimsoll::engine::plan::Plan;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
@@ -22,6 +21,7 @@ use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::CgroupPath;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
+use simulation::{Simulation, Worker};
 
 /// Pods as real cgroups, one test at a time.
 struct Testbed {
@@ -206,7 +206,7 @@ impl Loop {
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(PolicySet {
             rules: vec![pressure_rule(metric)],
-            pods: vec![sim::batch()],
+            pods: vec![simulation::batch()],
         }));
         let mut greedy = pod("greedy");
         "batch".clone_into(&mut greedy.namespace);
@@ -223,8 +223,12 @@ impl Loop {
 
     fn step(&mut self) {
         let (now, demand) = (boot_time(), self.engine.demand());
-        self.testbed.sampler.sample_node(now, &demand, &mut self.sample);
-        self.testbed.sampler.sample_pods(now, &demand, &mut self.sample);
+        self.testbed
+            .sampler
+            .sample_node(now, &demand, &mut self.sample);
+        self.testbed
+            .sampler
+            .sample_pods(now, &demand, &mut self.sample);
         self.engine.step(boot_time(), &self.sample, &mut self.plan);
         if self.plan.evaluated {
             let find = self.testbed.world.find();
@@ -252,7 +256,8 @@ impl Loop {
     }
 
     fn is_throttled(&self) -> bool {
-        self.testbed.world.quota(&self.testbed.path("greedy")) != self.testbed.world.quota_text(None)
+        self.testbed.world.quota(&self.testbed.path("greedy"))
+            != self.testbed.world.quota_text(None)
     }
 }
 
@@ -297,7 +302,10 @@ fn a_spike_of(metric: &str) {
         );
         return;
     }
-    assert!(released.is_some(), "{metric}: the throttle keeps itself in force");
+    assert!(
+        released.is_some(),
+        "{metric}: the throttle keeps itself in force"
+    );
     // Without per-cgroup pressure, other work on the machine also causes throttling.
     for _ in 0..if is_v2 { 15 } else { 0 } {
         node.step();

@@ -56,8 +56,7 @@ impl Rounds {
     pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &Pods) {
         let settled = &mut self.settled;
         self.pending.retain(|it| {
-            let stays =
-                now < it.until && pods.get(&it.uid).is_some_and(|t| t.pod.running);
+            let stays = now < it.until && pods.get(&it.uid).is_some_and(|t| t.pod.running);
             if !stays {
                 *settled = Some(at);
             }
@@ -119,7 +118,11 @@ pub(super) struct EvictionPass<'a> {
 impl EvictionPass<'_> {
     /// Evicts victims in order until the gaps are covered, counting what is already being released.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
-        let max_pods = runs.iter().filter(|run| self.covers(run)).map(max_per_round).max();
+        let max_pods = runs
+            .iter()
+            .filter(|run| self.covers(run))
+            .map(max_per_round)
+            .max();
         let Some(max_pods) = max_pods else { return };
         let mut left = (max_pods as usize).saturating_sub(self.already_evicted);
         for run in runs.iter_mut() {
@@ -215,7 +218,10 @@ impl EvictionPass<'_> {
         if !tracked.pod.owned && !unowned {
             return Err(Some(Spared::Unowned));
         }
-        if tracked.refused.is_some_and(|until| self.walk.now < until) {
+        if tracked
+            .eviction_blocked_until
+            .is_some_and(|until| self.walk.now < until)
+        {
             return Err(Some(Spared::BackingOff));
         }
         // Evicting a pod that releases next to nothing does not help.

@@ -12,7 +12,12 @@ const MILLICORES_PER_PERCENT: f64 = 10.0;
 
 /// `1.1 x (value - threshold)` in millicores or bytes, minus what is already `saved`; 0 if the value is not above the
 /// threshold or the metric has no unit of release.
-pub(super) fn gap(rule: &Rule, evaluation: Option<Evaluation>, saved: u64, node: &NodeSample) -> u64 {
+pub(super) fn gap(
+    rule: &Rule,
+    evaluation: Option<Evaluation>,
+    saved: u64,
+    node: &NodeSample,
+) -> u64 {
     let Some(value) = evaluation.and_then(Evaluation::value) else {
         return 0;
     };

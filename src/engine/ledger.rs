@@ -251,8 +251,9 @@ impl ThrottledPod {
         }
         self.levers.retain(known);
         let assigned = now.iter().map(|lever| request(pod, &lever.cgroup)).sum();
-        let new =
-            |cgroups: &[ThrottledCgroup], lever: &LeverSample| !cgroups.iter().any(|it| it.cgroup == lever.cgroup);
+        let new = |cgroups: &[ThrottledCgroup], lever: &LeverSample| {
+            !cgroups.iter().any(|it| it.cgroup == lever.cgroup)
+        };
         let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
         for lever in now {
             let Some(original) = lever.quota.filter(|_| new(&self.levers, lever)) else {
@@ -278,7 +279,9 @@ impl ThrottledPod {
 
     /// Writes the throttle in force into `to`, reusing its buffers.
     fn write(&self, pod: &Pod, to: &mut Throttle) {
-        let Some(effective) = self.effective_claim() else { return };
+        let Some(effective) = self.effective_claim() else {
+            return;
+        };
         let depth = self.depth();
         to.uid.clone_from(&self.uid);
         to.rule.clone_from(&effective.rule);
@@ -307,11 +310,16 @@ impl Ledger {
     }
 
     /// The pod's entry, inserted with these target cgroups if it has none yet.
-    pub(super) fn get_or_insert(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<ThrottledCgroup>) -> &mut ThrottledPod {
+    pub(super) fn get_or_insert(
+        &mut self,
+        uid: &PodUid,
+        levers: impl FnOnce() -> Vec<ThrottledCgroup>,
+    ) -> &mut ThrottledPod {
         let index = match self.find(uid) {
             Ok(index) => index,
             Err(index) => {
-                self.0.insert(index, ThrottledPod::new(uid.clone(), levers()));
+                self.0
+                    .insert(index, ThrottledPod::new(uid.clone(), levers()));
                 index
             }
         };
@@ -320,8 +328,8 @@ impl Ledger {
 
     /// Reverts the last evaluation's steps down on the pod, which could not be applied.
     pub(super) fn revert(&mut self, uid: &PodUid) {
-        if let Some(throttled) = self.get_mut(uid) {
-            for claim in &mut throttled.claims {
+        if let Some(entry) = self.get_mut(uid) {
+            for claim in &mut entry.claims {
                 claim.depth = Depth {
                     ratio: claim.depth.ratio.max(claim.before.ratio),
                     idle: claim.depth.idle && claim.before.idle,
@@ -333,10 +341,10 @@ impl Ledger {
 
     /// Removes the pods that are no longer throttled.
     pub(super) fn prune(&mut self) {
-        for throttled in &mut self.0 {
-            throttled.claims.retain(|claim| claim.depth != Depth::NONE);
+        for entry in &mut self.0 {
+            entry.claims.retain(|claim| claim.depth != Depth::NONE);
         }
-        self.0.retain(|throttled| !throttled.claims.is_empty());
+        self.0.retain(|entry| !entry.claims.is_empty());
     }
 
     /// The throttle in force for the pod.
@@ -348,24 +356,24 @@ impl Ledger {
 
     /// Writes the throttle of the pod to `throttles[index]`.
     pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<Throttle>) -> bool {
-        let Some(throttled) = self.get(&pod.uid) else {
+        let Some(entry) = self.get(&pod.uid) else {
             return false;
         };
         if index == throttles.len() {
             throttles.push(Throttle {
-                uid: throttled.uid.clone(),
-                rule: throttled.claims[0].rule.clone(),
+                uid: entry.uid.clone(),
+                rule: entry.claims[0].rule.clone(),
                 ratio: FULL_RATIO,
                 idle: false,
-                levers: Vec::with_capacity(throttled.levers.len()),
+                levers: Vec::with_capacity(entry.levers.len()),
             });
         }
-        throttled.write(pod, &mut throttles[index]);
+        entry.write(pod, &mut throttles[index]);
         true
     }
 
     fn find(&self, uid: &PodUid) -> Result<usize, usize> {
-        self.0.binary_search_by(|throttled| throttled.uid.cmp(uid))
+        self.0.binary_search_by(|entry| entry.uid.cmp(uid))
     }
 }
 

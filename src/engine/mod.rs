@@ -8,7 +8,6 @@
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
-mod round;
 mod eligibility;
 mod evict;
 mod gap;
@@ -23,6 +22,7 @@ pub mod protected;
 pub mod quantity;
 mod rank;
 mod reclaim;
+mod round;
 mod rule;
 mod run;
 pub mod sample;
@@ -44,7 +44,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use self::round::{ActionRound, Buffers, RoundContext, Enforced};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
@@ -55,6 +54,7 @@ use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
 use self::preview::PreviewPass;
 use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
+use self::round::{ActionRound, Buffers, Enforced, RoundContext};
 use self::rule::Evaluation;
 use self::run::Run;
 use self::sample::{CpuTimes, LeverSample, Sample};
@@ -286,13 +286,13 @@ impl Engine {
             due.unwrap_or(now + period)
         };
         let before = self.ledger.0.len();
-        self.ledger.0.retain(|throttled| pods.get(&throttled.uid).is_some());
+        self.ledger.0.retain(|entry| pods.get(&entry.uid).is_some());
         // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
         self.dirty |= self.ledger.0.len() < before;
-        for throttled in &mut self.ledger.0 {
-            for claim in &mut throttled.claims {
+        for entry in &mut self.ledger.0 {
+            for claim in &mut entry.claims {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
-                match run.filter(|run| !run.is_preview() && may(run, &throttled.uid)) {
+                match run.filter(|run| !run.is_preview() && may(run, &entry.uid)) {
                     Some(run) => claim.renew(&run.rule),
                     None => claim.retire(due(claim.period)),
                 }
@@ -310,7 +310,7 @@ impl Engine {
     /// second, where their actions would take longer.
     pub fn release_within(&mut self, within: Duration) {
         let earliest = self.now + ledger::FAST_RESTORE_INTERVAL;
-        let claims = self.ledger.0.iter_mut().flat_map(|throttled| &mut throttled.claims);
+        let claims = self.ledger.0.iter_mut().flat_map(|entry| &mut entry.claims);
         for claim in claims.filter(|claim| claim.retired.is_some()) {
             claim.speed_up(within, earliest);
         }
@@ -348,7 +348,7 @@ impl Engine {
             return Some(self.now);
         }
         let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
-        let claims = self.ledger.0.iter().flat_map(|throttled| &throttled.claims);
+        let claims = self.ledger.0.iter().flat_map(|entry| &entry.claims);
         groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
@@ -359,14 +359,16 @@ impl Engine {
                 self.ledger.revert(uid);
                 self.block_throttle(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
             }
-            Feedback::Contested { uid, until } => self.block_throttle(uid, *until, Spared::Contested),
+            Feedback::Contested { uid, until } => {
+                self.block_throttle(uid, *until, Spared::Contested)
+            }
             Feedback::Resized {
                 uid,
                 cgroup,
                 original,
             } => {
-                if let Some(throttled) = self.ledger.get_mut(uid) {
-                    throttled.resize(cgroup, *original);
+                if let Some(entry) = self.ledger.get_mut(uid) {
+                    entry.resize(cgroup, *original);
                 }
             }
             Feedback::EvictionRefused { uid, until } => {
@@ -398,7 +400,9 @@ impl Engine {
         };
         let pods = self.pods.all().iter();
         let running = pods.filter(|it| it.pod.running && !it.pod.terminating);
-        running.filter(move |it| !affected(it)).map(|it| &it.pod.uid)
+        running
+            .filter(move |it| !affected(it))
+            .map(|it| &it.pod.uid)
     }
 
     fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Spared) {

@@ -210,6 +210,7 @@ pub enum Change {
     /// This rule no longer disables scheduling.
     SchedulingEnabled,
     /// A pod selected for the rule's action was skipped; reported once per change of reason.
+    #[serde(rename = "spared")]
     Spared {
         /// Pod UID.
         pod: PodUid,

@@ -3,13 +3,13 @@
 //! Each Preview rule has shadow state: claims that are not applied and pods that are not evicted, carried from round to
 //! round. It uses the same code as an enforced rule, with pod usage reduced by what it would have done so far.
 
-use super::round::{ActionRound, Buffers, RoundContext, Enforced};
 use super::evict::Rounds;
 use super::gap::gap;
-use super::ledger::{ThrottledPod, Ledger, allowance};
+use super::ledger::{Ledger, ThrottledPod, allowance};
 use super::metric::{Metric, Resource};
 use super::plan::Transition;
 use super::pod::{Pod, PodUid};
+use super::round::{ActionRound, Buffers, Enforced, RoundContext};
 use super::run::Run;
 use super::throttle::RestorePass;
 use super::track::{PodUsage, Pods};
@@ -27,8 +27,12 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// Drops pods that are gone and pods that it may no longer throttle.
-    pub(super) fn retain_pods(&mut self, gone: impl Fn(&PodUid) -> bool, may: impl Fn(&PodUid) -> bool) {
-        self.ledger.0.retain(|throttled| may(&throttled.uid));
+    pub(super) fn retain_pods(
+        &mut self,
+        gone: impl Fn(&PodUid) -> bool,
+        may: impl Fn(&PodUid) -> bool,
+    ) {
+        self.ledger.0.retain(|entry| may(&entry.uid));
         self.removed.retain(|uid| !gone(uid));
     }
 
@@ -42,11 +46,11 @@ impl Shadow {
                 usage[index] = PodUsage::default();
             }
         }
-        for throttled in &self.ledger.0 {
-            let Some(index) = pods.find(&throttled.uid) else {
+        for entry in &self.ledger.0 {
+            let Some(index) = pods.find(&entry.uid) else {
                 continue;
             };
-            let allowed = union_allowance(throttled, enforced.get(&throttled.uid), &pods.all()[index].pod);
+            let allowed = union_allowance(entry, enforced.get(&entry.uid), &pods.all()[index].pod);
             if let Some(cpu) = &mut usage[index].cpu {
                 let capped = allowed.min_usage(*cpu);
                 saved.cpu += cpu.saturating_sub(capped).0;

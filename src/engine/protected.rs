@@ -46,7 +46,11 @@ pub enum Guard {
 }
 
 /// Corrects the result of a throttling rule on pressure: if no protected pod waits, it is quiet.
-pub(super) fn guard(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) -> (Evaluation, Option<Guard>) {
+pub(super) fn guard(
+    run: &Run,
+    ctx: &EvalContext<'_>,
+    evaluation: Evaluation,
+) -> (Evaluation, Option<Guard>) {
     let Evaluation::Known {
         value,
         breach,
@@ -106,7 +110,8 @@ fn busiest(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Option<f64> 
     let mut throttled_pods = ctx.ledger.0.iter();
     let throttles = run.rule.action.throttle.is_some();
     let throttles_pod = throttled_pods.any(|pod| !throttles || pod.claim(&run.rule.id).is_some());
-    ctx.busiest.filter(|_| throttles_pod && kind == PressureKind::Cpu)
+    ctx.busiest
+        .filter(|_| throttles_pod && kind == PressureKind::Cpu)
 }
 
 /// The highest share of the last interval that a protected cgroup waited.
@@ -125,7 +130,11 @@ fn waiting(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Result<Waiti
 ///
 /// # Errors
 /// [`Unknown::Missing`] without per-cgroup pressure; else why a protected cgroup has no value.
-pub(super) fn value(run: &Run, ctx: &EvalContext<'_>, metric: Protected) -> Result<Waiting, Unknown> {
+pub(super) fn value(
+    run: &Run,
+    ctx: &EvalContext<'_>,
+    metric: Protected,
+) -> Result<Waiting, Unknown> {
     if !ctx.sample.pressure_by_cgroup {
         return Err(Unknown::Missing);
     }
@@ -231,14 +240,22 @@ pub(super) fn may_act_on(run: &Run, tracked: &Tracked) -> bool {
     touches && !tracked.pod.protected
 }
 
-fn of_pod(tracked: &Tracked, ctx: &EvalContext<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
+fn of_pod(
+    tracked: &Tracked,
+    ctx: &EvalContext<'_>,
+    kind: PressureKind,
+) -> Result<Waiting, Unknown> {
     let now = tracked.sample(ctx.sample).ok_or(Unknown::Missing)?;
     let before = tracked.baseline(ctx.period).ok_or(Unknown::Rebased)?;
     let nanos = interval(Some(before.at), now.at, ctx.period)?;
     stall(&before.waits, &now.waits, nanos, kind)
 }
 
-fn of_system(now: &WaitCounters, ctx: &EvalContext<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
+fn of_system(
+    now: &WaitCounters,
+    ctx: &EvalContext<'_>,
+    kind: PressureKind,
+) -> Result<Waiting, Unknown> {
     let before = ctx.baseline.system.ok_or(Unknown::Rebased)?;
     let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
     stall(&before, now, nanos, kind)

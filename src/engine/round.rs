@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::evict::{EvictionPass, Rounds, SETTLE_TIMEOUT};
-use super::ledger::{ThrottledCgroup, Ledger};
+use super::ledger::{Ledger, ThrottledCgroup};
 use super::metric::RankBy;
 use super::plan::{Evict, Reclaim, Transition};
 use super::pod::PodUid;
 use super::reclaim::ReclaimPass;
 use super::run::Run;
 use super::sample::Sample;
-use super::throttle::{ThrottlePass, Released};
+use super::throttle::{Released, ThrottlePass};
 use super::time::BootTime;
 use super::track::{PodUsage, Pods, Tracked};
 use super::walk::{Walk, cpu_used, io_done, memory_held, sort};
@@ -114,7 +114,9 @@ impl ActionRound<'_> {
         self.reclaim(runs);
         for group in RankBy::ALL {
             let enforced = self.enforced;
-            if !self.rounds.is_settling(group) && !enforced.is_some_and(|e| e.settling[group as usize]) {
+            if !self.rounds.is_settling(group)
+                && !enforced.is_some_and(|e| e.settling[group as usize])
+            {
                 self.evict(group, runs);
             }
         }
@@ -157,7 +159,9 @@ impl ActionRound<'_> {
             group,
             rounds: self.rounds,
             enforced: self.enforced.map(|enforced| enforced.rounds),
-            already_evicted: self.enforced.map_or(0, |enforced| enforced.rounds.count(group)),
+            already_evicted: self
+                .enforced
+                .map_or(0, |enforced| enforced.rounds.count(group)),
             settle_timeout,
             released: &buffers.released,
             evictions: &mut buffers.round,

@@ -166,7 +166,12 @@ impl Machine {
         self.quiets = 0;
     }
 
-    fn observe_unknown(&mut self, now: BootTime, params: &Params, mut on_change: impl FnMut(StateChange)) {
+    fn observe_unknown(
+        &mut self,
+        now: BootTime,
+        params: &Params,
+        mut on_change: impl FnMut(StateChange),
+    ) {
         self.unknown_since.get_or_insert(now);
         if self.in_force() && self.unknown_too_long(now, params.unknown_limit) {
             self.reset_counters();
@@ -182,7 +187,9 @@ impl Machine {
         self.breaches = self.breaches.saturating_add(1);
         if self.state == RuleState::Normal && self.breaches == 1 {
             // A relapse is measured to the first of the consecutive breaches.
-            self.released = self.released.filter(|at| now.since(*at) <= params.relapse_window);
+            self.released = self
+                .released
+                .filter(|at| now.since(*at) <= params.relapse_window);
         }
         let starts = match self.state {
             RuleState::Normal => self.breaches >= params.avoidance_threshold,

@@ -109,8 +109,15 @@ impl Run {
 
     /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
     /// breach nor quiet.
-    pub(super) fn count_once(&mut self, sample_time: Option<BootTime>, evaluation: Evaluation) -> Evaluation {
-        let Evaluation::Known { value, incomplete, .. } = evaluation else {
+    pub(super) fn count_once(
+        &mut self,
+        sample_time: Option<BootTime>,
+        evaluation: Evaluation,
+    ) -> Evaluation {
+        let Evaluation::Known {
+            value, incomplete, ..
+        } = evaluation
+        else {
             return evaluation;
         };
         if sample_time.is_some() && self.last_counted == sample_time {
@@ -165,7 +172,8 @@ impl Run {
         });
         self.machine = machine;
         self.release.relapsed = relapsed;
-        self.known |= evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
+        self.known |=
+            evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.skipped.clear();
             self.reclaimed = None;
@@ -174,7 +182,8 @@ impl Run {
 
     /// Reports when the metric becomes Unknown or known. The first sample has no baseline, which is not worth reporting.
     fn report_unknown(&mut self, now: BootTime, evaluation: Evaluation, out: &mut Vec<Transition>) {
-        let is_first = self.evaluation.is_none() || (self.reported_unknown.is_none() && !self.known);
+        let is_first =
+            self.evaluation.is_none() || (self.reported_unknown.is_none() && !self.known);
         match evaluation {
             Evaluation::Unknown(Unknown::Rebased | Unknown::Sparse) if is_first => {}
             Evaluation::Unknown(reason)
@@ -186,7 +195,9 @@ impl Run {
                 out.push(self.transition(now, Change::Unknown { reason }));
             }
             Evaluation::Known {
-                value, incomplete: None, ..
+                value,
+                incomplete: None,
+                ..
             } if self.reported_unknown.take().is_some() => {
                 out.push(self.transition(now, Change::Known { value }));
             }
@@ -239,11 +250,11 @@ impl Run {
         if starts {
             self.release.depths.clear();
         }
-        for throttled in &ledger.0 {
-            if let Some(claim) = throttled.claim(&self.rule.id) {
+        for entry in &ledger.0 {
+            if let Some(claim) = entry.claim(&self.rule.id) {
                 self.machine.released = Some(now);
                 if starts {
-                    self.release.depths.push((throttled.uid.clone(), claim.depth));
+                    self.release.depths.push((entry.uid.clone(), claim.depth));
                 }
             }
         }

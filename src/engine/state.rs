@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::evict::{PendingEviction, Rounds};
-use super::ledger::{Claim, Depth, ThrottledPod, ThrottledCgroup};
+use super::ledger::{Claim, Depth, ThrottledCgroup, ThrottledPod};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::Machine;
@@ -99,7 +99,8 @@ impl Engine {
     /// those of pods that are gone are not in the next plan.
     pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
         for saved in &state.rules {
-            let same = |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
+            let same =
+                |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
                 if run.counter_key() != saved.counter_key {
@@ -125,12 +126,12 @@ impl Engine {
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
         let levers = || throttle.levers.iter().map(throttled_cgroup).collect();
-        let throttled = self.ledger.get_or_insert(&throttle.uid, levers);
+        let entry = self.ledger.get_or_insert(&throttle.uid, levers);
         for saved in state.claims.iter().filter(|c| c.pod == throttle.uid) {
-            throttled.set_claim(saved.claim());
+            entry.set_claim(saved.claim());
         }
-        let known = throttled.claim(&throttle.rule);
-        throttled.set_claim(Claim {
+        let known = entry.claim(&throttle.rule);
+        entry.set_claim(Claim {
             rule: throttle.rule.clone(),
             depth: Depth {
                 ratio: throttle.ratio.min(100),
@@ -141,7 +142,7 @@ impl Engine {
             period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
             retired: known.and_then(|claim| claim.retired),
         });
-        for claim in &mut throttled.claims {
+        for claim in &mut entry.claims {
             claim.before = claim.depth;
         }
     }
@@ -152,8 +153,8 @@ fn throttled_cgroup((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> T
 }
 
 fn saved_claims(throttled: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
-    throttled.claims.iter().map(|claim| SavedClaim {
-        pod: throttled.uid.clone(),
+    entry.claims.iter().map(|claim| SavedClaim {
+        pod: entry.uid.clone(),
         rule: claim.rule.clone(),
         ratio: claim.depth.ratio,
         idle: claim.depth.idle,

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::round::RoundContext;
-use super::ledger::{Claim, Depth, FULL_RATIO, ThrottledCgroup, MIN_QUOTA, Ledger, allowance, at_floor, request};
+use super::ledger::{
+    Claim, Depth, FULL_RATIO, Ledger, MIN_QUOTA, ThrottledCgroup, allowance, at_floor, request,
+};
 use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Spared, Transition};
 use super::policy::CpuThrottle;
+use super::round::RoundContext;
 use super::run::Run;
 use super::sample::{LeverSample, PodSample, Sample};
 use super::time::BootTime;
@@ -145,7 +147,10 @@ impl ThrottlePass<'_> {
     ) -> Result<(Depth, MilliCpu), Skip> {
         self.walk.check_eligible(run, pod_index, KIND)?;
         let tracked = &self.walk.pods[pod_index];
-        if let Some((_, reason)) = tracked.throttle_blocked.filter(|(until, _)| self.walk.now < *until) {
+        if let Some((_, reason)) = tracked
+            .throttle_blocked
+            .filter(|(until, _)| self.walk.now < *until)
+        {
             return Err(Some(reason));
         }
         let uses = self.walk.cpu(run, pod_index)?;
@@ -178,8 +183,8 @@ impl ThrottlePass<'_> {
     }
 
     fn depth(&self, run: &Run, tracked: &Tracked) -> Depth {
-        let throttled = self.ledger.get(&tracked.pod.uid);
-        let claim = throttled.and_then(|pod| pod.claim(&run.rule.id));
+        let entry = self.ledger.get(&tracked.pod.uid);
+        let claim = entry.and_then(|pod| pod.claim(&run.rule.id));
         claim.map_or(Depth::NONE, |claim| claim.depth)
     }
 
@@ -188,8 +193,8 @@ impl ThrottlePass<'_> {
         let uid = &tracked.pod.uid;
         let enforced_pod = self.enforced.and_then(|enforced| enforced.get(uid));
         self.levers.clear();
-        if let Some(throttled) = enforced_pod.or_else(|| self.ledger.get(uid)) {
-            self.levers.extend_from_slice(&throttled.levers);
+        if let Some(entry) = enforced_pod.or_else(|| self.ledger.get(uid)) {
+            self.levers.extend_from_slice(&entry.levers);
             return !self.levers.is_empty();
         }
         measure(tracked, self.walk.sample, self.period, uses, self.levers)
@@ -211,7 +216,11 @@ impl ThrottlePass<'_> {
         };
         let is_only = self.levers.len() == 1;
         let release = |cgroup: &ThrottledCgroup| {
-            let measured = if is_only { Some(uses) } else { measured(cgroup) };
+            let measured = if is_only {
+                Some(uses)
+            } else {
+                measured(cgroup)
+            };
             let uses = measured.unwrap_or(cgroup.base);
             uses.saturating_sub(cgroup.allowance(&tracked.pod, ratio).min_usage(uses))
         };
@@ -231,8 +240,8 @@ impl ThrottlePass<'_> {
         let to = run
             .relapse_depth(&pod.uid)
             .map_or(further, |depth| further.union(depth));
-        let throttled = self.ledger.get_or_insert(&pod.uid, || self.levers.clone());
-        throttled.set_claim(Claim {
+        let entry = self.ledger.get_or_insert(&pod.uid, || self.levers.clone());
+        entry.set_claim(Claim {
             rule: run.rule.id.clone(),
             depth: to,
             before: from,
@@ -241,10 +250,10 @@ impl ThrottlePass<'_> {
             retired: None,
         });
         let enforced_pod = self.enforced.and_then(|enforced| enforced.get(&pod.uid));
-        let ratio = throttled
+        let ratio = entry
             .depth()
             .ratio
-            .min(enforced_pod.map_or(100, |throttled| throttled.depth().ratio));
+            .min(enforced_pod.map_or(100, |entry| entry.depth().ratio));
         let quota = allowance(self.levers, pod, ratio);
         let release = self.release(&self.walk.pods[pod_index], uses, ratio);
         let change = Change::Throttle {
@@ -289,7 +298,11 @@ fn measure(
                 .max(request(&tracked.pod, &lever.cgroup))
         };
         let usage = measured(lever).unwrap_or_else(share);
-        levers.push(ThrottledCgroup::new(Arc::clone(&lever.cgroup), usage, original));
+        levers.push(ThrottledCgroup::new(
+            Arc::clone(&lever.cgroup),
+            usage,
+            original,
+        ));
     }
     !levers.is_empty()
 }
@@ -314,24 +327,24 @@ pub(super) struct RestorePass<'a> {
 impl RestorePass<'_> {
     /// Restores every claim whose rule is back to normal by one step, and removes those that are back at their original.
     pub(super) fn run(&mut self, runs: &[Run], ledger: &mut Ledger) {
-        for throttled in &mut ledger.0 {
-            let Some(tracked) = self.ctx.pods.get(&throttled.uid) else {
-                throttled.claims.clear();
+        for entry in &mut ledger.0 {
+            let Some(tracked) = self.ctx.pods.get(&entry.uid) else {
+                entry.claims.clear();
                 continue;
             };
             if let Some(now) = tracked.sample(self.ctx.sample) {
-                throttled.sync_cgroups(&tracked.pod, &now.levers);
+                entry.sync_cgroups(&tracked.pod, &now.levers);
             }
             for index in 0..throttled.claims.len() {
-                let claim = &mut throttled.claims[index];
+                let claim = &mut entry.claims[index];
                 claim.before = claim.depth;
                 let Some(to) = self.next_depth(runs, claim) else {
                     continue;
                 };
                 claim.depth = to;
-                let ratio = throttled.depth().ratio;
-                let quota = allowance(&throttled.levers, &tracked.pod, ratio);
-                self.report(runs, &throttled.claims[index], tracked, quota);
+                let ratio = entry.depth().ratio;
+                let quota = allowance(&entry.levers, &tracked.pod, ratio);
+                self.report(runs, &entry.claims[index], tracked, quota);
             }
         }
         ledger.prune();
@@ -368,7 +381,7 @@ impl RestorePass<'_> {
         self.out.push(Transition {
             at: self.ctx.now,
             rule: claim.rule.clone(),
-            would: find(runs, claim).is_some_and(Run::would) && claim.retired.is_none(),
+            would: find(runs, claim).is_some_and(Run::is_preview) && claim.retired.is_none(),
             change: Change::Throttle {
                 pod: tracked.pod.uid.clone(),
                 from: claim.before.ratio,

@@ -141,7 +141,9 @@ pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) ->
 pub(super) fn sample_time(run: &Run, ctx: &EvalContext<'_>) -> Option<BootTime> {
     let rule = &run.rule;
     match &rule.metric {
-        Metric::Probe(_) => Evaluator { run, rule, ctx }.probe_sample().map(|probe| probe.at),
+        Metric::Probe(_) => Evaluator { run, rule, ctx }
+            .probe_sample()
+            .map(|probe| probe.at),
         Metric::RunQueueTime | Metric::ThrottledRatio => None,
         _ => Some(ctx.sample.at),
     }
@@ -181,12 +183,14 @@ impl Fold {
                 }
             }
             // All selected series are of throttled pods, which wait for our quotas.
-            None if self.throttled && self.incomplete.is_none() && !self.rebased => Evaluation::Known {
-                value: 0.0,
-                breach: false,
-                quiet: true,
-                incomplete: None,
-            },
+            None if self.throttled && self.incomplete.is_none() && !self.rebased => {
+                Evaluation::Known {
+                    value: 0.0,
+                    breach: false,
+                    quiet: true,
+                    incomplete: None,
+                }
+            }
             None => Evaluation::Unknown(self.incomplete.or(rebased).unwrap_or(Unknown::Missing)),
         }
     }
@@ -246,7 +250,9 @@ impl Evaluator<'_> {
         let index = usize::from(full);
         let now = self.ctx.sample.node.pressure[kind as usize]?.totals[index];
         let before = self.ctx.baseline.stalled[kind as usize][index];
-        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at).ok()?;
+        let interval = self
+            .interval(self.ctx.baseline.at, self.ctx.sample.at)
+            .ok()?;
         let stalled = difference(before, now).ok()?;
         Some(stalled / interval * 100.0)
     }
@@ -254,7 +260,8 @@ impl Evaluator<'_> {
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {
         for (index, disk) in self.ctx.sample.node.disks.iter().enumerate() {
             if self.selects(&[("device", &*disk.device)][..]) {
-                let before = find_near(&self.ctx.baseline.disks, index, |b| b.device == disk.device);
+                let before =
+                    find_near(&self.ctx.baseline.disks, index, |b| b.device == disk.device);
                 fold.add(self.disk(rate, before, disk));
             }
         }
@@ -366,7 +373,9 @@ impl Evaluator<'_> {
     }
 
     fn probe(&self, name: &Arc<str>, fold: &mut Fold) {
-        let Some(answer) = self.probe_sample() else { return };
+        let Some(answer) = self.probe_sample() else {
+            return;
+        };
         for series in answer.series.iter().filter(|series| series.name == *name) {
             if self.selects(&SeriesLabels(&series.labels)) {
                 fold.add(if self.stale(answer.at) {

@@ -36,7 +36,12 @@ impl Walk<'_> {
     }
 
     /// Checks whether the rule may act on the pod at all.
-    pub(super) fn check_eligible(&self, run: &Run, pod_index: usize, kind: ActionKind) -> Result<(), Skip> {
+    pub(super) fn check_eligible(
+        &self,
+        run: &Run,
+        pod_index: usize,
+        kind: ActionKind,
+    ) -> Result<(), Skip> {
         let tracked = &self.pods[pod_index];
         let permit = tracked.permit(run.index);
         let allowed = match kind {
@@ -70,7 +75,9 @@ impl Walk<'_> {
     }
 
     pub(super) fn memory(&self, run: &Run, pod_index: usize) -> Result<MemoryParts, Skip> {
-        let memory = self.fresh_usage(run, pod_index).and_then(|usage| usage.memory);
+        let memory = self
+            .fresh_usage(run, pod_index)
+            .and_then(|usage| usage.memory);
         memory.ok_or(Some(Spared::NoSample))
     }
 

@@ -9,7 +9,10 @@ use plimsoll::engine::{metric::Metric, pod::QosClass};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{GIB, Load, Node, PERIOD, allow_all, disabling_scheduling, eviction_action, idle_action, rule, throttling};
+use super::{
+    GIB, Load, Node, PERIOD, allow_all, disabling_scheduling, eviction_action, idle_action, rule,
+    throttling,
+};
 
 /// The input of one period.
 #[derive(Clone, Debug)]
@@ -123,18 +126,38 @@ fn one_rule() -> impl Strategy<Value = Rule> {
             rule("n/cpu", "cpu_total_usage", 4000.0, throttling(min, step))
         }),
         (0_u8..=60, 1_u8..=60).prop_map(|(min, step)| {
-            rule("n/idle", "cpu_total_utilization", 60.0, idle_action(min, step))
+            rule(
+                "n/idle",
+                "cpu_total_utilization",
+                60.0,
+                idle_action(min, step),
+            )
         }),
-        (1_u32..4).prop_map(|max_pods| rule("n/evict", "cpu_total_usage", 5000.0, eviction_action(max_pods))),
+        (1_u32..4).prop_map(|max_pods| rule(
+            "n/evict",
+            "cpu_total_usage",
+            5000.0,
+            eviction_action(max_pods)
+        )),
         Just(rule(
             "n/memory",
             "memory_total_usage",
             8.0 * GIB as f64,
             gc()
         )),
-        Just(rule("n/close", "cpu_load_1_min", 5.0, disabling_scheduling("close"))),
+        Just(rule(
+            "n/close",
+            "cpu_load_1_min",
+            5.0,
+            disabling_scheduling("close")
+        )),
         Just(rule("n/load", "cpu_load_5_min", 6.0, throttling(20, 30))),
-        Just(rule("n/load-evict", "cpu_load_15_min", 8.0, eviction_action(1))),
+        Just(rule(
+            "n/load-evict",
+            "cpu_load_15_min",
+            8.0,
+            eviction_action(1)
+        )),
     ];
     (kind, 1_u32..3, 1_u32..3, 0.5..=1.0_f64, 5_u64..40, 1_u32..3).prop_map(
         |(mut rule, avoidance, restore, low, cool_down, periods)| {

@@ -133,19 +133,22 @@ fn a_small_step_is_not_mistaken_for_the_floor() {
 
 #[test]
 fn the_claim_with_the_lowest_ratio_is_in_force() {
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", 1000, Quota::Unlimited)]);
-    throttled.set_claim(claim("n/b", 60, false));
-    throttled.set_claim(claim("n/c", 100, true));
-    throttled.set_claim(claim("n/a", 80, false));
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("", 1000, Quota::Unlimited)],
+    );
+    entry.set_claim(claim("n/b", 60, false));
+    entry.set_claim(claim("n/c", 100, true));
+    entry.set_claim(claim("n/a", 80, false));
     assert_eq!(
-        throttled.depth(),
+        entry.depth(),
         Depth {
             ratio: 60,
             idle: true
         }
     );
     let mut throttles = Vec::new();
-    let mut ledger = Ledger(vec![throttled]);
+    let mut ledger = Ledger(vec![entry]);
     assert!(ledger.write(&pod("a"), 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].levers[0].quota, Some(MilliCpu(600)));
@@ -161,37 +164,43 @@ fn a_restarted_container_inherits_the_share_of_its_predecessor() {
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), levers);
-    throttled.sync_cgroups(&pod("a"), &[]);
+    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
+    entry.sync_cgroups(&pod("a"), &[]);
     assert_eq!(
-        throttled.levers.len(),
+        entry.levers.len(),
         2,
         "a pod that could not be read is left as it is"
     );
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    throttled.sync_cgroups(&pod("a"), &now);
+    entry.sync_cgroups(&pod("a"), &now);
     let expected = [
         throttled_cgroup("side", 200, Quota::Unlimited),
         throttled_cgroup("new", 600, limit(1000)),
     ];
-    assert_eq!(throttled.levers, expected);
-    throttled.sync_cgroups(
+    assert_eq!(entry.levers, expected);
+    entry.sync_cgroups(
         &pod("a"),
         &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
     );
-    assert_eq!(throttled.levers[1], throttled_cgroup("tiny", 600, limit(50)));
+    assert_eq!(entry.levers[1], throttled_cgroup("tiny", 600, limit(50)));
 }
 
 #[test]
 fn containers_that_appear_together_share_and_get_at_least_their_requests() {
     let mut pod = pod("a");
     pod.container_requests.insert("y".to_owned(), MilliCpu(700));
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("old", 600, limit(1000))]);
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("old", 600, limit(1000))],
+    );
     let now = [lever("x", limit(1000)), lever("y", limit(1000))];
-    throttled.sync_cgroups(&pod, &now);
+    entry.sync_cgroups(&pod, &now);
     assert_eq!(
-        throttled.levers,
-        [throttled_cgroup("x", 300, limit(1000)), throttled_cgroup("y", 700, limit(1000))]
+        entry.levers,
+        [
+            throttled_cgroup("x", 300, limit(1000)),
+            throttled_cgroup("y", 700, limit(1000))
+        ]
     );
 }
 
@@ -207,33 +216,41 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), levers);
+    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    throttled.sync_cgroups(&pod, &now);
-    let at_floor = |throttled: &ThrottledPod, pod: &Pod| throttled.levers[1].quota(pod, 10);
-    assert_eq!(at_floor(&throttled, &pod), Some(MilliCpu(300)));
+    entry.sync_cgroups(&pod, &now);
+    let at_floor = |throttled: &ThrottledPod, pod: &Pod| entry.levers[1].quota(pod, 10);
+    assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
-    assert_eq!(at_floor(&throttled, &pod), Some(MilliCpu(60)), "it is known");
+    assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(60)), "it is known");
 }
 
 #[test]
 fn a_cgroup_with_an_unreadable_quota_is_added_later() {
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("old", 600, limit(1000))]);
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("old", 600, limit(1000))],
+    );
     let mut unread = lever("new", limit(1000));
     unread.quota = None;
-    throttled.sync_cgroups(&pod("a"), &[unread]);
-    assert_eq!(throttled.levers, []);
-    throttled.sync_cgroups(&pod("a"), &[lever("new", limit(1000))]);
-    assert_eq!(throttled.levers, [throttled_cgroup("new", 600, limit(1000))]);
+    entry.sync_cgroups(&pod("a"), &[unread]);
+    assert_eq!(entry.levers, []);
+    entry.sync_cgroups(&pod("a"), &[lever("new", limit(1000))]);
+    assert_eq!(entry.levers, [throttled_cgroup("new", 600, limit(1000))]);
 }
 
 #[test]
 fn a_resize_updates_the_original_and_the_base() {
     let resized = |base, from, to| {
-        let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
-        throttled.resize("", to);
-        (throttled.levers[0].base.0, throttled.levers[0].original, throttled.base.0)
+        let mut entry =
+            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
+        entry.resize("", to);
+        (
+            entry.levers[0].base.0,
+            entry.levers[0].original,
+            entry.base.0,
+        )
     };
     let table = [
         (500, limit(500), limit(800), 800),
@@ -259,25 +276,29 @@ fn the_base_recovers_when_a_smaller_quota_is_removed() {
         (800, Quota::Unlimited),
         (1000, limit(1000)),
     ] {
-        let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
-        throttled.resize("", limit(200));
-        assert_eq!(throttled.levers[0].base, MilliCpu(200));
-        throttled.resize("", first);
-        assert_eq!(throttled.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
-        assert_eq!(throttled.base, MilliCpu(wanted));
+        let mut entry =
+            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
+        entry.resize("", limit(200));
+        assert_eq!(entry.levers[0].base, MilliCpu(200));
+        entry.resize("", first);
+        assert_eq!(entry.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
+        assert_eq!(entry.base, MilliCpu(wanted));
     }
 }
 
 #[test]
 fn a_step_that_could_not_be_applied_is_reverted() {
-    let mut throttled = ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", 1000, Quota::Unlimited)]);
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("", 1000, Quota::Unlimited)],
+    );
     let mut stepped = claim("n/a", 80, false);
     stepped.depth.ratio = 60;
-    throttled.set_claim(stepped);
+    entry.set_claim(stepped);
     let mut started = claim("n/b", 90, true);
     started.before = Depth::NONE;
-    throttled.set_claim(started);
-    let mut ledger = Ledger(vec![throttled]);
+    entry.set_claim(started);
+    let mut ledger = Ledger(vec![entry]);
     ledger.revert(&PodUid::from("a"));
     assert_eq!(ledger.0[0].claims, [claim("n/a", 80, false)]);
 }

@@ -37,7 +37,7 @@ impl NodeWindows {
     /// is interpolated linearly.
     ///
     /// Returns the percentage of busy CPUs since the previous sample, if both are known.
-    pub fn add(&mut self, sample: &Sample) -> Option<f64> {
+    pub fn take(&mut self, sample: &Sample) -> Option<f64> {
         let now = LastSample {
             at: sample.at,
             cpu: sample.node.cpu,

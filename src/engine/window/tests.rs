@@ -140,7 +140,7 @@ impl Reference {
         );
         assert!(
             peak.coverage >= min.min(1.0) - 1e-9,
-            "{span:?} {least} {}",
+            "{span:?} {min} {}",
             peak.coverage
         );
         assert!(peak.coverage <= max.min(1.0) + 1e-9, "{span:?}");
@@ -306,13 +306,13 @@ fn a_node_has_cpu_and_memory_windows() {
     let mut windows = NodeWindows::default();
     let value = |windows: &NodeWindows, resource| windows.value(resource, Windowed::Average5m);
     for second in 0..140 {
-        windows.add(&sample(second, 75, 40));
+        windows.take(&sample(second, 75, 40));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     for second in 140..400 {
         // A repeated sample counts once.
-        windows.add(&sample(second, 75, 40));
-        windows.add(&sample(second, 75, 40));
+        windows.take(&sample(second, 75, 40));
+        windows.take(&sample(second, 75, 40));
     }
     near(value(&windows, Resource::Cpu).ok(), 75.0, ROUNDING);
     near(value(&windows, Resource::Memory).ok(), 40.0, ROUNDING);
@@ -321,7 +321,7 @@ fn a_node_has_cpu_and_memory_windows() {
         ..Sample::default()
     };
     for second in 400..600 {
-        windows.add(&unreadable(second));
+        windows.take(&unreadable(second));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     // The longer window stays known.
@@ -337,9 +337,9 @@ fn windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
     assert!((6000..8192).contains(&bytes), "{bytes} bytes");
     let steady = allocation_counter::measure(|| {
         for second in 0..4000 {
-            windows.add(&sample(second, 30, 50));
+            windows.take(&sample(second, 30, 50));
         }
-        windows.add(&sample(2 * 24 * HOUR, 30, 50));
+        windows.take(&sample(2 * 24 * HOUR, 30, 50));
         for span in Span::ALL {
             std::hint::black_box(windows.of(Resource::Cpu).spread(span));
         }
