@@ -115,7 +115,7 @@ fn a_repeated_sample_has_no_value() {
 }
 
 #[test]
-fn memory_in_use_is_what_is_not_available() {
+fn memory_usage_is_total_minus_available() {
     let memory = |total, available| {
         move |sample: &mut Sample| {
             sample.node.memory = Some(NodeMemory {
