@@ -152,7 +152,7 @@ fn throttled_cgroup((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> T
     ThrottledCgroup::new(Arc::clone(cgroup), *base, *original)
 }
 
-fn saved_claims(throttled: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
+fn saved_claims(entry: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
     entry.claims.iter().map(|claim| SavedClaim {
         pod: entry.uid.clone(),
         rule: claim.rule.clone(),

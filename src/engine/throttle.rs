@@ -335,7 +335,7 @@ impl RestorePass<'_> {
             if let Some(now) = tracked.sample(self.ctx.sample) {
                 entry.sync_cgroups(&tracked.pod, &now.levers);
             }
-            for index in 0..throttled.claims.len() {
+            for index in 0..entry.claims.len() {
                 let claim = &mut entry.claims[index];
                 claim.before = claim.depth;
                 let Some(to) = self.next_depth(runs, claim) else {

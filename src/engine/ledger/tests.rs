@@ -219,7 +219,7 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
     let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
     entry.sync_cgroups(&pod, &now);
-    let at_floor = |throttled: &ThrottledPod, pod: &Pod| entry.levers[1].quota(pod, 10);
+    let at_floor = |entry: &ThrottledPod, pod: &Pod| entry.levers[1].quota(pod, 10);
     assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
