@@ -360,7 +360,7 @@ impl Engine {
                 self.block_throttle(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
             }
             Feedback::Contested { uid, until } => {
-                self.block_throttle(uid, *until, Spared::Contested)
+                self.block_throttle(uid, *until, Spared::Contested);
             }
             Feedback::Resized {
                 uid,
