@@ -1,8 +1,11 @@
-//! A steady evaluation leaves the heap alone.
+//! A steady evaluation does not allocate.
 
 mod engine_support;
 
-use engine_support::{GIB, Load, Node, PERIOD, closing, evicting, idling, pod, rule, throttling};
+use engine_support::{
+    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, idle_action, pod, rule,
+    throttling,
+};
 use plimsoll::engine::policy::{Action, Rule, Strategy};
 use plimsoll::engine::sample::{ContainerSample, DiskSample, InterfaceSample};
 use plimsoll::engine::units::MilliCpu;
@@ -10,22 +13,42 @@ use plimsoll::engine::units::MilliCpu;
 fn rules() -> Vec<Rule> {
     let gc = Action {
         force_gc: true,
-        ..evicting(2)
+        ..eviction_action(2)
     };
     vec![
         rule("n/cpu", "cpu_total_usage", 4000.0, throttling(40, 20)),
-        rule("n/cpu-idle", "cpu_total_utilization", 60.0, idling(30, 30)),
+        rule(
+            "n/cpu-idle",
+            "cpu_total_utilization",
+            60.0,
+            idle_action(30, 30),
+        ),
         rule("n/memory", "memory_total_usage", 8e9, gc),
-        rule("n/close", "cpu_load_1_min", 4.0, closing("close")),
-        rule("n/disk", "disk_read_kibps", 1e6, closing("close")),
+        rule(
+            "n/close",
+            "cpu_load_1_min",
+            4.0,
+            disabling_scheduling("close"),
+        ),
+        rule(
+            "n/disk",
+            "disk_read_kibps",
+            1e6,
+            disabling_scheduling("close"),
+        ),
         rule("n/net", "network_sent_kibps", 1e6, throttling(10, 10)),
         rule(
             "n/queue",
             "container_sched_run_queue_time",
             1e6,
-            closing("close"),
+            disabling_scheduling("close"),
         ),
-        rule("n/window", "cpu_usage_avg_5m", 99.0, closing("close")),
+        rule(
+            "n/window",
+            "cpu_usage_avg_5m",
+            99.0,
+            disabling_scheduling("close"),
+        ),
         Rule {
             strategy: Strategy::Preview,
             ..rule("n/preview", "cpu_total_usage", 3000.0, throttling(40, 20))
@@ -47,7 +70,7 @@ fn node(pods: usize) -> Node {
 }
 
 fn tick(node: &mut Node, load: f64) -> allocation_counter::AllocationInfo {
-    node.pass(PERIOD);
+    node.advance(PERIOD);
     node.sample.node.load = Some([load; 3]);
     node.sample.node.disks = vec![DiskSample {
         device: "vda".into(),
@@ -76,7 +99,7 @@ fn tick(node: &mut Node, load: f64) -> allocation_counter::AllocationInfo {
 }
 
 #[test]
-fn a_quiet_evaluation_allocates_nothing() {
+fn an_evaluation_without_a_breach_allocates_nothing() {
     let mut node = node(110);
     node.cpu = 1000;
     for _ in 0..3 {
@@ -89,7 +112,7 @@ fn a_quiet_evaluation_allocates_nothing() {
 }
 
 #[test]
-fn an_evaluation_that_keeps_what_is_in_force_allocates_nothing() {
+fn an_evaluation_without_changes_to_throttles_allocates_nothing() {
     let mut node = node(110);
     node.cpu = 7000;
     node.memory = 9_000_000_000;
@@ -107,7 +130,7 @@ fn an_evaluation_that_keeps_what_is_in_force_allocates_nothing() {
 fn a_sample_between_evaluations_allocates_nothing() {
     let mut node = node(110);
     tick(&mut node, 1.0);
-    node.pass(PERIOD / 10);
+    node.advance(PERIOD / 10);
     let info = allocation_counter::measure(|| {
         node.engine.step(node.now, &node.sample, &mut node.plan);
     });
@@ -116,7 +139,7 @@ fn a_sample_between_evaluations_allocates_nothing() {
 }
 
 #[test]
-fn the_counter_counts() {
+fn the_allocation_counter_works() {
     let info = allocation_counter::measure(|| {
         std::hint::black_box(pod("a"));
         std::hint::black_box(vec![MilliCpu(1)]);

@@ -1,4 +1,4 @@
-//! Evictions, reclaim of page cache, and closing the node to new work.
+//! Evictions, page cache reclaim, and disabling scheduling.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine_support::{
-    GIB, Load, Node, PERIOD, action, closing, evicting, policy, rule, throttling,
+    GIB, Load, Node, PERIOD, action, disabling_scheduling, eviction_action, policy, rule,
+    throttling,
 };
 use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Spared};
 use plimsoll::engine::pod::{Kept, PodUid};
@@ -23,7 +24,7 @@ fn memory(watermark: u64, action: Action) -> Vec<Rule> {
     )]
 }
 
-fn holding(uid: &str, gib: u64) -> Load {
+fn with_memory(uid: &str, gib: u64) -> Load {
     Load {
         held: gib * GIB,
         ..Load::new(uid, 100)
@@ -42,55 +43,55 @@ fn gone(node: &mut Node, uid: &str) {
 #[test]
 fn victims_are_evicted_until_the_gap_is_covered() {
     let pods = vec![
-        holding("a", 1),
-        holding("b", 3),
-        holding("c", 2),
-        holding("d", 1),
+        with_memory("a", 1),
+        with_memory("b", 3),
+        with_memory("c", 2),
+        with_memory("d", 1),
     ];
-    let mut node = Node::new(memory(8, evicting(10)), pods);
-    node.holding(12 * GIB);
-    assert_eq!(names(&node), "b c", "4.4 GiB, judged at the first look");
+    let mut node = Node::new(memory(8, eviction_action(10)), pods);
+    node.at_memory(12 * GIB);
+    assert_eq!(names(&node), "b c", "4.4 GiB; known from the first sample");
     let evict = &node.plan.evictions[0];
     assert_eq!(evict.grace, Duration::from_secs(5));
     assert_eq!(evict.rule, RuleId::from("n/memory"));
 }
 
 #[test]
-fn a_round_is_capped_and_settles_before_the_next_begins() {
+fn a_round_is_capped_and_settles_before_the_next_starts() {
     let pods = vec![
-        holding("a", 1),
-        holding("b", 1),
-        holding("c", 1),
-        holding("d", 1),
+        with_memory("a", 1),
+        with_memory("b", 1),
+        with_memory("c", 1),
+        with_memory("d", 1),
     ];
-    let mut node = Node::new(memory(8, evicting(2)), pods);
-    node.holding(12 * GIB);
+    let mut node = Node::new(memory(8, eviction_action(2)), pods);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "a b");
-    node.holding(12 * GIB);
-    assert_eq!(names(&node), "", "they are on their way out");
+    node.at_memory(12 * GIB);
+    assert_eq!(names(&node), "", "both are terminating");
     gone(&mut node, "a");
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "", "b is not gone yet");
     node.engine.feedback(&Feedback::Gone {
         uid: PodUid::from("b"),
     });
     node.pods.retain(|load| load.pod.name != "b");
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "c d");
 }
 
 #[test]
-fn no_rule_takes_more_in_a_round_than_its_own_action_says() {
-    let mut rules = memory(6, evicting(1));
+fn no_rule_exceeds_its_own_max_pods_per_round() {
+    let mut rules = memory(6, eviction_action(1));
     rules.push(rule(
         "n/other",
         "memory_total_usage",
         (11 * GIB) as f64,
-        evicting(3),
+        eviction_action(3),
     ));
-    let pods = ["a", "b", "c", "d"].map(|uid| holding(uid, 1));
+    let pods = ["a", "b", "c", "d"].map(|uid| with_memory(uid, 1));
     let mut node = Node::new(rules, pods.into());
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     let taken: Vec<_> = node
         .plan
         .evictions
@@ -105,14 +106,14 @@ fn no_rule_takes_more_in_a_round_than_its_own_action_says() {
 }
 
 #[test]
-fn a_round_is_over_a_minute_after_the_grace_period_and_failed_victims_do_not_count() {
+fn a_round_times_out_a_minute_after_the_grace_period() {
     let mut node = Node::new(
-        memory(8, evicting(1)),
-        vec![holding("a", 1), holding("b", 1)],
+        memory(8, eviction_action(1)),
+        vec![with_memory("a", 1), with_memory("b", 1)],
     );
     let mut seen = Vec::new();
     for _ in 0..9 {
-        node.holding(12 * GIB);
+        node.at_memory(12 * GIB);
         seen.push(names(&node));
     }
     assert_eq!(
@@ -123,55 +124,55 @@ fn a_round_is_over_a_minute_after_the_grace_period_and_failed_victims_do_not_cou
 }
 
 #[test]
-fn a_finished_pod_settles_its_round() {
+fn a_round_settles_when_its_pod_has_finished() {
     let mut node = Node::new(
-        memory(8, evicting(1)),
-        vec![holding("a", 1), holding("b", 1)],
+        memory(8, eviction_action(1)),
+        vec![with_memory("a", 1), with_memory("b", 1)],
     );
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     node.pods[0].pod.running = false;
     node.set_pods();
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "b");
 }
 
 #[test]
-fn a_refused_eviction_makes_room_for_the_next_candidate() {
+fn after_a_refused_eviction_the_next_candidate_is_tried() {
     let mut node = Node::new(
-        memory(8, evicting(1)),
-        vec![holding("a", 1), holding("b", 1)],
+        memory(8, eviction_action(1)),
+        vec![with_memory("a", 1), with_memory("b", 1)],
     );
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     let (uid, until) = (PodUid::from("a"), node.now + PERIOD * 3);
     node.engine
         .feedback(&Feedback::EvictionRefused { uid, until });
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "b");
-    assert_eq!(node.spared(), [("a".to_owned(), Spared::BackingOff)]);
+    assert_eq!(node.skipped(), [("a".to_owned(), Spared::BackingOff)]);
     gone(&mut node, "b");
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "");
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "a");
 }
 
 #[test]
 fn terminating_pods_count_as_released() {
-    let mut pods = vec![holding("a", 1), holding("b", 4)];
+    let mut pods = vec![with_memory("a", 1), with_memory("b", 4)];
     pods[1].pod.terminating = true;
-    let mut node = Node::new(memory(8, evicting(9)), pods);
-    node.holding(11 * GIB);
+    let mut node = Node::new(memory(8, eviction_action(9)), pods);
+    node.at_memory(11 * GIB);
     assert_eq!(names(&node), "");
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "a", "the gap is 4.4 GiB");
 }
 
 #[test]
-fn what_the_throttle_releases_need_not_be_evicted() {
+fn the_release_of_throttles_reduces_evictions() {
     let both = |gap: f64| {
         let action = Action {
             throttle: throttling(10, 50).throttle,
-            ..evicting(9)
+            ..eviction_action(9)
         };
         let rules = vec![rule("n/cpu", "cpu_total_usage", 6000.0 - gap / 1.1, action)];
         let mut node = Node::new(rules, vec![Load::new("a", 2000), Load::new("b", 1000)]);
@@ -184,22 +185,22 @@ fn what_the_throttle_releases_need_not_be_evicted() {
     assert_eq!(
         both(2600.0),
         (2, "a b".to_owned()),
-        "a gives 1000 more, and that is too little"
+        "evicting a releases 1000 more, which is not enough"
     );
 }
 
 #[test]
-fn the_pods_that_are_never_evicted_are_told_with_the_reason() {
+fn exempt_pods_are_not_evicted_and_the_reason_is_reported() {
     let mut pods: Vec<_> = ["a", "b", "c", "d", "e", "f"]
-        .map(|uid| holding(uid, 1))
+        .map(|uid| with_memory(uid, 1))
         .into();
     pods[0].pod.kept = Some(Kept::DaemonSet);
     pods[1].pod.owned = false;
     pods[2].pod.protected = true;
     pods[3].pod.terminating = true;
     pods[4].held = 0;
-    let mut node = Node::new(memory(8, evicting(9)), pods);
-    node.holding(30 * GIB);
+    let mut node = Node::new(memory(8, eviction_action(9)), pods);
+    node.at_memory(30 * GIB);
     assert_eq!(names(&node), "f");
     let expected = [
         ("a", Spared::Kept),
@@ -209,14 +210,14 @@ fn the_pods_that_are_never_evicted_are_told_with_the_reason() {
         ("e", Spared::UsesLittle),
     ];
     assert_eq!(
-        node.spared(),
+        node.skipped(),
         expected.map(|(uid, why)| (uid.to_owned(), why))
     );
 }
 
 #[test]
-fn unowned_pods_are_evicted_where_the_action_says_so() {
-    let mut pods = vec![holding("a", 1)];
+fn unowned_pods_are_evicted_if_the_action_allows_it() {
+    let mut pods = vec![with_memory("a", 1)];
     pods[0].pod.owned = false;
     let spec = EvictionSpec {
         grace: None,
@@ -225,10 +226,10 @@ fn unowned_pods_are_evicted_where_the_action_says_so() {
     };
     let action = Action {
         eviction: Some(spec),
-        ..evicting(1)
+        ..eviction_action(1)
     };
     let mut node = Node::new(memory(8, action), pods);
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "a");
     assert_eq!(
         node.plan.evictions[0].grace,
@@ -238,26 +239,26 @@ fn unowned_pods_are_evicted_where_the_action_says_so() {
 }
 
 #[test]
-fn a_grace_of_nothing_is_a_second() {
-    let mut pods = vec![holding("a", 1)];
+fn a_grace_period_of_zero_becomes_one_second() {
+    let mut pods = vec![with_memory("a", 1)];
     pods[0].pod.grace = Duration::ZERO;
-    let mut action = evicting(1);
+    let mut action = eviction_action(1);
     action.eviction.as_mut().unwrap().grace = None;
     let mut node = Node::new(memory(8, action), pods);
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(node.plan.evictions[0].grace, Duration::from_secs(1));
 }
 
 #[test]
-fn a_metric_without_a_unit_of_release_evicts_one_pod_a_round() {
+fn a_metric_without_a_unit_of_release_evicts_one_pod_per_round() {
     let rules = vec![
-        rule("n/load", "cpu_load_1_min", 4.0, evicting(5)),
-        rule("n/load-5", "cpu_load_5_min", 4.0, evicting(5)),
+        rule("n/load", "cpu_load_1_min", 4.0, eviction_action(5)),
+        rule("n/load-5", "cpu_load_5_min", 4.0, eviction_action(5)),
     ];
     let mut node = Node::new(rules, vec![Load::new("a", 500), Load::new("b", 900)]);
     let mut seen = Vec::new();
     for _ in 0..3 {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample.node.load = Some([9.0; 3]);
         node.step();
         seen.push(names(&node));
@@ -266,17 +267,17 @@ fn a_metric_without_a_unit_of_release_evicts_one_pod_a_round() {
 }
 
 #[test]
-fn groups_of_rules_have_rounds_of_their_own_and_never_take_one_pod_twice() {
-    let mut rules = memory(8, evicting(1));
-    rules.push(rule("n/cpu", "cpu_total_usage", 1000.0, evicting(1)));
-    let mut node = Node::new(rules, vec![holding("a", 1), holding("b", 1)]);
+fn rounds_are_per_resource_and_never_evict_a_pod_twice() {
+    let mut rules = memory(8, eviction_action(1));
+    rules.push(rule("n/cpu", "cpu_total_usage", 1000.0, eviction_action(1)));
+    let mut node = Node::new(rules, vec![with_memory("a", 1), with_memory("b", 1)]);
     node.cpu = 4000;
     node.memory = 12 * GIB;
     node.tick();
     assert_eq!(
         names(&node),
         "a",
-        "only memory can be judged at the first look"
+        "only memory is known from the first sample"
     );
     node.tick();
     assert_eq!(names(&node), "b");
@@ -290,7 +291,7 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
     };
     let cached = |uid: &str, held, cache| Load {
         cache: cache * GIB,
-        ..holding(uid, held)
+        ..with_memory(uid, held)
     };
     let pods = vec![
         cached("a", 3, 2),
@@ -299,7 +300,7 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
         cached("d", 9, 0),
     ];
     let mut node = Node::new(memory(8, gc), pods);
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     let amounts: Vec<_> = node
         .plan
         .reclaims
@@ -318,12 +319,12 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
             .iter()
             .any(|t| matches!(t.change, Change::Reclaim { .. }))
     );
-    node.holding(7 * GIB);
+    node.at_memory(7 * GIB);
     assert_eq!(node.plan.reclaims, []);
 }
 
 #[test]
-fn a_metric_without_a_unit_of_release_reclaims_from_one_pod_a_round_in_turn() {
+fn reclaim_without_a_unit_of_release_takes_one_pod_per_round_in_turn() {
     let gc = Action {
         force_gc: true,
         ..action("gc")
@@ -344,7 +345,7 @@ fn a_metric_without_a_unit_of_release_reclaims_from_one_pod_a_round_in_turn() {
     let mut reads = 0;
     let loads = [1000, 1000, 1000, 1000, 0, 0, 0, 1000, 1000];
     for load in loads {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         reads += load;
         node.sample.node.disks = vec![plimsoll::engine::sample::DiskSample {
             device: "vda".into(),
@@ -361,13 +362,13 @@ fn a_metric_without_a_unit_of_release_reclaims_from_one_pod_a_round_in_turn() {
     }
     let one = |uid: &str, amount| vec![(uid.to_owned(), Bytes(amount))];
     let (a, d) = (|| one("a", GIB), || one("d", 2 * GIB));
-    let [(first, busy), (calm, again)] = [taken[..4].split_at(1), taken[4..].split_at(3)];
-    assert!(first.iter().chain(calm).all(Vec::is_empty), "{taken:?}");
+    let [(first, busy), (normal, again)] = [taken[..4].split_at(1), taken[4..].split_at(3)];
+    assert!(first.iter().chain(normal).all(Vec::is_empty), "{taken:?}");
     assert_eq!(busy, [a(), d(), a()]);
     assert_eq!(
         again,
         [a(), d()],
-        "from the first of the order once the rule was calm"
+        "starts with the first pod again after the rule was Normal"
     );
 }
 
@@ -383,13 +384,18 @@ fn scheduling(node: &Node) -> (Option<TaintEffect>, String) {
 }
 
 #[test]
-fn the_node_is_closed_while_any_rule_needs_it_with_the_strongest_effect() {
+fn scheduling_is_disabled_with_the_strongest_effect_of_all_rules() {
     let soft = Action {
         scheduling: Some(TaintEffect::PreferNoSchedule),
-        ..closing("soft")
+        ..disabling_scheduling("soft")
     };
     let rules = vec![
-        rule("n/high", "cpu_total_usage", 6000.0, closing("hard")),
+        rule(
+            "n/high",
+            "cpu_total_usage",
+            6000.0,
+            disabling_scheduling("hard"),
+        ),
         rule("n/low", "cpu_total_usage", 4000.0, soft),
     ];
     let mut node = Node::new(rules, Vec::new());
@@ -418,11 +424,16 @@ fn the_node_is_closed_while_any_rule_needs_it_with_the_strongest_effect() {
 }
 
 #[test]
-fn an_edited_mark_starts_the_counters_anew_and_leaves_the_state() {
+fn an_edited_threshold_resets_the_counters_but_not_the_state() {
     let rules = |watermark| {
         vec![Rule {
             avoidance_threshold: 3,
-            ..rule("n/cpu", "cpu_total_usage", watermark, closing("close"))
+            ..rule(
+                "n/cpu",
+                "cpu_total_usage",
+                watermark,
+                disabling_scheduling("close"),
+            )
         }]
     };
     let mut node = Node::new(rules(4000.0), Vec::new());
@@ -442,8 +453,13 @@ fn an_edited_mark_starts_the_counters_anew_and_leaves_the_state() {
 }
 
 #[test]
-fn the_end_of_a_rule_opens_the_node_at_once_and_is_told() {
-    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, closing("close"))];
+fn removing_a_rule_enables_scheduling_at_once_and_is_reported() {
+    let rules = vec![rule(
+        "n/cpu",
+        "cpu_total_usage",
+        4000.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     node.at(5000);
     node.at(5000);
@@ -461,8 +477,13 @@ fn the_end_of_a_rule_opens_the_node_at_once_and_is_told() {
 }
 
 #[test]
-fn a_metric_that_is_not_known_holds_the_node_for_a_limited_time_only() {
-    let rules = vec![rule("n/window", "cpu_usage_avg_5m", 40.0, closing("close"))];
+fn an_unknown_metric_keeps_the_scheduling_state_for_a_limited_time() {
+    let rules = vec![rule(
+        "n/window",
+        "cpu_usage_avg_5m",
+        40.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     node.engine = std::mem::take(&mut node.engine).with_unknown_limit(PERIOD * 2);
     let seen: Vec<_> = (0..4)
@@ -475,14 +496,14 @@ fn a_metric_that_is_not_known_holds_the_node_for_a_limited_time_only() {
 }
 
 #[test]
-fn the_order_of_evictions_is_by_the_resource_that_is_short() {
-    let mut pods = vec![holding("memory", 3), holding("cpu", 1)];
+fn victims_are_ranked_by_the_resource_of_the_metric() {
+    let mut pods = vec![with_memory("memory", 3), with_memory("cpu", 1)];
     pods[1].cpu = 3000;
-    let mut node = Node::new(memory(8, evicting(1)), pods.clone());
-    node.holding(12 * GIB);
+    let mut node = Node::new(memory(8, eviction_action(1)), pods.clone());
+    node.at_memory(12 * GIB);
     assert_eq!(names(&node), "memory");
-    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, evicting(1))];
-    let mut node = Node::with(Arc::new(engine_support::scenario::set(rules)), pods);
+    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, eviction_action(1))];
+    let mut node = Node::with(Arc::new(engine_support::scenario::policy_set(rules)), pods);
     node.at(5000);
     node.at(5000);
     assert_eq!(names(&node), "cpu");

@@ -1,25 +1,27 @@
-//! Preview: told as it would be done, and nothing done.
+//! Preview: reports what a rule would do without doing it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
 
 use std::sync::Arc;
 
-use engine_support::scenario::{Beat, Fault, beat, loads, play, rules, set};
-use engine_support::{GIB, Load, Node, PERIOD, evicting, idling, policy, rule, throttling};
+use engine_support::scenario::{Fault, PeriodInput, input, loads, policy_set, rules, run_period};
+use engine_support::{
+    GIB, Load, Node, PERIOD, eviction_action, idle_action, policy, rule, throttling,
+};
 use plimsoll::engine::plan::{Change, Plan, Transition};
-use plimsoll::engine::policy::{Rule, RuleId, Strategy as Acting};
+use plimsoll::engine::policy::{Rule, RuleId, Strategy as RuleStrategy};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn preview(rule: Rule) -> Rule {
     Rule {
-        strategy: Acting::Preview,
+        strategy: RuleStrategy::Preview,
         ..rule
     }
 }
 
-fn as_if_done(transitions: &[Transition]) -> Vec<Transition> {
+fn as_enforced(transitions: &[Transition]) -> Vec<Transition> {
     let done = |t: &Transition| Transition {
         would: false,
         ..t.clone()
@@ -49,7 +51,7 @@ fn would_evict(plan: &Plan) -> Vec<String> {
         .collect()
 }
 
-fn does_something(transition: &Transition) -> bool {
+fn is_action(transition: &Transition) -> bool {
     matches!(
         transition.change,
         Change::Throttle { .. } | Change::Evict { .. } | Change::Reclaim { .. }
@@ -59,44 +61,44 @@ fn does_something(transition: &Transition) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Up to and with the first round in which the rule acts, on a node with no other rule.
+    /// On a node with no other rule, up to and including the first round in which the rule acts.
     #[test]
-    fn the_first_round_is_exactly_what_acting_does(
-        rules in rules(), loads in loads(), beats in vec(beat(), 1..20)
+    fn the_first_round_equals_that_of_an_enforced_rule(
+        rules in rules(), loads in loads(), inputs in vec(input(), 1..20)
     ) {
         for rule in rules {
-            let real = Rule { strategy: Acting::Enforce, ..rule.clone() };
-            let mut node = Node::with(Arc::new(set(vec![real])), loads.clone());
-            let mut shadow = Node::with(Arc::new(set(vec![preview(rule)])), loads.clone());
-            for beat in &beats {
-                play(&mut node, beat);
-                play(&mut shadow, beat);
-                prop_assert_eq!(&as_if_done(&shadow.plan.transitions), &node.plan.transitions);
+            let enforced = Rule { strategy: RuleStrategy::Enforce, ..rule.clone() };
+            let mut node = Node::with(Arc::new(policy_set(vec![enforced])), loads.clone());
+            let mut shadow = Node::with(Arc::new(policy_set(vec![preview(rule)])), loads.clone());
+            for input in &inputs {
+                run_period(&mut node, input);
+                run_period(&mut shadow, input);
+                prop_assert_eq!(&as_enforced(&shadow.plan.transitions), &node.plan.transitions);
                 prop_assert!(shadow.plan.transitions.iter().all(|t| t.would));
-                if node.plan.transitions.iter().any(does_something) {
+                if node.plan.transitions.iter().any(is_action) {
                     break;
                 }
             }
         }
     }
 
-    /// Another rule's Preview changes nothing of what is done.
+    /// Preview rules do not change what enforced rules do.
     #[test]
-    fn a_preview_beside_them_changes_nothing_that_rules_do(
-        rules in rules(), added in rules(), loads in loads(), beats in vec(beat(), 1..20)
+    fn preview_rules_do_not_affect_enforced_rules(
+        rules in rules(), added in rules(), loads in loads(), inputs in vec(input(), 1..20)
     ) {
         let added = added.into_iter().map(|rule| {
             let id = RuleId::from(format!("p/{}", rule.id).as_str());
             preview(Rule { id, ..rule })
         });
-        let real: Vec<_> =
-            rules.into_iter().filter(|rule| rule.strategy == Acting::Enforce).collect();
-        let both: Vec<_> = real.iter().cloned().chain(added).collect();
-        let mut node = Node::with(Arc::new(set(real)), loads.clone());
-        let mut other = Node::with(Arc::new(set(both)), loads);
-        for beat in &beats {
-            play(&mut node, beat);
-            play(&mut other, beat);
+        let enforced: Vec<_> =
+            rules.into_iter().filter(|rule| rule.strategy == RuleStrategy::Enforce).collect();
+        let both: Vec<_> = enforced.iter().cloned().chain(added).collect();
+        let mut node = Node::with(Arc::new(policy_set(enforced)), loads.clone());
+        let mut other = Node::with(Arc::new(policy_set(both)), loads);
+        for input in &inputs {
+            run_period(&mut node, input);
+            run_period(&mut other, input);
             if !node.plan.evaluated {
                 continue;
             }
@@ -115,7 +117,7 @@ fn owned(expected: &[(&str, u8, u64)]) -> Vec<(String, u8, u64)> {
 }
 
 #[test]
-fn what_it_would_have_saved_is_carried_from_round_to_round() {
+fn virtual_savings_are_carried_from_round_to_round() {
     let rules = vec![preview(rule(
         "n/cpu",
         "cpu_total_usage",
@@ -125,10 +127,10 @@ fn what_it_would_have_saved_is_carried_from_round_to_round() {
     let mut node = Node::new(rules, vec![Load::new("a", 1000), Load::new("b", 900)]);
     node.at(4400);
     node.at(4400);
-    // The gap is 440: both would give a fifth, 380.
+    // The gap is 440: both would release a fifth, 380 in total.
     assert_eq!(steps(&node.plan), owned(&[("a", 80, 200), ("b", 80, 180)]));
     node.at(4400);
-    // 380 of the 400 above the mark are saved: the gap is 22, and one step of the larger pod covers it.
+    // 380 of the 400 above the threshold are saved: the gap is 22, and one step of the larger pod covers it.
     assert_eq!(steps(&node.plan), owned(&[("a", 60, 200)]));
     node.at(4400);
     assert_eq!(steps(&node.plan), [], "580 are saved");
@@ -140,12 +142,12 @@ fn what_it_would_have_saved_is_carried_from_round_to_round() {
 }
 
 #[test]
-fn pods_that_it_would_have_evicted_stay_virtually_gone() {
+fn virtually_evicted_pods_stay_gone() {
     let rules = vec![preview(rule(
         "n/memory",
         "memory_total_usage",
         8.0 * GIB as f64,
-        evicting(1),
+        eviction_action(1),
     ))];
     let pods = ["a", "b", "c"].map(|uid| Load {
         held: GIB,
@@ -154,28 +156,24 @@ fn pods_that_it_would_have_evicted_stay_virtually_gone() {
     let mut node = Node::new(rules, pods.into());
     let mut seen = Vec::new();
     for _ in 0..4 {
-        node.holding(9 * GIB + GIB / 2);
+        node.at_memory(9 * GIB + GIB / 2);
         seen.push(would_evict(&node.plan).join(" "));
         assert!(node.plan.evictions.is_empty());
     }
-    assert_eq!(
-        seen,
-        ["a", "b", "", ""],
-        "two of them cover one and a half GiB"
-    );
+    assert_eq!(seen, ["a", "b", "", ""], "two pods cover 1.5 GiB");
     for _ in 0..3 {
-        node.holding(GIB);
+        node.at_memory(GIB);
     }
-    node.holding(9 * GIB + GIB / 2);
+    node.at_memory(9 * GIB + GIB / 2);
     assert_eq!(
         would_evict(&node.plan),
         ["a"],
-        "the next episode begins with all of them"
+        "the next episode starts with all pods"
     );
 }
 
 #[test]
-fn it_is_judged_beside_the_rules_in_force() {
+fn a_preview_builds_on_the_enforced_rules() {
     let rules = vec![
         rule("n/cpu", "cpu_total_usage", 4000.0, throttling(10, 20)),
         preview(rule(
@@ -188,40 +186,55 @@ fn it_is_judged_beside_the_rules_in_force() {
     let mut node = Node::new(rules, vec![Load::new("a", 3000), Load::new("b", 1000)]);
     node.at(4500);
     node.at(4500);
-    // The rule in force takes a down by 600, which covers both gaps.
+    // The enforced rule throttles a by 600, which covers both gaps.
     assert_eq!(node.ratios(), [("a".to_owned(), 80)]);
     assert_eq!(steps(&node.plan), []);
     node.at(4800);
-    // a gives 1200 of the 880 by now.
+    // a now releases 1200, more than the gap of 880.
     assert_eq!(node.ratios(), [("a".to_owned(), 60)]);
     assert_eq!(steps(&node.plan), []);
     node.at(7500);
-    // The gap is 3850: a's 1800 and b's 200 of the rule in force leave room for more.
+    // The gap is 3850, more than the 1800 of a and 200 of b released by the enforced rule.
     assert_eq!(node.ratios(), [("a".to_owned(), 40), ("b".to_owned(), 80)]);
     assert_eq!(steps(&node.plan), owned(&[("a", 50, 0), ("b", 50, 300)]));
 }
 
 #[test]
-fn it_waits_for_the_rounds_in_force_and_shares_their_cap() {
-    let mark = 8.0 * GIB as f64;
+fn a_preview_waits_for_enforced_rounds_and_shares_their_cap() {
+    let threshold = 8.0 * GIB as f64;
     let rules = vec![
-        rule("n/memory", "memory_total_usage", mark, evicting(1)),
-        preview(rule("n/one", "memory_total_usage", mark, evicting(1))),
-        preview(rule("n/two", "memory_total_usage", mark, evicting(2))),
+        rule(
+            "n/memory",
+            "memory_total_usage",
+            threshold,
+            eviction_action(1),
+        ),
+        preview(rule(
+            "n/one",
+            "memory_total_usage",
+            threshold,
+            eviction_action(1),
+        )),
+        preview(rule(
+            "n/two",
+            "memory_total_usage",
+            threshold,
+            eviction_action(2),
+        )),
     ];
     let pods = ["a", "b", "c"].map(|uid| Load {
         held: GIB,
         ..Load::new(uid, 100)
     });
     let mut node = Node::new(rules, pods.into());
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), ["a"]);
     assert_eq!(
         would_evict(&node.plan),
         ["b"],
-        "one more for the rule that takes two"
+        "one more for the rule that evicts two"
     );
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(
         would_evict(&node.plan),
         Vec::<String>::new(),
@@ -230,27 +243,27 @@ fn it_waits_for_the_rounds_in_force_and_shares_their_cap() {
 }
 
 #[test]
-fn a_rule_that_turns_from_preview_to_acting_begins_anew() {
-    let rule = rule("n/cpu", "cpu_total_usage", 4000.0, idling(10, 20));
+fn a_rule_switched_from_preview_to_enforced_starts_over() {
+    let rule = rule("n/cpu", "cpu_total_usage", 4000.0, idle_action(10, 20));
     let twice = Rule {
         avoidance_threshold: 2,
         ..rule
     };
     let mut node = Node::new(vec![preview(twice.clone())], vec![Load::new("a", 3000)]);
-    let hot = Beat {
+    let hot = PeriodInput {
         cpu: 6000,
         memory: 0,
         load: 0.0,
         fault: Fault::None,
     };
     for _ in 0..4 {
-        play(&mut node, &hot);
+        run_period(&mut node, &hot);
     }
     assert_eq!(node.ratios(), []);
     node.engine.set_policy(policy(vec![twice]));
-    play(&mut node, &hot);
+    run_period(&mut node, &hot);
     assert_eq!(node.ratios(), [], "one breach of two");
-    node.pass(PERIOD);
+    node.advance(PERIOD);
     node.step();
     assert_eq!(node.ratios(), [("a".to_owned(), 100)]);
 }

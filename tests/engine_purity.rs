@@ -1,9 +1,9 @@
-//! The engine decides and touches nothing: no file of it names the world outside.
+//! The engine is pure: it does not use I/O, clocks, threads or other modules of the crate.
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::path::{Path, PathBuf};
 
-const OUTSIDE: [&str; 12] = [
+const FORBIDDEN: [&str; 12] = [
     "tokio",
     "kube::",
     "std::fs",
@@ -30,7 +30,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_file_of_the_engine_names_the_world_outside() {
+fn the_engine_uses_no_io_and_no_other_modules() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
     let mut files = Vec::new();
     sources(&folder, &mut files);
@@ -41,7 +41,7 @@ fn no_file_of_the_engine_names_the_world_outside() {
             .lines()
             .filter(|line| !line.trim_start().starts_with("//"));
         for (number, line) in code.enumerate() {
-            for name in OUTSIDE {
+            for name in FORBIDDEN {
                 assert!(
                     !line.contains(name),
                     "{} mentions {name} (code line {number}): {line}",

@@ -1,4 +1,4 @@
-//! What is in force for rules that are gone is given back in time, step by step.
+//! Throttles of removed rules are restored step by step within the given time.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -6,7 +6,7 @@ mod engine_support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::{Load, Node, SECOND, idling, restart, rule, throttling};
+use engine_support::{Load, Node, SECOND, idle_action, restart, rule, throttling};
 use plimsoll::engine::plan::{Change, Scheduling};
 use plimsoll::engine::policy::{Action, PolicySet, TaintEffect};
 use proptest::prelude::*;
@@ -22,51 +22,51 @@ fn hot(action: Action, periods: u32) -> Node {
     node
 }
 
-/// All rules are gone, and what is in force is to be given back.
+/// Removes all rules and restores what is in force.
 fn stop(node: &mut Node) {
     node.engine.set_policy(Arc::new(PolicySet::default()));
     node.engine.release_within(WITHIN);
 }
 
 fn second(node: &mut Node) {
-    node.pass(SECOND);
+    node.advance(SECOND);
     node.step();
 }
 
 proptest! {
     #[test]
-    fn all_is_given_back_in_time_and_nothing_goes_further_down(
-        (least, step, idle, periods) in (0_u8..=90, 1_u8..=100, any::<bool>(), 2_u32..14),
+    fn everything_is_restored_in_time_and_nothing_is_throttled_further(
+        (min_ratio, step, idle, periods) in (0_u8..=90, 1_u8..=100, any::<bool>(), 2_u32..14),
         again in 1_u32..9,
     ) {
-        let action = if idle { idling(least, step) } else { throttling(least, step) };
+        let action = if idle { idle_action(min_ratio, step) } else { throttling(min_ratio, step) };
         let mut node = hot(action, periods);
         prop_assert!(!node.plan.throttles.is_empty());
         let mut before = node.ratios();
         stop(&mut node);
         for passed in 0..10 {
             if passed == again {
-                // What comes meanwhile, an edit or another process, begins no new count.
+                // A restart in between does not restart the time.
                 restart(&mut node, PolicySet::default());
                 node.engine.release_within(WITHIN);
             }
             second(&mut node);
             let ratios = node.ratios();
             for (pod, ratio) in &ratios {
-                let former = before.iter().find(|(known, _)| known == pod);
-                let (_, former) = former.expect("no other pod is throttled");
-                prop_assert!(ratio >= former, "{pod} went from {former} to {ratio}");
+                let previous = before.iter().find(|(known, _)| known == pod);
+                let (_, previous) = previous.expect("no other pod is throttled");
+                prop_assert!(ratio >= previous, "{pod} went from {previous} to {ratio}");
             }
             before = ratios;
         }
         prop_assert_eq!(node.ratios(), []);
         prop_assert_eq!(&node.plan.scheduling, &Scheduling::Enabled);
-        prop_assert_eq!(node.engine.next_due(), None, "nothing is left to be done");
+        prop_assert_eq!(node.engine.next_due(), None, "nothing is left to do");
     }
 }
 
 #[test]
-fn a_slow_action_is_given_back_in_equal_steps() {
+fn a_slow_action_is_restored_in_equal_steps() {
     let mut node = hot(throttling(10, 10), 12);
     assert_eq!(node.ratios()[0], ("a".to_owned(), 10));
     stop(&mut node);
@@ -80,7 +80,7 @@ fn a_slow_action_is_given_back_in_equal_steps() {
 }
 
 #[test]
-fn rules_that_come_back_begin_anew() {
+fn rules_that_are_added_again_start_over() {
     let action = Action {
         scheduling: Some(TaintEffect::NoSchedule),
         ..throttling(10, 30)
@@ -102,7 +102,7 @@ fn rules_that_come_back_begin_anew() {
     }
     assert_eq!(node.plan.scheduling, Scheduling::Enabled);
     node.engine.set_policy(policy);
-    // The first look has nothing to compare with, and two breaches are one too few.
+    // The first sample has no baseline, and three breaches are needed.
     for _ in 0..3 {
         node.at(7900);
         assert_eq!(node.ratios(), []);
@@ -114,7 +114,7 @@ fn rules_that_come_back_begin_anew() {
 }
 
 #[test]
-fn rules_that_come_back_meanwhile_and_go_again_give_back_at_their_own_pace() {
+fn rules_added_and_removed_again_are_restored_at_their_own_pace() {
     let slow = rule("n/cpu", "cpu_total_usage", 4000.0, throttling(10, 5));
     let policy = engine_support::policy(vec![slow]);
     let mut node = Node::with(Arc::clone(&policy), vec![Load::new("a", 3000)]);
@@ -129,7 +129,10 @@ fn rules_that_come_back_meanwhile_and_go_again_give_back_at_their_own_pace() {
     node.engine.set_policy(policy);
     second(&mut node);
     let back = node.ratios()[0].1;
-    assert!((11..=50).contains(&back), "{back} % in the middle of it");
+    assert!(
+        (11..=50).contains(&back),
+        "{back} % in the middle of the restore"
+    );
     node.engine.set_policy(Arc::new(PolicySet::default()));
     let ratios = (0..25).map(|_| {
         second(&mut node);

@@ -1,4 +1,4 @@
-//! What a new process makes of what the old one left.
+//! Resuming from the state of the previous process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -6,7 +6,8 @@ mod engine_support;
 use std::sync::Arc;
 
 use engine_support::{
-    GIB, Load, Node, PERIOD, closing, evicting, policy, restart, rule, scenario, throttling,
+    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, policy, restart, rule,
+    scenario, throttling,
 };
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, RuleState, Scheduling, Transition};
@@ -17,7 +18,7 @@ use plimsoll::engine::{AdoptedThrottle, Engine, EngineState};
 
 fn rules() -> Vec<Rule> {
     let action = Action {
-        scheduling: closing("x").scheduling,
+        scheduling: disabling_scheduling("x").scheduling,
         ..throttling(10, 30)
     };
     vec![rule("n/cpu", "cpu_total_usage", 4000.0, action)]
@@ -47,30 +48,26 @@ fn ratio(node: &Node) -> Option<u8> {
 }
 
 #[test]
-fn a_breached_rule_goes_on_where_it_was() {
+fn a_breached_rule_resumes_where_it_was() {
     let mut node = hot();
-    restart(&mut node, scenario::set(rules()));
+    restart(&mut node, scenario::policy_set(rules()));
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
     node.at(6000);
-    assert_eq!(node.plan.transitions, [], "what goes on is no news");
-    assert_eq!(ratio(&node), Some(40), "the first look has no rate");
+    assert_eq!(node.plan.transitions, [], "resuming is not reported");
+    assert_eq!(ratio(&node), Some(40), "the first sample has no rate");
     assert!(
         matches!(node.plan.scheduling, Scheduling::Disabled { .. }),
         "at once"
     );
     node.at(6000);
     assert_eq!(ratio(&node), Some(10));
-    assert_eq!(node.quotas("a"), [Some(300)], "of the journal's base");
-    assert_eq!(
-        node.plan.transitions.len(),
-        1,
-        "nothing but the step is news"
-    );
+    assert_eq!(node.quotas("a"), [Some(300)], "from the journal's base");
+    assert_eq!(node.plan.transitions.len(), 1, "only the step is reported");
 }
 
-/// Nobody else remembers what it would have in force.
+/// The actions of a Preview are not persisted.
 #[test]
-fn a_preview_says_again_after_a_restart_that_it_would_close_the_node() {
+fn a_preview_reports_disabled_scheduling_again_after_a_restart() {
     let preview = || {
         let mut rules = rules();
         rules[0].strategy = Strategy::Preview;
@@ -80,19 +77,20 @@ fn a_preview_says_again_after_a_restart_that_it_would_close_the_node() {
     for _ in 0..3 {
         node.at(6000);
     }
-    restart(&mut node, scenario::set(preview()));
+    restart(&mut node, scenario::policy_set(preview()));
     node.at(6000);
-    let closes = |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
+    let disables_scheduling =
+        |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
     assert!(
         node.plan
             .transitions
             .iter()
-            .any(|it| it.would && closes(it))
+            .any(|it| it.would && disables_scheduling(it))
     );
 }
 
 #[test]
-fn counters_of_other_marks_are_not_taken_over() {
+fn counters_for_other_thresholds_are_not_resumed() {
     let with = |edit: fn(&mut Rule)| {
         let mut rules = rules();
         rules[0].avoidance_threshold = 3;
@@ -105,15 +103,15 @@ fn counters_of_other_marks_are_not_taken_over() {
             node.at(6000);
         }
         let report = node.engine.reports().next().unwrap();
-        assert_eq!(report.breaches, 2, "the first look has no rate");
-        restart(&mut node, scenario::set(with(edit)));
+        assert_eq!(report.breaches, 2, "the first sample has no rate");
+        restart(&mut node, scenario::policy_set(with(edit)));
         node.engine.reports().next().unwrap().breaches
     };
-    assert_eq!(breaches(|_| {}), 2, "the same rule goes on");
+    assert_eq!(breaches(|_| {}), 2, "the same rule resumes");
     assert_eq!(
         breaches(|rule| rule.restore_threshold = 7),
         2,
-        "other terms, the same marks"
+        "other counts, same thresholds"
     );
     assert_eq!(breaches(|rule| rule.watermark = 5000.0), 0);
     assert_eq!(breaches(|rule| rule.restore = 1.5), 0);
@@ -121,21 +119,21 @@ fn counters_of_other_marks_are_not_taken_over() {
 }
 
 #[test]
-fn a_breached_rule_with_other_marks_stays_breached_over_a_restart() {
+fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
     let mut node = hot();
     let mut edited = rules();
     edited[0].watermark = 5000.0;
     edited[0].restore = 5000.0;
-    restart(&mut node, scenario::set(edited));
+    restart(&mut node, scenario::policy_set(edited));
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
     assert_eq!(ratio(&node), Some(40));
 }
 
 #[test]
-fn a_cool_down_goes_on_over_a_restart() {
+fn a_cool_down_continues_over_a_restart() {
     let mut node = hot();
     node.at(1000);
-    restart(&mut node, scenario::set(rules()));
+    restart(&mut node, scenario::policy_set(rules()));
     node.at(1000);
     assert_eq!(node.state("n/cpu"), RuleState::Cooling);
     node.at(1000);
@@ -144,7 +142,7 @@ fn a_cool_down_goes_on_over_a_restart() {
 }
 
 #[test]
-fn a_throttle_whose_rule_is_gone_is_taken_back_step_by_step() {
+fn a_throttle_of_a_removed_rule_is_restored_step_by_step() {
     for set in [
         policy(Vec::new()),
         policy(vec![Rule {
@@ -165,26 +163,26 @@ fn a_throttle_whose_rule_is_gone_is_taken_back_step_by_step() {
 }
 
 #[test]
-fn what_is_being_taken_back_keeps_its_pace_over_a_restart() {
+fn a_restore_keeps_its_pace_over_a_restart() {
     let mut node = hot();
     node.engine.set_policy(policy(Vec::new()));
-    node.pass(PERIOD / 2);
+    node.advance(PERIOD / 2);
     node.step();
     restart(&mut node, (*policy(Vec::new())).clone());
     node.step();
     assert_eq!(ratio(&node), Some(40), "not due yet");
-    node.pass(PERIOD / 2);
+    node.advance(PERIOD / 2);
     node.step();
     assert_eq!(ratio(&node), Some(70));
 }
 
 #[test]
-fn a_throttle_of_which_the_state_knows_nothing_is_held_until_the_metric_is_low() {
+fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
     let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
     node.engine
         .adopt(&EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
-    assert_eq!(ratio(&node), Some(40), "not judged yet");
+    assert_eq!(ratio(&node), Some(40), "not evaluated yet");
     assert_eq!(node.plan.scheduling, Scheduling::Hold);
     node.at(3000);
     assert_eq!(ratio(&node), Some(70));
@@ -194,7 +192,7 @@ fn a_throttle_of_which_the_state_knows_nothing_is_held_until_the_metric_is_low()
 }
 
 #[test]
-fn a_throttle_of_a_pod_that_is_gone_is_left_out() {
+fn a_throttle_of_a_pod_that_is_gone_is_dropped() {
     let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
     node.engine
         .adopt(&EngineState::default(), &[throttle("n/cpu")]);
@@ -203,7 +201,7 @@ fn a_throttle_of_a_pod_that_is_gone_is_left_out() {
 }
 
 #[test]
-fn a_claim_that_never_came_into_force_is_forgotten() {
+fn a_claim_that_was_never_applied_is_dropped() {
     let mut node = hot();
     let state = node.engine.state();
     node.engine = Engine::new();
@@ -215,7 +213,7 @@ fn a_claim_that_never_came_into_force_is_forgotten() {
 }
 
 #[test]
-fn the_claims_of_all_rules_on_a_pod_are_kept() {
+fn the_claims_of_all_rules_on_a_pod_are_resumed() {
     let mut both = rules();
     both.push(rule(
         "n/other",
@@ -226,7 +224,7 @@ fn the_claims_of_all_rules_on_a_pod_are_kept() {
     let mut node = Node::new(both.clone(), vec![Load::new("a", 3000)]);
     node.at(6000);
     node.at(6000);
-    restart(&mut node, scenario::set(both[1..].to_vec()));
+    restart(&mut node, scenario::policy_set(both[1..].to_vec()));
     let mut seen = Vec::new();
     for _ in 0..4 {
         node.at(6000);
@@ -235,7 +233,7 @@ fn the_claims_of_all_rules_on_a_pod_are_kept() {
     assert_eq!(
         seen.last(),
         Some(&Some(20)),
-        "only the rule that is gone lets go: {seen:?}"
+        "only the removed rule is restored: {seen:?}"
     );
 }
 
@@ -246,7 +244,7 @@ fn a_round_of_evictions_settles_over_a_restart() {
             "n/memory",
             "memory_total_usage",
             8.0 * GIB as f64,
-            evicting(1),
+            eviction_action(1),
         )]
     };
     let pods = ["a", "b"].map(|uid| Load {
@@ -254,20 +252,20 @@ fn a_round_of_evictions_settles_over_a_restart() {
         ..Load::new(uid, 100)
     });
     let mut node = Node::new(rules(), pods.into());
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), ["a"]);
-    restart(&mut node, scenario::set(rules()));
-    node.holding(12 * GIB);
+    restart(&mut node, scenario::policy_set(rules()));
+    node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), Vec::<String>::new());
-    node.pass(PERIOD * 6);
+    node.advance(PERIOD * 6);
     node.step();
     assert_eq!(
         node.evicted(),
         Vec::<String>::new(),
-        "a gap: the sample counts for nothing"
+        "a gap: the sample is not counted"
     );
-    node.holding(12 * GIB);
-    assert_eq!(node.evicted(), ["a"], "65 s are over");
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), ["a"], "65 s have passed");
 }
 
 #[test]
@@ -278,7 +276,7 @@ fn a_refused_eviction_is_remembered_over_a_restart() {
             "n/memory",
             "memory_total_usage",
             8.0 * GIB as f64,
-            evicting(1),
+            eviction_action(1),
         )]
     };
     let pod = Load {
@@ -286,19 +284,19 @@ fn a_refused_eviction_is_remembered_over_a_restart() {
         ..Load::new("a", 100)
     };
     let mut node = Node::new(rules(), vec![pod]);
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     let (uid, until) = (PodUid::from("a"), node.now + PERIOD * 2);
     node.engine
         .feedback(&Feedback::EvictionRefused { uid, until });
-    restart(&mut node, scenario::set(rules()));
-    node.holding(12 * GIB);
+    restart(&mut node, scenario::policy_set(rules()));
+    node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), Vec::<String>::new());
-    node.holding(12 * GIB);
+    node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), ["a"]);
 }
 
 #[test]
-fn a_state_of_nothing_and_of_unknown_fields_is_read() {
+fn a_state_with_missing_and_unknown_fields_is_accepted() {
     let state: EngineState = serde_json::from_str(r#"{"later": 1}"#).unwrap();
     assert_eq!(state, EngineState::default());
 }

@@ -1,5 +1,4 @@
-//! The rule machine against a reference model: the state is worked out anew from the whole history of observations,
-//! by what the diagram says about it and with no counters carried along.
+//! The rule's state machine against a reference model that computes the state from the whole history, without counters.
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 mod engine_support;
@@ -25,7 +24,7 @@ enum Seen {
     Between,
     Quiet,
     Unknown,
-    /// The sample of the look before, once more.
+    /// The previous sample again.
     Again,
 }
 use Seen::{Again, Between, Breach, Quiet, Unknown};
@@ -43,7 +42,7 @@ impl Seen {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Terms {
+struct Params {
     avoidance: usize,
     restore: usize,
     cool_down: Duration,
@@ -51,7 +50,7 @@ struct Terms {
 
 type History = [(BootTime, Seen)];
 
-/// What a sample that is looked at again stands for: nothing, until it is too old to be known.
+/// Replaces repeated samples: they count for nothing until they are stale.
 fn plain(history: &History) -> Vec<(BootTime, Seen)> {
     let mut sample = None;
     let mut plain = Vec::new();
@@ -70,43 +69,43 @@ fn plain(history: &History) -> Vec<(BootTime, Seen)> {
 }
 
 /// The state after the whole history.
-fn state(history: &History, terms: Terms) -> RuleState {
+fn state(history: &History, params: Params) -> RuleState {
     let mut rest = history;
     loop {
-        let Some(start) = breached_at(rest, terms) else {
+        let Some(start) = breached_at(rest, params) else {
             return RuleState::Normal;
         };
         let episode = &rest[start..];
-        match normal_at(episode, terms) {
+        match normal_at(episode, params) {
             Ok(end) => rest = &episode[end + 1..],
             Err(state) => return state,
         }
     }
 }
 
-/// From Normal: the first look at which enough breaches lie behind it with no quiet one among them.
-fn breached_at(history: &History, terms: Terms) -> Option<usize> {
+/// From Normal: the first evaluation after enough breaches with no quiet one in between.
+fn breached_at(history: &History, params: Params) -> Option<usize> {
     (0..history.len()).find(|&at| {
         let known = history[..=at].iter().rev().map(|(_, seen)| *seen);
         let run = known.take_while(|seen| *seen != Quiet);
-        history[at].1 == Breach && run.filter(|seen| *seen == Breach).count() >= terms.avoidance
+        history[at].1 == Breach && run.filter(|seen| *seen == Breach).count() >= params.avoidance
     })
 }
 
-/// From the look that breached: the one at which it is over; else the state it is in at the end.
-fn normal_at(episode: &History, terms: Terms) -> Result<usize, RuleState> {
+/// From Breached: the evaluation that returns to Normal, or else the state at the end.
+fn normal_at(episode: &History, params: Params) -> Result<usize, RuleState> {
     for end in 1..episode.len() {
         if unknown_too_long(&episode[..=end]) {
             return Ok(end);
         }
-        if episode[end].1 != Unknown && cooling(&episode[..=end], terms) {
+        if episode[end].1 != Unknown && cooling(&episode[..=end], params) {
             let last = last_breach(&episode[..=end]);
-            if episode[end].0.since(episode[last].0) >= terms.cool_down {
+            if episode[end].0.since(episode[last].0) >= params.cool_down {
                 return Ok(end);
             }
         }
     }
-    Err(if cooling(episode, terms) {
+    Err(if cooling(episode, params) {
         RuleState::Cooling
     } else {
         RuleState::Breached
@@ -118,10 +117,10 @@ fn last_breach(episode: &History) -> usize {
     episode.iter().rposition(breach).unwrap()
 }
 
-/// Enough quiet looks since the last breach.
-fn cooling(episode: &History, terms: Terms) -> bool {
+/// Enough quiet evaluations since the last breach.
+fn cooling(episode: &History, params: Params) -> bool {
     let since = &episode[last_breach(episode)..];
-    since.iter().filter(|(_, seen)| *seen == Quiet).count() >= terms.restore
+    since.iter().filter(|(_, seen)| *seen == Quiet).count() >= params.restore
 }
 
 fn unknown_too_long(history: &History) -> bool {
@@ -131,29 +130,29 @@ fn unknown_too_long(history: &History) -> bool {
     seen == Unknown && now.since(history[first].0) >= UNKNOWN_LIMIT
 }
 
-fn rule_of(terms: Terms) -> Rule {
+fn rule_of(params: Params) -> Rule {
     Rule {
         restore: LOW,
         sample_ttl: TTL,
-        avoidance_threshold: u32::try_from(terms.avoidance).unwrap(),
-        restore_threshold: u32::try_from(terms.restore).unwrap(),
+        avoidance_threshold: u32::try_from(params.avoidance).unwrap(),
+        restore_threshold: u32::try_from(params.restore).unwrap(),
         ..rule(
             "n/load",
             "cpu_load_1_min",
             HIGH,
             Action {
-                cool_down: terms.cool_down,
+                cool_down: params.cool_down,
                 ..action("watch")
             },
         )
     }
 }
 
-fn states_of_engine(history: &History, terms: Terms) -> Vec<RuleState> {
+fn states_of_engine(history: &History, params: Params) -> Vec<RuleState> {
     let mut engine = Engine::new().with_unknown_limit(UNKNOWN_LIMIT);
-    engine.set_policy(policy(vec![rule_of(terms)]));
+    engine.set_policy(policy(vec![rule_of(params)]));
     let mut plan = Plan::default();
-    let mut told = RuleState::Normal;
+    let mut reported = RuleState::Normal;
     let mut states = Vec::new();
     let mut sample = Sample::default();
     for (at, seen) in history {
@@ -165,12 +164,15 @@ fn states_of_engine(history: &History, terms: Terms) -> Vec<RuleState> {
         assert!(plan.evaluated, "an evaluation was due at {at:?}");
         for transition in &plan.transitions {
             if let Change::State { from, to, .. } = transition.change {
-                assert_eq!(from, told, "the transitions make a chain");
-                told = to;
+                assert_eq!(
+                    from, reported,
+                    "each transition continues from the previous state"
+                );
+                reported = to;
             }
         }
         let state = engine.reports().next().unwrap().state;
-        assert_eq!(state, told, "every change of state is told");
+        assert_eq!(state, reported, "every change of state is reported");
         states.push(state);
     }
     states
@@ -180,22 +182,22 @@ fn seen() -> impl Strategy<Value = Seen> {
     prop_oneof![4 => Just(Breach), 1 => Just(Between), 4 => Just(Quiet), 2 => Just(Unknown), 2 => Just(Again)]
 }
 
-/// Runs of the same observation, since these are what moves the machine.
+/// Runs of equal observations, since these drive the state machine.
 fn history() -> impl Strategy<Value = Vec<(BootTime, Seen)>> {
     let run = (seen(), 1_usize..6);
     proptest::collection::vec(run, 1..25).prop_map(|runs| {
         let seen = runs.into_iter().flat_map(|(seen, n)| vec![seen; n]);
         let mut now = BootTime::from_nanos(1_000_000_000_000);
-        let look = |seen| {
+        let observation = |seen| {
             now = now + PERIOD;
             (now, seen)
         };
-        seen.map(look).collect()
+        seen.map(observation).collect()
     })
 }
 
-fn terms() -> impl Strategy<Value = Terms> {
-    (1_usize..4, 1_usize..4, 1_u64..60).prop_map(|(avoidance, restore, cool_down)| Terms {
+fn params() -> impl Strategy<Value = Params> {
+    (1_usize..4, 1_usize..4, 1_u64..60).prop_map(|(avoidance, restore, cool_down)| Params {
         avoidance,
         restore,
         cool_down: Duration::from_secs(cool_down),
@@ -206,21 +208,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn the_machine_is_in_the_state_that_its_history_says(history in history(), terms in terms()) {
+    fn the_state_machine_matches_the_reference_model(history in history(), params in params()) {
         let plain = plain(&history);
-        let expected: Vec<_> = (1..=plain.len()).map(|n| state(&plain[..n], terms)).collect();
-        prop_assert_eq!(states_of_engine(&history, terms), expected);
+        let expected: Vec<_> = (1..=plain.len()).map(|n| state(&plain[..n], params)).collect();
+        prop_assert_eq!(states_of_engine(&history, params), expected);
     }
 }
 
-fn table(seen: &[Seen], terms: Terms) -> Vec<RuleState> {
+fn table(seen: &[Seen], params: Params) -> Vec<RuleState> {
     let at =
         |n: usize| BootTime::from_nanos(1_000_000_000_000) + PERIOD * u32::try_from(n).unwrap();
     let history: Vec<_> = seen.iter().enumerate().map(|(n, s)| (at(n), *s)).collect();
-    states_of_engine(&history, terms)
+    states_of_engine(&history, params)
 }
 
-const TERMS: Terms = Terms {
+const PARAMS: Params = Params {
     avoidance: 2,
     restore: 2,
     cool_down: Duration::from_secs(30),
@@ -228,44 +230,44 @@ const TERMS: Terms = Terms {
 use RuleState::{Breached as B, Cooling as C, Normal as N};
 
 #[test]
-fn breaches_have_to_be_consecutive() {
+fn breaches_must_be_consecutive() {
     let seen = [Breach, Quiet, Breach, Quiet, Breach, Breach];
-    assert_eq!(table(&seen, TERMS), [N, N, N, N, N, B]);
+    assert_eq!(table(&seen, PARAMS), [N, N, N, N, N, B]);
 }
 
 #[test]
-fn between_the_marks_no_counter_moves() {
+fn no_counter_changes_between_the_thresholds() {
     let seen = [Breach, Between, Breach, Quiet, Between, Quiet, Between];
-    assert_eq!(table(&seen, TERMS), [N, N, B, B, B, N, N]);
+    assert_eq!(table(&seen, PARAMS), [N, N, B, B, B, N, N]);
 }
 
 #[test]
-fn a_sample_counts_once_however_often_it_is_looked_at() {
+fn a_repeated_sample_counts_once() {
     let seen = [Breach, Again, Again, Breach, Quiet, Again, Quiet, Between];
-    assert_eq!(table(&seen, TERMS), [N, N, N, B, B, B, N, N]);
+    assert_eq!(table(&seen, PARAMS), [N, N, N, B, B, B, N, N]);
 }
 
 #[test]
-fn a_breach_sets_the_quiet_count_back() {
+fn a_breach_resets_the_quiet_count() {
     let seen = [Breach, Breach, Quiet, Breach, Quiet, Quiet, Quiet];
-    assert_eq!(table(&seen, TERMS), [N, B, B, B, B, C, N]);
+    assert_eq!(table(&seen, PARAMS), [N, B, B, B, B, C, N]);
 }
 
 #[test]
-fn one_breach_while_cooling_is_enough() {
+fn one_breach_while_cooling_returns_to_breached() {
     let seen = [Breach, Breach, Quiet, Quiet, Breach, Quiet, Quiet, Quiet];
-    assert_eq!(table(&seen, TERMS), [N, B, B, C, B, B, C, N]);
+    assert_eq!(table(&seen, PARAMS), [N, B, B, C, B, B, C, N]);
 }
 
 #[test]
-fn the_cool_down_runs_from_the_last_breach_and_ends_only_on_a_known_value() {
+fn the_cool_down_starts_at_the_last_breach_and_ends_on_a_known_value() {
     let seen = [Breach, Breach, Quiet, Quiet, Unknown, Unknown, Between];
-    assert_eq!(table(&seen, TERMS), [N, B, B, C, C, C, N]);
+    assert_eq!(table(&seen, PARAMS), [N, B, B, C, C, C, N]);
 }
 
 #[test]
-fn unknown_freezes_everything_until_it_lasts_too_long() {
+fn unknown_freezes_the_state_until_it_lasts_too_long() {
     let mut seen = vec![Breach, Unknown, Breach];
     seen.extend([Unknown; 7]);
-    assert_eq!(table(&seen, TERMS), [N, N, B, B, B, B, B, B, B, N]);
+    assert_eq!(table(&seen, PARAMS), [N, N, B, B, B, B, B, B, B, N]);
 }

@@ -1,4 +1,4 @@
-//! The throttle as those who act see it.
+//! Throttling, as the actuators see it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -6,7 +6,7 @@ mod engine_support;
 use std::sync::Arc;
 
 use engine_support::{
-    Load, Node, PERIOD, SECOND, anything, idling, policy, rule, scenario, throttling,
+    Load, Node, PERIOD, SECOND, allow_all, idle_action, policy, rule, scenario, throttling,
 };
 use plimsoll::engine::plan::{Change, Feedback, RuleState, Spared};
 use plimsoll::engine::pod::{PodUid, QosClass};
@@ -19,7 +19,7 @@ fn cpu(watermark: f64, action: Action) -> Vec<Rule> {
     vec![rule("n/cpu", "cpu_total_usage", watermark, action)]
 }
 
-/// A node on its second look at this load.
+/// A node after its second sample of this load.
 fn hot(rules: Vec<Rule>, pods: Vec<Load>, cpu: u64) -> Node {
     let mut node = Node::new(rules, pods);
     node.at(cpu);
@@ -32,20 +32,20 @@ fn ratios(expected: &[(&str, u8)]) -> Vec<(String, u8)> {
     expected.iter().map(owned).collect()
 }
 
-fn spared(expected: &[(&str, Spared)]) -> Vec<(String, Spared)> {
+fn skipped(expected: &[(&str, Spared)]) -> Vec<(String, Spared)> {
     let owned = |(uid, why): &(&str, Spared)| ((*uid).to_owned(), *why);
     expected.iter().map(owned).collect()
 }
 
 #[test]
-fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
+fn an_overloaded_node_is_throttled_and_restored_step_by_step() {
     let rules = cpu(4000.0, throttling(40, 20));
     let mut node = Node::new(rules, vec![Load::new("a", 3000), Load::new("b", 500)]);
     node.at(6000);
     assert_eq!(
         node.state("n/cpu"),
         RuleState::Normal,
-        "the first look has no rate"
+        "the first sample has no rate"
     );
     node.at(6000);
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
@@ -56,8 +56,8 @@ fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
     node.at(6000);
     assert_eq!(node.ratios(), ratios(&[("a", 40), ("b", 40)]));
     assert_eq!(
-        node.spared(),
-        spared(&[("a", Spared::AtFloor), ("b", Spared::AtFloor)])
+        node.skipped(),
+        skipped(&[("a", Spared::AtFloor), ("b", Spared::AtFloor)])
     );
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Cooling);
@@ -65,7 +65,7 @@ fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
     assert_eq!(
         node.ratios(),
         ratios(&[("a", 40), ("b", 40)]),
-        "cooling holds"
+        "no change while cooling"
     );
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
@@ -76,13 +76,13 @@ fn an_overloaded_node_is_throttled_step_by_step_and_put_back() {
 }
 
 #[test]
-fn victims_are_taken_until_what_they_release_covers_the_gap() {
+fn victims_are_throttled_until_the_gap_is_covered() {
     let pods = vec![
         Load::new("a", 1000),
         Load::new("b", 2000),
         Load::new("c", 900),
     ];
-    // The gap is 550: b releases 400, a 200, and c is left alone.
+    // The gap is 550: b releases 400, a 200, and c is not needed.
     let node = hot(cpu(4000.0, throttling(10, 20)), pods, 4500);
     assert_eq!(node.ratios(), ratios(&[("b", 80), ("a", 80)]));
     let releases = node.plan.transitions.iter().filter_map(|t| match t.change {
@@ -95,7 +95,7 @@ fn victims_are_taken_until_what_they_release_covers_the_gap() {
 }
 
 #[test]
-fn the_largest_gap_bounds_the_walk_and_each_rule_stops_at_its_own() {
+fn each_rule_stops_at_its_own_gap() {
     let mut rules = cpu(4000.0, throttling(10, 20));
     rules.push(rule(
         "n/late",
@@ -108,14 +108,14 @@ fn the_largest_gap_bounds_the_walk_and_each_rule_stops_at_its_own() {
         Load::new("b", 1900),
         Load::new("c", 1800),
     ];
-    // The gaps are 1100 and 220. "late" takes a only; a releases 1000 at 50 %, b 380.
+    // The gaps are 1100 and 220. "late" throttles only a, which releases 1000 at 50 %; b releases 380.
     let node = hot(rules, pods, 5000);
     assert_eq!(node.ratios(), ratios(&[("a", 50), ("b", 80)]));
     assert_eq!(node.plan.throttles[0].rule.to_string(), "n/late");
 }
 
 #[test]
-fn the_lowest_ratio_rules_and_the_end_of_one_rule_leaves_the_other_in_force() {
+fn the_lowest_ratio_is_in_force_and_each_rule_ends_on_its_own() {
     let mut rules = cpu(4000.0, throttling(10, 20));
     rules.push(rule(
         "n/high",
@@ -135,7 +135,7 @@ fn the_lowest_ratio_rules_and_the_end_of_one_rule_leaves_the_other_in_force() {
 }
 
 #[test]
-fn nothing_steps_down_in_an_evaluation_that_is_no_breach() {
+fn nothing_is_throttled_further_without_a_breach() {
     let mut rules = cpu(4000.0, throttling(10, 20));
     rules[0].restore = 2000.0;
     let mut node = hot(rules, vec![Load::new("a", 3000)], 6000);
@@ -145,7 +145,7 @@ fn nothing_steps_down_in_an_evaluation_that_is_no_breach() {
 }
 
 #[test]
-fn nothing_steps_up_above_the_low_mark_or_while_unknown() {
+fn nothing_is_restored_above_the_restore_value_or_while_unknown() {
     let mut rules = cpu(4000.0, throttling(10, 20));
     rules[0].restore = 2000.0;
     rules[0].avoidance_threshold = 2;
@@ -158,25 +158,25 @@ fn nothing_steps_up_above_the_low_mark_or_while_unknown() {
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
     assert_eq!(node.ratios(), ratios(&[("a", 80)]));
     node.at(3000);
-    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "between the marks");
+    assert_eq!(
+        node.ratios(),
+        ratios(&[("a", 80)]),
+        "between the thresholds"
+    );
     node.at(5000);
     assert_eq!(node.ratios(), ratios(&[("a", 80)]), "one breach of two");
-    node.pass(PERIOD);
+    node.advance(PERIOD);
     node.sample.node.cpu = None;
     node.step();
     assert_eq!(node.ratios(), ratios(&[("a", 80)]), "unknown");
     node.at(1000);
-    assert_eq!(
-        node.ratios(),
-        ratios(&[("a", 80)]),
-        "no base to compare with"
-    );
+    assert_eq!(node.ratios(), ratios(&[("a", 80)]), "no baseline");
     node.at(1000);
     assert_eq!(node.ratios(), []);
 }
 
 #[test]
-fn a_metric_unknown_for_too_long_is_undone_step_by_step() {
+fn throttles_are_restored_if_the_metric_is_unknown_for_too_long() {
     let mut node = hot(
         cpu(4000.0, throttling(10, 30)),
         vec![Load::new("a", 3000)],
@@ -186,11 +186,11 @@ fn a_metric_unknown_for_too_long_is_undone_step_by_step() {
     node.at(6000);
     let mut seen = Vec::new();
     for _ in 0..6 {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample.node.cpu = None;
         node.step();
         seen.push(node.ratios().first().map(|(_, ratio)| *ratio));
-        let told = node.plan.transitions.iter().any(|t| {
+        let reported = node.plan.transitions.iter().any(|t| {
             matches!(
                 t.change,
                 Change::State {
@@ -199,14 +199,14 @@ fn a_metric_unknown_for_too_long_is_undone_step_by_step() {
                 }
             )
         });
-        assert_eq!(told, seen.len() == 4, "told once");
+        assert_eq!(reported, seen.len() == 4, "reported once");
     }
     let expected = [Some(40), Some(40), Some(40), Some(70), None, None];
     assert_eq!(seen, expected);
 }
 
 #[test]
-fn pods_are_spared_with_the_reason_told_once() {
+fn skipped_pods_are_reported_once_with_the_reason() {
     let mut pods = vec![
         Load::new("busy", 2000),
         Load::new("little", 9),
@@ -220,9 +220,9 @@ fn pods_are_spared_with_the_reason_told_once() {
     pods[3].pod.protected = true;
     pods[4].pod.running = false;
     let mut node = Node::new(cpu(1000.0, throttling(50, 10)), pods);
-    let look = |node: &mut Node| {
+    let evaluate = |node: &mut Node| {
         node.cpu = 6000;
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample
             .pods
             .retain(|pod| pod.uid.to_string() != "unseen");
@@ -234,8 +234,8 @@ fn pods_are_spared_with_the_reason_told_once() {
         partial.expect("a pod").levers.clear();
         node.step();
     };
-    look(&mut node);
-    look(&mut node);
+    evaluate(&mut node);
+    evaluate(&mut node);
     assert_eq!(node.ratios(), ratios(&[("busy", 90)]));
     let expected = [
         ("kept", Spared::Protected),
@@ -245,19 +245,19 @@ fn pods_are_spared_with_the_reason_told_once() {
         ("little", Spared::UsesLittle),
         ("unseen", Spared::NoSample),
     ];
-    assert_eq!(node.spared(), spared(&expected));
-    look(&mut node);
-    assert_eq!(node.spared(), [], "nothing new to tell");
+    assert_eq!(node.skipped(), skipped(&expected));
+    evaluate(&mut node);
+    assert_eq!(node.skipped(), [], "nothing new to report");
     node.pods[3].pod.protected = false;
     node.pods[3].pod.running = false;
     node.set_pods();
-    look(&mut node);
-    assert_eq!(node.spared(), spared(&[("kept", Spared::NotRunning)]));
+    evaluate(&mut node);
+    assert_eq!(node.skipped(), skipped(&[("kept", Spared::NotRunning)]));
 }
 
 #[test]
-fn only_pods_that_some_policy_matches_are_told_as_not_allowed() {
-    let mut evict_only = anything();
+fn only_pods_matched_by_a_policy_are_reported_as_not_allowed() {
+    let mut evict_only = allow_all();
     evict_only.allowed = vec!["evict".to_owned()];
     evict_only.labels = Some(with_label("app", "a"));
     let set = PolicySet {
@@ -270,12 +270,12 @@ fn only_pods_that_some_policy_matches_are_told_as_not_allowed() {
     node.at(6000);
     node.at(6000);
     assert_eq!(node.ratios(), []);
-    assert_eq!(node.spared(), spared(&[("a", Spared::NotAllowed)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Spared::NotAllowed)]));
 }
 
 #[test]
-fn a_pod_that_gets_other_labels_is_matched_anew() {
-    let mut batch = anything();
+fn a_pod_is_matched_again_when_its_labels_change() {
+    let mut batch = allow_all();
     batch.labels = Some(with_label("app", "batch"));
     let set = PolicySet {
         rules: cpu(1000.0, throttling(10, 10)),
@@ -293,13 +293,13 @@ fn a_pod_that_gets_other_labels_is_matched_anew() {
 }
 
 #[test]
-fn of_two_samples_of_one_pod_the_later_counts() {
+fn the_later_of_two_samples_of_a_pod_is_used() {
     for order in [[0, 1], [1, 0]] {
         let pods = vec![Load::new("a", 2000)];
         let mut node = Node::new(cpu(1000.0, throttling(10, 50)), pods);
         node.at(6000);
         node.cpu = 6000;
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         let later = node.sample.pods[0].clone();
         let mut earlier = later.clone();
         earlier.cpu_nanos = Some(later.cpu_nanos.unwrap() - 5_000_000_000);
@@ -318,7 +318,7 @@ fn with_label(key: &str, value: &str) -> Selector {
 }
 
 #[test]
-fn the_base_is_the_smaller_of_quota_and_usage_so_that_the_first_step_bites() {
+fn the_base_is_the_minimum_of_quota_and_usage() {
     let mut pods = vec![Load::new("a", 2000), Load::new("b", 2000)];
     pods[0].quota = Quota::Limit(MilliCpu(1500));
     pods[1].quota = Quota::Limit(MilliCpu(5000));
@@ -328,7 +328,7 @@ fn the_base_is_the_smaller_of_quota_and_usage_so_that_the_first_step_bites() {
 }
 
 #[test]
-fn the_base_stays_while_the_pod_is_held() {
+fn the_base_does_not_change_while_the_pod_is_throttled() {
     let mut node = hot(
         cpu(1000.0, throttling(10, 10)),
         vec![Load::new("a", 2000)],
@@ -340,16 +340,16 @@ fn the_base_stays_while_the_pod_is_held() {
     assert_eq!(node.quotas("a"), [Some(1600)]);
 }
 
-/// How the first pod is held.
+/// How the first pod is throttled.
 fn level(node: &Node) -> Option<(u8, bool, Option<MilliCpu>)> {
     let throttle = node.plan.throttles.first();
     throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
 }
 
 #[test]
-fn the_idle_class_comes_first_and_goes_last() {
+fn the_idle_class_is_entered_first_and_left_last() {
     let mut node = hot(
-        cpu(4000.0, idling(40, 60)),
+        cpu(4000.0, idle_action(40, 60)),
         vec![Load::new("a", 3000)],
         6000,
     );
@@ -365,9 +365,9 @@ fn the_idle_class_comes_first_and_goes_last() {
 }
 
 #[test]
-fn the_idle_class_alone_is_all_that_a_floor_of_100_percent_asks_for() {
+fn a_floor_of_100_percent_only_uses_the_idle_class() {
     let mut node = hot(
-        cpu(4000.0, idling(100, 30)),
+        cpu(4000.0, idle_action(100, 30)),
         vec![Load::new("a", 3000)],
         6000,
     );
@@ -382,18 +382,22 @@ fn the_idle_class_alone_is_all_that_a_floor_of_100_percent_asks_for() {
 }
 
 #[test]
-fn a_metric_without_a_unit_of_release_takes_one_victim_a_round() {
+fn a_metric_without_a_unit_of_release_throttles_one_pod_per_round() {
     let rules = vec![rule("n/load", "cpu_load_1_min", 4.0, throttling(40, 30))];
     let pods = vec![Load::new("a", 2000), Load::new("b", 1000)];
     let mut node = Node::new(rules, pods);
     let mut seen = Vec::new();
     for _ in 0..6 {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample.node.load = Some([9.0; 3]);
         node.step();
         seen.push(node.ratios());
     }
-    assert_eq!(seen[0], [], "no use of pods is known at the first look");
+    assert_eq!(
+        seen[0],
+        [],
+        "the usage of pods is not known from the first sample"
+    );
     assert_eq!(seen[1], ratios(&[("a", 70)]));
     assert_eq!(seen[2], ratios(&[("a", 40)]));
     assert_eq!(seen[3], ratios(&[("a", 40), ("b", 70)]));
@@ -401,13 +405,13 @@ fn a_metric_without_a_unit_of_release_takes_one_victim_a_round() {
 }
 
 #[test]
-fn containers_are_throttled_each_by_its_own_use() {
+fn containers_are_throttled_by_their_own_usage() {
     let mut pods = vec![Load::new("a", 1000)];
     pods[0].pod.container_requests = [("side".to_owned(), MilliCpu(150))].into();
     let mut node = Node::new(cpu(1000.0, throttling(10, 50)), pods);
-    let look = |node: &mut Node, names: [&str; 2]| {
+    let evaluate = |node: &mut Node, names: [&str; 2]| {
         node.cpu = 8000;
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         let nanos = node.pods[0].nanos;
         let lever = |(index, name): (u64, &&str)| LeverSample {
             cgroup: Arc::from(*name),
@@ -417,10 +421,10 @@ fn containers_are_throttled_each_by_its_own_use() {
         node.sample.pods[0].levers = (0..).zip(&names).map(lever).collect();
         node.step();
     };
-    look(&mut node, ["main", "side"]);
-    look(&mut node, ["main", "side"]);
+    evaluate(&mut node, ["main", "side"]);
+    evaluate(&mut node, ["main", "side"]);
     assert_eq!(node.quotas("a"), [Some(375), Some(150)]);
-    look(&mut node, ["again", "side"]);
+    evaluate(&mut node, ["again", "side"]);
     let throttle = &node.plan.throttles[0];
     let found: Vec<_> = throttle
         .levers
@@ -431,7 +435,7 @@ fn containers_are_throttled_each_by_its_own_use() {
 }
 
 #[test]
-fn what_a_sidecar_may_use_and_does_not_is_no_floor_of_the_container_beside_it() {
+fn an_idle_sidecar_does_not_raise_the_floor_of_the_other_container() {
     let mut pods = vec![Load::new("a", 800)];
     pods[0].pod.cpu_request = MilliCpu(700);
     pods[0].pod.container_requests = [
@@ -443,11 +447,11 @@ fn what_a_sidecar_may_use_and_does_not_is_no_floor_of_the_container_beside_it() 
     let mut quotas = Vec::new();
     let mut spared = Vec::new();
     for _ in 0..5 {
-        // It uses all that its own container may, and its sidecar nothing of its limit.
+        // The main container uses its whole quota and the sidecar is idle.
         let quota = node.quotas("a").first().copied().flatten();
         node.pods[0].cpu = quota.unwrap_or(800);
         node.cpu = 8000;
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         let nanos = node.pods[0].nanos;
         let lever = |cgroup: &str, cpu_nanos, quota| LeverSample {
             cgroup: Arc::from(cgroup),
@@ -461,29 +465,29 @@ fn what_a_sidecar_may_use_and_does_not_is_no_floor_of_the_container_beside_it() 
         ];
         node.step();
         quotas.push(node.quotas("a").first().copied().flatten());
-        spared.extend(node.spared());
+        spared.extend(node.skipped());
     }
     assert_eq!(quotas, [None, Some(560), Some(500), Some(500), Some(500)]);
-    // And then it is said why it goes no further.
+    // Then the reason for no further step is reported.
     assert_eq!(spared.last(), Some(&("a".to_owned(), Spared::AtFloor)));
 }
 
 #[test]
-fn a_pod_whose_quota_cannot_be_read_is_no_victim() {
+fn a_pod_with_an_unreadable_quota_is_skipped() {
     let mut node = Node::new(cpu(1000.0, throttling(10, 50)), vec![Load::new("a", 1000)]);
     node.at(8000);
     node.cpu = 8000;
-    node.pass(PERIOD);
+    node.advance(PERIOD);
     node.sample.pods[0].levers[0].quota = None;
     node.step();
-    assert_eq!(node.spared(), spared(&[("a", Spared::NoSample)]));
-    node.pass(PERIOD);
+    assert_eq!(node.skipped(), skipped(&[("a", Spared::NoSample)]));
+    node.advance(PERIOD);
     node.sample.pods[0].levers.clear();
     node.step();
     assert_eq!(node.ratios(), []);
 }
 
-fn on_the_way(edit: impl Fn(&mut Node)) -> Vec<Option<u8>> {
+fn ratios_after(edit: impl Fn(&mut Node)) -> Vec<Option<u8>> {
     let mut node = hot(
         cpu(4000.0, throttling(10, 30)),
         vec![Load::new("a", 3000)],
@@ -501,20 +505,20 @@ fn on_the_way(edit: impl Fn(&mut Node)) -> Vec<Option<u8>> {
 }
 
 #[test]
-fn what_is_no_longer_asked_for_is_taken_back_step_by_step_whatever_the_metric_says() {
-    let taken_back = [Some(40), Some(70), None, None, None];
+fn throttles_no_longer_wanted_are_restored_whatever_the_metric_is() {
+    let restored = [Some(40), Some(70), None, None, None];
     let preview = |node: &mut Node| {
         let mut rules = cpu(4000.0, throttling(10, 30));
         rules[0].strategy = Strategy::Preview;
         node.engine.set_policy(policy(rules));
     };
     let disallow = |node: &mut Node| {
-        let mut set = scenario::set(cpu(4000.0, throttling(10, 30)));
+        let mut set = scenario::policy_set(cpu(4000.0, throttling(10, 30)));
         set.pods[0].allowed = vec!["evict".to_owned()];
         node.engine.set_policy(Arc::new(set));
     };
     let no_policies = |node: &mut Node| {
-        let mut set = scenario::set(cpu(4000.0, throttling(10, 30)));
+        let mut set = scenario::policy_set(cpu(4000.0, throttling(10, 30)));
         set.pods = Vec::<PodPolicy>::new();
         node.engine.set_policy(Arc::new(set));
     };
@@ -527,23 +531,23 @@ fn what_is_no_longer_asked_for_is_taken_back_step_by_step_whatever_the_metric_sa
         node.engine.set_policy(policy(rules));
     };
     let remove = |node: &mut Node| node.engine.set_policy(policy(Vec::new()));
-    assert_eq!(on_the_way(preview), taken_back);
-    assert_eq!(on_the_way(disallow), taken_back);
-    assert_eq!(on_the_way(no_policies), taken_back);
-    assert_eq!(on_the_way(protect), taken_back);
-    assert_eq!(on_the_way(watch), taken_back);
-    assert_eq!(on_the_way(remove), taken_back);
+    assert_eq!(ratios_after(preview), restored);
+    assert_eq!(ratios_after(disallow), restored);
+    assert_eq!(ratios_after(no_policies), restored);
+    assert_eq!(ratios_after(protect), restored);
+    assert_eq!(ratios_after(watch), restored);
+    assert_eq!(ratios_after(remove), restored);
 }
 
 #[test]
-fn what_is_taken_back_goes_up_once_a_period_of_its_former_rule() {
+fn a_throttle_of_a_removed_rule_is_restored_once_per_its_period() {
     let mut slow = cpu(4000.0, throttling(10, 30)).remove(0);
     slow.period = PERIOD * 2;
     let other = rule(
         "n/other",
         "cpu_load_1_min",
         5.0,
-        engine_support::closing("x"),
+        engine_support::disabling_scheduling("x"),
     );
     let mut node = Node::new(vec![slow, other.clone()], vec![Load::new("a", 3000)]);
     for _ in 0..7 {
@@ -561,31 +565,31 @@ fn what_is_taken_back_goes_up_once_a_period_of_its_former_rule() {
 }
 
 #[test]
-fn the_reasons_are_told_again_in_the_next_episode() {
+fn skip_reasons_are_reported_again_in_the_next_episode() {
     let mut pods = vec![Load::new("a", 3000)];
     pods[0].pod.protected = true;
     let mut node = hot(cpu(4000.0, throttling(10, 30)), pods, 6000);
-    let protected = spared(&[("a", Spared::Protected)]);
-    assert_eq!(node.spared(), protected);
+    let protected = skipped(&[("a", Spared::Protected)]);
+    assert_eq!(node.skipped(), protected);
     for _ in 0..3 {
         node.at(1000);
     }
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
     node.at(6000);
-    assert_eq!(node.spared(), protected);
+    assert_eq!(node.skipped(), protected);
 }
 
 #[test]
-fn a_raised_least_ratio_raises_what_is_in_force_at_the_next_step() {
+fn a_raised_minimum_ratio_raises_throttles_at_the_next_step() {
     let edit = |node: &mut Node| {
         node.engine
             .set_policy(policy(cpu(4000.0, throttling(60, 30))));
     };
-    assert_eq!(on_the_way(edit), [Some(60); 5]);
+    assert_eq!(ratios_after(edit), [Some(60); 5]);
 }
 
 #[test]
-fn a_rule_that_comes_back_takes_its_claims_up_again() {
+fn a_rule_that_is_added_again_resumes_its_claims() {
     let edit = |node: &mut Node| {
         node.engine.set_policy(policy(Vec::new()));
         node.at(6000);
@@ -593,11 +597,11 @@ fn a_rule_that_comes_back_takes_its_claims_up_again() {
         node.engine
             .set_policy(policy(cpu(4000.0, throttling(10, 30))));
     };
-    assert_eq!(on_the_way(edit)[1..], [Some(10); 4]);
+    assert_eq!(ratios_after(edit)[1..], [Some(10); 4]);
 }
 
 #[test]
-fn a_pod_that_is_gone_is_forgotten_and_a_change_of_policy_is_followed_by_an_evaluation() {
+fn a_gone_pod_is_dropped_and_a_policy_change_triggers_an_evaluation() {
     let mut node = hot(
         cpu(4000.0, throttling(10, 30)),
         vec![Load::new("a", 3000)],
@@ -614,7 +618,7 @@ fn a_pod_that_is_gone_is_forgotten_and_a_change_of_policy_is_followed_by_an_eval
 }
 
 #[test]
-fn a_throttle_that_failed_is_taken_back_and_tried_again_later() {
+fn a_failed_throttle_is_reverted_and_retried_later() {
     let pods = vec![Load::new("a", 3000), Load::new("b", 100)];
     let mut node = hot(cpu(4000.0, throttling(10, 30)), pods, 4100);
     assert_eq!(node.ratios(), ratios(&[("a", 70)]));
@@ -622,14 +626,14 @@ fn a_throttle_that_failed_is_taken_back_and_tried_again_later() {
     node.engine.feedback(&Feedback::ThrottleFailed { uid });
     node.at(4100);
     assert_eq!(node.ratios(), ratios(&[("b", 70)]));
-    assert_eq!(node.spared(), spared(&[("a", Spared::BackingOff)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Spared::BackingOff)]));
     node.at(4100);
     node.at(4100);
     assert_eq!(node.ratios(), ratios(&[("a", 70), ("b", 40)]));
 }
 
 #[test]
-fn a_contested_pod_is_held_where_it_is_until_the_time_is_over() {
+fn a_contested_pod_stays_unchanged_until_the_backoff_ends() {
     let mut node = hot(
         cpu(4000.0, throttling(10, 30)),
         vec![Load::new("a", 3000)],
@@ -640,13 +644,13 @@ fn a_contested_pod_is_held_where_it_is_until_the_time_is_over() {
     node.engine.feedback(&Feedback::Contested { uid, until });
     node.at(6000);
     assert_eq!(node.ratios(), ratios(&[("a", 70)]));
-    assert_eq!(node.spared(), spared(&[("a", Spared::Contested)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Spared::Contested)]));
     node.at(6000);
     assert_eq!(node.ratios(), ratios(&[("a", 40)]));
 }
 
 #[test]
-fn a_resize_moves_base_and_original() {
+fn a_resize_updates_base_and_original() {
     let mut pods = vec![Load::new("a", 3000)];
     pods[0].quota = Quota::Limit(MilliCpu(2000));
     let mut node = hot(cpu(4000.0, throttling(10, 50)), pods, 6000);

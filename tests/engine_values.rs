@@ -1,4 +1,4 @@
-//! What a metric's value is, and when there is none.
+//! Values of metrics, and when they are unknown.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, closing, rule};
+use engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, rule};
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, RuleState, Unknown};
@@ -24,11 +24,11 @@ type Edit<'a> = &'a dyn Fn(&mut Sample);
 
 const NOTHING: Edit<'static> = &|_| {};
 
-/// The report after looks ten seconds apart, the sample of each edited.
-fn looks(rule: Rule, edits: &[Edit]) -> RuleReport {
+/// The report after evaluations ten seconds apart, each with an edited sample.
+fn evaluate(rule: Rule, edits: &[Edit]) -> RuleReport {
     let mut node = Node::new(vec![rule], vec![Load::new("a", 100)]);
     for edit in edits {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         edit(&mut node.sample);
         node.step();
         assert!(node.plan.evaluated);
@@ -37,7 +37,7 @@ fn looks(rule: Rule, edits: &[Edit]) -> RuleReport {
 }
 
 fn value(rule: Rule, edits: &[Edit]) -> Result<f64, Unknown> {
-    let report = looks(rule, edits);
+    let report = evaluate(rule, edits);
     report.value.ok_or_else(|| report.unknown.unwrap())
 }
 
@@ -66,14 +66,14 @@ fn cpu(busy_seconds: u64) -> impl Fn(&mut Sample) {
 }
 
 #[test]
-fn cpu_use_is_the_busy_time_over_the_measured_interval() {
+fn cpu_usage_is_the_busy_time_over_the_measured_interval() {
     let twelve = [&cpu(100) as Edit, &cpu(112)];
     assert_eq!(value(watch("cpu_total_usage"), &twelve), Ok(1200.0));
     assert_eq!(value(watch("cpu_total_utilization"), &twelve), Ok(15.0));
 }
 
 #[test]
-fn cpu_use_that_cannot_be_told_is_unknown() {
+fn cpu_usage_that_cannot_be_determined_is_unknown() {
     let none: Edit = &|sample| sample.node.cpu = None;
     let offline: Edit = &|sample| sample.node.cpu.as_mut().unwrap().online = 0;
     let table: [(&[Edit], Unknown); 7] = [
@@ -94,24 +94,28 @@ fn cpu_use_that_cannot_be_told_is_unknown() {
         assert_eq!(value(watch("cpu_total_usage"), edits), Err(reason));
     }
     let full = value(watch("cpu_total_usage"), &[&cpu(100), &cpu(184)]);
-    assert_eq!(full, Ok(8400.0), "up to 105 % is the grain of the counters");
+    assert_eq!(
+        full,
+        Ok(8400.0),
+        "up to 105 % is within the resolution of the counters"
+    );
 }
 
 #[test]
-fn a_counter_that_went_back_is_the_base_of_the_next_look() {
-    let looks = [&cpu(100) as Edit, &cpu(40), &cpu(60)];
-    assert_eq!(value(watch("cpu_total_usage"), &looks), Ok(2000.0));
+fn a_counter_that_went_back_is_the_next_baseline() {
+    let samples = [&cpu(100) as Edit, &cpu(40), &cpu(60)];
+    assert_eq!(value(watch("cpu_total_usage"), &samples), Ok(2000.0));
 }
 
 #[test]
-fn the_same_sample_twice_says_nothing() {
+fn a_repeated_sample_has_no_value() {
     let first: Edit = &|sample| sample.at = BootTime::from_nanos(1_000_000_000_000);
     let found = value(watch("cpu_total_usage"), &[first, first]);
     assert_eq!(found, Err(Unknown::Impossible));
 }
 
 #[test]
-fn memory_in_use_is_what_is_not_available() {
+fn memory_usage_is_total_minus_available() {
     let memory = |total, available| {
         move |sample: &mut Sample| {
             sample.node.memory = Some(NodeMemory {
@@ -120,12 +124,15 @@ fn memory_in_use_is_what_is_not_available() {
             });
         }
     };
-    let look = memory(16 * GIB, 12 * GIB);
+    let sample = memory(16 * GIB, 12 * GIB);
     assert_eq!(
-        value(watch("memory_total_usage"), &[&look]),
+        value(watch("memory_total_usage"), &[&sample]),
         Ok(4.0 * GIB as f64)
     );
-    assert_eq!(value(watch("memory_total_utilization"), &[&look]), Ok(25.0));
+    assert_eq!(
+        value(watch("memory_total_utilization"), &[&sample]),
+        Ok(25.0)
+    );
     for (total, available) in [(0, 0), (10, 11)] {
         let found = value(watch("memory_total_usage"), &[&memory(total, available)]);
         assert_eq!(found, Err(Unknown::Impossible));
@@ -138,7 +145,7 @@ fn memory_in_use_is_what_is_not_available() {
 }
 
 #[test]
-fn load_and_pressure_are_taken_as_they_are() {
+fn load_and_pressure_are_used_unchanged() {
     let load: Edit = &|sample| sample.node.load = Some([1.0, 5.0, 15.0]);
     assert_eq!(value(watch("cpu_load_1_min"), &[load]), Ok(1.0));
     assert_eq!(value(watch("cpu_load_15_min"), &[load]), Ok(15.0));
@@ -155,28 +162,33 @@ fn load_and_pressure_are_taken_as_they_are() {
     for metric in ["memory_pressure_full_avg60", "cpu_pressure_some_avg10"] {
         assert_eq!(value(watch(metric), &[pressure]), Err(Unknown::Missing));
     }
-    for nonsense in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
-        let look = |sample: &mut Sample| sample.node.load = Some([nonsense; 3]);
-        let found = value(watch("cpu_load_5_min"), &[&look]);
-        assert_eq!(found, Err(Unknown::Impossible), "{nonsense}");
+    for invalid in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+        let sample = |sample: &mut Sample| sample.node.load = Some([invalid; 3]);
+        let found = value(watch("cpu_load_5_min"), &[&sample]);
+        assert_eq!(found, Err(Unknown::Impossible), "{invalid}");
     }
 }
 
 #[test]
-fn what_is_not_kept_here_is_missing() {
+fn a_metric_that_is_not_provided_is_missing() {
     let metric = "ext_cpu_total_distribute";
     let found = value(watch(metric), &[NOTHING, NOTHING]);
     assert_eq!(found, Err(Unknown::Missing));
 }
 
 #[test]
-fn a_window_that_is_not_half_full_is_unknown_and_then_has_its_value() {
+fn a_window_is_unknown_until_it_is_half_full() {
     for metric in ["cpu_usage_avg_5m", "mem_usage_max_avg_1d"] {
         let found = value(watch(metric), &[NOTHING, NOTHING]);
         assert_eq!(found, Err(Unknown::Sparse), "{metric}");
     }
     let average = "cpu_usage_avg_5m";
-    let rules = vec![rule("n/window", average, 40.0, closing("close"))];
+    let rules = vec![rule(
+        "n/window",
+        average,
+        40.0,
+        disabling_scheduling("close"),
+    )];
     let mut node = Node::new(rules, Vec::new());
     let report = |node: &Node| node.engine.reports().next().unwrap();
     // 6 of 8 CPUs.
@@ -218,23 +230,23 @@ fn disk_rates_are_per_second_and_the_busiest_device_decides() {
         ("disk_utilization", 50.0, 10.0),
     ];
     for (metric, busiest, vda) in table {
-        let looks = [&before as Edit, &after];
-        assert_eq!(value(watch(metric), &looks), Ok(busiest), "{metric}");
+        let samples = [&before as Edit, &after];
+        assert_eq!(value(watch(metric), &samples), Ok(busiest), "{metric}");
         let rule = selecting(metric, "device", "vda");
-        assert_eq!(value(rule, &looks), Ok(vda), "{metric}");
+        assert_eq!(value(rule, &samples), Ok(vda), "{metric}");
     }
 }
 
 #[test]
-fn series_that_are_not_there_are_missing_and_new_ones_have_no_rate_yet() {
+fn absent_series_are_missing_and_new_ones_have_no_rate_yet() {
     let one = disks(vec![disk("vda", 1)]);
     let two = disks(vec![disk("vda", 2), disk("vdb", 99)]);
-    let looks = [&one as Edit, &two];
-    assert_eq!(value(watch("disk_read_iops"), &looks), Ok(1.0));
+    let samples = [&one as Edit, &two];
+    assert_eq!(value(watch("disk_read_iops"), &samples), Ok(1.0));
     let new = selecting("disk_read_iops", "device", "vdb");
-    assert_eq!(value(new, &looks), Err(Unknown::Rebased));
+    assert_eq!(value(new, &samples), Err(Unknown::Rebased));
     let absent = selecting("disk_read_iops", "device", "sda");
-    assert_eq!(value(absent, &looks), Err(Unknown::Missing));
+    assert_eq!(value(absent, &samples), Err(Unknown::Missing));
     assert_eq!(
         value(watch("disk_read_iops"), &[NOTHING]),
         Err(Unknown::Missing)
@@ -244,7 +256,7 @@ fn series_that_are_not_there_are_missing_and_new_ones_have_no_rate_yet() {
 }
 
 #[test]
-fn a_disk_that_is_busier_than_time_allows_is_not_believed() {
+fn a_disk_utilization_above_100_percent_is_rejected() {
     let before = disks(vec![disk("vda", 0)]);
     let after = disks(vec![disk("vda", 22)]);
     let found = value(watch("disk_utilization"), &[&before, &after]);
@@ -293,18 +305,18 @@ fn container(delay: u64, periods: u64, throttled: u64) -> impl Fn(&mut Sample) {
 
 #[test]
 fn containers_have_a_run_queue_time_and_a_throttled_ratio() {
-    let looks = [
+    let samples = [
         &container(0, 100, 10) as Edit,
         &container(5_000_000, 200, 35),
     ];
     let queue = "container_sched_run_queue_time";
     let ratio = "container_cpu_throttled_ratio";
-    assert_eq!(value(watch(queue), &looks), Ok(500.0), "5 ms in 10 s");
-    assert_eq!(value(watch(ratio), &looks), Ok(25.0));
+    assert_eq!(value(watch(queue), &samples), Ok(500.0), "5 ms in 10 s");
+    assert_eq!(value(watch(ratio), &samples), Ok(25.0));
     for (key, taken, other) in [("pod", "a", "b"), ("container", "main", "x")] {
-        assert_eq!(value(selecting(queue, key, taken), &looks), Ok(500.0));
+        assert_eq!(value(selecting(queue, key, taken), &samples), Ok(500.0));
         assert_eq!(
-            value(selecting(queue, key, other), &looks),
+            value(selecting(queue, key, other), &samples),
             Err(Unknown::Missing)
         );
     }
@@ -352,7 +364,7 @@ fn probing() -> Rule {
 }
 
 #[test]
-fn a_probe_answers_with_the_largest_series_that_the_selector_takes() {
+fn the_value_of_a_probe_is_the_largest_selected_series() {
     let answer = probe(&[("a", 7.0), ("b", -3.0)]);
     assert_eq!(value(probing(), &[&answer]), Ok(7.0));
     let other = Rule {
@@ -369,55 +381,59 @@ fn a_probe_answers_with_the_largest_series_that_the_selector_takes() {
 }
 
 #[test]
-fn an_answer_that_stands_over_several_evaluations_is_one_breach() {
+fn a_repeated_probe_response_counts_as_one_breach() {
     let rule = || Rule {
         avoidance_threshold: 2,
         ..probing()
     };
     let hot = probe(&[("a", 60.0)]);
     let first = Cell::new(None);
-    let standing = |sample: &mut Sample| {
+    let repeated = |sample: &mut Sample| {
         hot(sample);
         first.set(first.get().or(Some(sample.at)));
         sample.probes[0].at = first.get().unwrap();
     };
-    let report = looks(rule(), &[&standing, &standing, &standing]);
+    let report = evaluate(rule(), &[&repeated, &repeated, &repeated]);
     assert_eq!((report.state, report.breaches), (RuleState::Normal, 1));
     assert_eq!(report.value, Some(60.0), "it stays known");
     first.set(None);
-    let report = looks(rule(), &[&standing, &standing, &hot]);
-    assert_eq!(report.state, RuleState::Breached, "the next answer counts");
+    let report = evaluate(rule(), &[&repeated, &repeated, &hot]);
+    assert_eq!(
+        report.state,
+        RuleState::Breached,
+        "the next response counts"
+    );
 }
 
 #[test]
-fn a_series_that_is_no_number_is_left_out_but_is_not_known_to_be_quiet() {
+fn a_nan_series_is_ignored_but_prevents_quiet() {
     let hot = probe(&[("a", 60.0), ("b", f64::NAN)]);
-    let doubtful = probe(&[("a", 1.0), ("b", f64::NAN)]);
+    let incomplete = probe(&[("a", 1.0), ("b", f64::NAN)]);
     let quiet = probe(&[("a", 1.0), ("b", 2.0)]);
-    let nonsense = probe(&[("a", f64::NAN), ("b", f64::INFINITY)]);
-    let state = |edits: &[Edit]| looks(probing(), edits).state;
-    assert_eq!(value(probing(), &[&nonsense]), Err(Unknown::Impossible));
-    assert_eq!(value(probing(), &[&doubtful]), Ok(1.0));
+    let invalid = probe(&[("a", f64::NAN), ("b", f64::INFINITY)]);
+    let state = |edits: &[Edit]| evaluate(probing(), edits).state;
+    assert_eq!(value(probing(), &[&invalid]), Err(Unknown::Impossible));
+    assert_eq!(value(probing(), &[&incomplete]), Ok(1.0));
     assert_eq!(state(&[&hot]), RuleState::Breached);
-    assert_eq!(state(&[&hot, &doubtful]), RuleState::Breached);
+    assert_eq!(state(&[&hot, &incomplete]), RuleState::Breached);
     assert_eq!(state(&[&hot, &quiet]), RuleState::Cooling);
 }
 
 #[test]
-fn what_a_rule_holds_over_a_series_that_is_no_number_is_undone_after_fifteen_minutes() {
+fn actions_end_after_fifteen_minutes_with_a_nan_series() {
     let hot = probe(&[("a", 60.0), ("b", 1.0)]);
-    let doubtful = probe(&[("a", 1.0), ("b", f64::NAN)]);
-    let state = |doubts: usize| {
-        let mut edits: Vec<Edit> = vec![&doubtful; doubts];
+    let incomplete = probe(&[("a", 1.0), ("b", f64::NAN)]);
+    let state = |count: usize| {
+        let mut edits: Vec<Edit> = vec![&incomplete; count];
         edits.insert(0, &hot);
-        looks(probing(), &edits).state
+        evaluate(probing(), &edits).state
     };
     assert_eq!(state(90), RuleState::Breached);
     assert_eq!(state(91), RuleState::Normal);
 }
 
 #[test]
-fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
+fn a_sample_after_a_gap_of_three_periods_is_not_counted() {
     for (gap, unknown) in [
         (PERIOD * 3, None),
         (PERIOD * 3 + SECOND, Some(Unknown::Rebased)),
@@ -429,7 +445,7 @@ fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
         let mut node = Node::new(rules, Vec::new());
         node.tick();
         node.tick();
-        node.pass(gap);
+        node.advance(gap);
         node.sample.node.load = Some([1.0; 3]);
         node.step();
         assert!(
@@ -440,9 +456,9 @@ fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
         assert_eq!(
             node.engine.next_due(),
             Some(node.now + PERIOD),
-            "a new grid"
+            "the schedule starts over"
         );
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample.node.load = Some([1.0; 3]);
         node.step();
         assert!(node.engine.reports().all(|report| report.unknown.is_none()));
@@ -450,12 +466,12 @@ fn after_a_gap_of_more_than_three_periods_the_sample_counts_for_nothing() {
 }
 
 #[test]
-fn a_base_that_is_more_than_three_periods_old_is_none() {
+fn a_baseline_older_than_three_periods_is_not_used() {
     let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
     node.tick();
     let stuck = node.sample.clone();
     for _ in 0..4 {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         node.sample = stuck.clone();
         node.step();
     }
@@ -465,30 +481,34 @@ fn a_base_that_is_more_than_three_periods_old_is_none() {
 }
 
 #[test]
-fn evaluations_keep_a_steady_grid() {
+fn evaluations_have_a_fixed_schedule() {
     let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
     node.tick();
     let first = node.now;
     let due = |node: &Node| node.engine.next_due().unwrap().since(first);
     assert_eq!(due(&node), PERIOD);
-    node.pass(SECOND * 9);
+    node.advance(SECOND * 9);
     assert!(!node.step().evaluated);
-    node.pass(SECOND * 3);
+    node.advance(SECOND * 3);
     assert!(node.step().evaluated);
-    assert_eq!(due(&node), PERIOD * 2, "two seconds late shift nothing");
-    node.pass(SECOND * 17);
+    assert_eq!(
+        due(&node),
+        PERIOD * 2,
+        "a delay of two seconds does not shift the schedule"
+    );
+    node.advance(SECOND * 17);
     assert!(node.step().evaluated);
     assert_eq!(
         due(&node),
         PERIOD * 4,
-        "a second before the next is too near"
+        "a second before the next is too close"
     );
-    node.pass(Duration::from_millis(1));
+    node.advance(Duration::from_millis(1));
     assert!(!node.step().evaluated);
 }
 
 #[test]
-fn rules_of_different_periods_keep_their_own_intervals() {
+fn rules_with_different_periods_have_their_own_intervals() {
     let slow = Rule {
         period: PERIOD * 3,
         ..rule("n/slow", "cpu_total_usage", 5000.0, action("x"))
@@ -503,17 +523,17 @@ fn rules_of_different_periods_keep_their_own_intervals() {
 }
 
 #[test]
-fn unknown_is_told_once_and_its_end_too_but_not_the_first_look() {
+fn unknown_and_its_end_are_reported_once_but_not_at_the_start() {
     let mut node = Node::new(vec![watch("cpu_total_usage")], Vec::new());
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for round in 0..7 {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         if (3..5).contains(&round) {
             node.sample.node.cpu = None;
         }
         node.step();
         for transition in &node.plan.transitions {
-            told.push((round, transition.change.clone()));
+            reported.push((round, transition.change.clone()));
         }
     }
     let missing = Change::Unknown {
@@ -523,12 +543,12 @@ fn unknown_is_told_once_and_its_end_too_but_not_the_first_look() {
         reason: Unknown::Rebased,
     };
     let known = Change::Known { value: 0.0 };
-    assert_eq!(told, [(3, missing), (5, rebased), (6, known)]);
+    assert_eq!(reported, [(3, missing), (5, rebased), (6, known)]);
 }
 
-/// A container whose counter cannot be read may be the one that waits: beside it no other makes the rule quiet.
+/// A container whose counter cannot be read may be the one that waits.
 #[test]
-fn a_series_that_cannot_be_read_is_never_quiet() {
+fn an_unreadable_series_is_never_quiet() {
     let two = |delay: Option<u64>| {
         move |sample: &mut Sample| {
             let one = |container: &str, run_delay_nanos| ContainerSample {
@@ -544,18 +564,18 @@ fn a_series_that_cannot_be_read_is_never_quiet() {
         avoidance_threshold: 1,
         ..watch("container_sched_run_queue_time")
     };
-    let read = looks(queue(), &[&two(Some(0)), &two(Some(0))]);
+    let read = evaluate(queue(), &[&two(Some(0)), &two(Some(0))]);
     assert_eq!((read.value, read.unknown), (Some(0.0), None));
     let mut node = Node::new(vec![queue()], vec![Load::new("a", 100)]);
     let edits: [(Option<u64>, u32); 3] = [(Some(0), 0), (Some(1_000_000_000), 0), (None, 0)];
     for (delay, quiets) in edits {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         two(delay)(&mut node.sample);
         node.step();
         assert_eq!(node.engine.reports().next().unwrap().quiets, quiets);
     }
     let state = node.engine.reports().next().unwrap().state;
-    assert_eq!(state, plimsoll::engine::plan::RuleState::Breached, "held");
+    assert_eq!(state, plimsoll::engine::plan::RuleState::Breached);
 }
 
 fn waits(stalled: u64, periods: u64, throttled: u64) -> WaitCounters {
@@ -567,7 +587,7 @@ fn waits(stalled: u64, periods: u64, throttled: u64) -> WaitCounters {
 }
 
 #[test]
-fn a_stall_is_a_share_of_the_interval_less_what_a_quota_of_its_own_held_back() {
+fn a_stall_excludes_throttling_by_the_own_quota() {
     use plimsoll::engine::metric::PressureKind::{Cpu, Memory};
     use plimsoll::engine::protected::{Waiting, stall};
     let ten = 10_000_000_000;
@@ -584,7 +604,7 @@ fn a_stall_is_a_share_of_the_interval_less_what_a_quota_of_its_own_held_back() {
     assert_eq!(
         of(waits(5, 100, 90), Cpu),
         known(0.0, true),
-        "never less than none"
+        "never negative"
     );
     assert_eq!(of(waits(5, 100, 90), Memory), known(40.0, false));
     assert_eq!(
@@ -601,9 +621,9 @@ fn a_stall_is_a_share_of_the_interval_less_what_a_quota_of_its_own_held_back() {
     );
 }
 
-/// Twenty protected pods that wait for 1 to 20 percent of the time, and one that the action may touch for half of it.
+/// Twenty protected pods that wait 1 to 20 percent of the time, and a victim that waits half of the time.
 #[test]
-fn the_protected_are_those_that_the_action_may_not_touch() {
+fn protected_metrics_only_count_protected_pods() {
     let named = |index: usize| format!("p{index:02}");
     let run = |metric: &str, edit: &dyn Fn(&mut Sample)| {
         let mut loads: Vec<_> = (1..=20).map(|i| Load::new(&named(i), 100)).collect();
@@ -614,7 +634,7 @@ fn the_protected_are_those_that_the_action_may_not_touch() {
         let rule = rule("n/rule", metric, 90.0, engine_support::throttling(10, 10));
         let mut node = Node::new(vec![rule], loads);
         for round in 0..2_u64 {
-            node.pass(PERIOD);
+            node.advance(PERIOD);
             node.sample.pressure_by_cgroup = true;
             for (index, pod) in (1_u64..).zip(&mut node.sample.pods) {
                 let percent = if index == 21 { 50 } else { index };
@@ -640,22 +660,22 @@ fn the_protected_are_those_that_the_action_may_not_touch() {
     );
 }
 
-/// What a throttle makes a container wait is no reason to go on with it.
+/// Waiting caused by our own throttle is not a reason to continue it.
 #[test]
-fn a_rule_all_of_whose_series_are_throttled_is_quiet() {
+fn a_rule_is_quiet_if_all_its_series_are_throttled() {
     let action = engine_support::throttling(10, 50);
     let ratio = rule("n/ratio", "container_cpu_throttled_ratio", 50.0, action);
     let mut node = Node::new(vec![ratio], vec![Load::new("a", 400)]);
     let mut states = Vec::new();
     for periods in [0, 100, 200, 300] {
-        node.pass(PERIOD);
+        node.advance(PERIOD);
         container(0, periods, periods)(&mut node.sample);
         node.step();
         let report = node.engine.reports().next().unwrap();
         states.push((report.state, report.unknown));
     }
     let breached = (RuleState::Breached, None);
-    assert_eq!(states[1], breached, "all its periods were cut short");
+    assert_eq!(states[1], breached, "all its periods were throttled");
     assert_eq!(states[2], (RuleState::Cooling, None));
     assert_eq!(states[3], (RuleState::Cooling, None));
 }

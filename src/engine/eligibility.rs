@@ -1,13 +1,13 @@
-//! Which pods an action may be taken on: what the `PodQOS` objects match and allow.
+//! Which pods an action may be applied to: what the `PodQOS` objects match and allow.
 
 use super::metric::{ActionKind, Leverage};
 use super::pod::{Pod, Reserved, UNIT_LABEL};
 use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, Scope};
 
-/// What the policies let one action do to one pod.
+/// What the policies allow one action to do to one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Permit {
-    /// Some `PodQOS` matches the pod, whatever it allows.
+    /// A `PodQOS` matches the pod, whatever it allows.
     pub(super) matched: bool,
     /// CPU throttling and reclaim of page cache.
     pub(super) throttle: bool,
@@ -31,7 +31,7 @@ impl Permit {
 }
 
 impl Rule {
-    /// Whether its action does things of this kind to lower its metric, and `policies` allow them on the pod.
+    /// Whether its action includes this kind, the kind lowers its metric, and `policies` allow it on the pod.
     pub fn may_act(&self, policies: &[PodPolicy], pod: &Pod, kind: ActionKind) -> bool {
         let permit = Permit::of(policies, pod, &self.action);
         let (has, allowed) = match kind {
@@ -44,8 +44,8 @@ impl Rule {
 }
 
 impl PodPolicy {
-    /// Whether this policy selects the pod: its labels and every scope. A policy with neither selects nothing, and
-    /// reserved pods are selected only where the policy names them.
+    /// Whether the labels and every scope of this policy match the pod. A policy with neither matches nothing, and
+    /// reserved pods are matched only by a policy that names them.
     pub fn matches(&self, pod: &Pod) -> bool {
         let given = self.labels.is_some() || !self.scopes.is_empty();
         given
@@ -53,11 +53,11 @@ impl PodPolicy {
                 .labels
                 .as_ref()
                 .is_none_or(|labels| labels.matches(&pod.labels))
-            && self.scopes.iter().all(|scope| scope.holds(pod))
-            && self.names(pod)
+            && self.scopes.iter().all(|scope| scope.matches(pod))
+            && self.names_reserved(pod)
     }
 
-    fn names(&self, pod: &Pod) -> bool {
+    fn names_reserved(&self, pod: &Pod) -> bool {
         match pod.reserved {
             None => true,
             Some(Reserved::Namespace) => self.names_namespace(&pod.namespace),
@@ -80,19 +80,19 @@ impl PodPolicy {
 }
 
 impl Scope {
-    fn holds(&self, pod: &Pod) -> bool {
+    fn matches(&self, pod: &Pod) -> bool {
         match self {
-            Self::Qos(classes) => classes.holds(|class| *class == pod.qos),
+            Self::Qos(classes) => classes.matches(|class| *class == pod.qos),
             Self::Priority(ranges) => {
-                ranges.holds(|(low, high)| (*low..=*high).contains(&pod.priority))
+                ranges.matches(|(low, high)| (*low..=*high).contains(&pod.priority))
             }
-            Self::Namespace(names) => names.holds(|name| *name == pod.namespace),
+            Self::Namespace(names) => names.matches(|name| *name == pod.namespace),
         }
     }
 }
 
 impl<T> Membership<T> {
-    fn holds(&self, is: impl Fn(&T) -> bool) -> bool {
+    fn matches(&self, is: impl Fn(&T) -> bool) -> bool {
         match self {
             Self::In(values) => values.iter().any(is),
             Self::NotIn(values) => !values.iter().any(is),

@@ -1,10 +1,10 @@
-//! Evictions: rounds that settle before the next begins, and who goes in each.
+//! Evictions: each round settles before the next one starts.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ledger::LEAST;
+use super::ledger::MIN_QUOTA;
 use super::metric::{ActionKind, Leverage, RankBy};
 use super::plan::{Change, Evict, Spared, Transition};
 use super::pod::PodUid;
@@ -15,49 +15,48 @@ use super::track::Pods;
 use super::walk::{Skip, Walk, cpu_used, memory_held};
 
 const KIND: ActionKind = ActionKind::Eviction;
-/// A pod that is still there so long after its grace period will not go: it no longer counts as released.
+/// A pod that still exists this long after its grace period no longer counts as released.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A pod whose eviction was asked for.
+/// A pod whose eviction was requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Leaving {
+pub(super) struct PendingEviction {
     uid: PodUid,
-    /// Rules whose victims are ranked by one resource share their rounds.
+    /// Rules that rank victims by the same resource share their rounds.
     group: RankBy,
     until: BootTime,
 }
 
-/// The rounds that have not settled, and when those before them did.
+/// The rounds that have not settled, and when the last one settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rounds {
-    leaving: Vec<Leaving>,
-    /// What was read before that time still holds pods that have gone since.
+    pending: Vec<PendingEviction>,
+    /// Samples from before this time still include pods that have exited since.
     settled: Option<BootTime>,
 }
 
 impl Rounds {
-    /// Goes on from what [`Self::leaving`] and [`Self::settled`] gave.
-    pub(super) fn resume(leaving: &[Leaving], settled: Option<BootTime>) -> Self {
+    /// Restores the state returned by [`Self::pending`] and [`Self::settled`].
+    pub(super) fn resume(pending: &[PendingEviction], settled: Option<BootTime>) -> Self {
         Self {
-            leaving: leaving.to_vec(),
+            pending: pending.to_vec(),
             settled,
         }
     }
 
-    pub(super) fn leaving(&self) -> &[Leaving] {
-        &self.leaving
+    pub(super) fn pending(&self) -> &[PendingEviction] {
+        &self.pending
     }
 
     pub(super) const fn settled(&self) -> Option<BootTime> {
         self.settled
     }
 
-    /// Drops the pods that are gone or have had their time; a sample taken `at` no longer holds them.
+    /// Drops the pods that are gone or timed out; a sample taken `at` no longer includes them.
     pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &Pods) {
         let settled = &mut self.settled;
-        self.leaving.retain(|leaving| {
-            let stays =
-                now < leaving.until && pods.get(&leaving.uid).is_some_and(|t| t.pod.running);
+        self.pending.retain(|it| {
+            let stays = now < it.until && pods.get(&it.uid).is_some_and(|t| t.pod.running);
             if !stays {
                 *settled = Some(at);
             }
@@ -65,9 +64,9 @@ impl Rounds {
         });
     }
 
-    /// Whether what the rule is judged by says, of a time after the last round, that more has to go. A pod may have raised the
-    /// metrics of every group.
-    fn shows_need(&self, run: &Run) -> bool {
+    /// Whether the rule's input, measured after the last round, is still above the threshold. An evicted pod may have
+    /// contributed to the metrics of every group.
+    fn needs_more(&self, run: &Run) -> bool {
         match (self.settled, run.input) {
             (None, None) => true,
             (None, Some(input)) => input.above,
@@ -76,137 +75,141 @@ impl Rounds {
         }
     }
 
-    pub(super) fn busy(&self, group: RankBy) -> bool {
-        self.leaving.iter().any(|leaving| leaving.group == group)
+    pub(super) fn is_settling(&self, group: RankBy) -> bool {
+        self.pending.iter().any(|it| it.group == group)
     }
 
     pub(super) fn count(&self, group: RankBy) -> usize {
-        let of = |leaving: &&Leaving| leaving.group == group;
-        self.leaving.iter().filter(of).count()
+        let of = |it: &&PendingEviction| it.group == group;
+        self.pending.iter().filter(of).count()
     }
 
     pub(super) fn has(&self, uid: &PodUid) -> bool {
-        self.leaving.iter().any(|leaving| leaving.uid == *uid)
+        self.pending.iter().any(|it| it.uid == *uid)
     }
 
-    /// The pod's eviction was refused: the round goes on without it.
-    pub(super) fn refuse(&mut self, uid: &PodUid) {
-        self.leaving.retain(|leaving| leaving.uid != *uid);
+    /// Removes a pod whose eviction was refused from the round.
+    pub(super) fn remove(&mut self, uid: &PodUid) {
+        self.pending.retain(|it| it.uid != *uid);
     }
 
     pub(super) fn clear(&mut self) {
-        self.leaving.clear();
+        self.pending.clear();
         self.settled = None;
     }
 }
 
 /// The evictions of one walk, for one group.
-pub(super) struct Evicting<'a> {
+pub(super) struct EvictionPass<'a> {
     pub(super) walk: Walk<'a>,
     pub(super) group: RankBy,
     pub(super) rounds: &'a mut Rounds,
-    /// The real rounds beside a Preview rule's.
-    pub(super) under: Option<&'a Rounds>,
-    /// So many pods of this round were evicted already, for other rules.
-    pub(super) begun: usize,
-    /// How long after the grace period a round is waited for.
+    /// The enforced rounds, in a Preview.
+    pub(super) enforced: Option<&'a Rounds>,
+    /// How many pods of this round were already evicted for other rules.
+    pub(super) already_evicted: usize,
+    /// How long to wait for a round after the grace period.
     pub(super) settle_timeout: Duration,
     pub(super) released: &'a Released,
     pub(super) evictions: &'a mut Vec<Evict>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
-impl Evicting<'_> {
-    /// Takes victims in order until what they release, with what is released already, covers the gaps.
+impl EvictionPass<'_> {
+    /// Evicts victims in order until the gaps are covered, counting what is already being released.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
-        let most = runs.iter().filter(|run| self.takes(run)).map(cap).max();
-        let Some(most) = most else { return };
-        let mut left = (most as usize).saturating_sub(self.begun);
+        let max_pods = runs
+            .iter()
+            .filter(|run| self.covers(run))
+            .map(max_per_round)
+            .max();
+        let Some(max_pods) = max_pods else { return };
+        let mut left = (max_pods as usize).saturating_sub(self.already_evicted);
         for run in runs.iter_mut() {
             run.evicted = 0;
         }
         let mut covered = self.covered();
-        for place in self.walk.order {
-            if left == 0 || !runs.iter().any(|run| self.open(run, covered)) {
+        for pod_index in self.walk.order {
+            if left == 0 || !runs.iter().any(|run| self.needs_victim(run, covered)) {
                 return;
             }
-            if let Some(release) = self.victim(runs, *place, covered) {
+            if let Some(release) = self.try_victim(runs, *pod_index, covered) {
                 covered += release;
                 left -= 1;
             }
         }
     }
 
-    fn takes(&self, run: &Run) -> bool {
-        let under = self.under;
-        self.walk.takes(run)
+    fn covers(&self, run: &Run) -> bool {
+        let enforced = self.enforced;
+        self.walk.covers(run)
             && run.leverage(KIND) != Leverage::None
             && run.rule.metric.rank_by() == self.group
-            && self.rounds.shows_need(run)
-            && under.is_none_or(|rounds| rounds.shows_need(run))
+            && self.rounds.needs_more(run)
+            && enforced.is_none_or(|rounds| rounds.needs_more(run))
     }
 
-    fn open(&self, run: &Run, covered: u64) -> bool {
+    fn needs_victim(&self, run: &Run, covered: u64) -> bool {
         let needs = if is_measured(run) {
             run.gap > covered
         } else {
-            // One victim a round, whichever rule took it.
-            self.begun == 0 && self.evictions.is_empty()
+            // One victim per round, whichever rule selects it.
+            self.already_evicted == 0 && self.evictions.is_empty()
         };
-        needs && run.evicted < cap(run) && self.takes(run)
+        needs && run.evicted < max_per_round(run) && self.covers(run)
     }
 
-    /// What this evaluation's throttle steps and the pods on their way out release.
+    /// What this evaluation's throttle steps and the exiting pods release.
     fn covered(&self) -> u64 {
-        let pods = (0..self.walk.pods.len()).filter(|place| self.leaving(*place));
-        let leaving: u64 = pods.map(|place| self.worth(place)).sum();
+        let pods = (0..self.walk.pods.len()).filter(|pod_index| self.is_exiting(*pod_index));
+        let exiting: u64 = pods.map(|pod_index| self.release_of(pod_index)).sum();
         match self.group {
-            RankBy::Cpu => leaving + self.released.total.0,
-            RankBy::Memory => leaving,
+            RankBy::Cpu => exiting + self.released.total.0,
+            RankBy::Memory => exiting,
             RankBy::Io => 0,
         }
     }
 
-    fn leaving(&self, place: usize) -> bool {
-        let tracked = &self.walk.pods[place];
+    fn is_exiting(&self, pod_index: usize) -> bool {
+        let tracked = &self.walk.pods[pod_index];
         let pod = &tracked.pod;
-        tracked.is_leaving(self.walk.now)
+        tracked.is_exiting(self.walk.now)
             || self.rounds.has(&pod.uid)
-            || self.under.is_some_and(|under| under.has(&pod.uid))
+            || self.enforced.is_some_and(|enforced| enforced.has(&pod.uid))
     }
 
-    /// What the pod's end releases beyond what its throttle does.
-    fn worth(&self, place: usize) -> u64 {
-        let figures = &self.walk.figures[place];
+    /// What evicting the pod releases beyond what its throttle does.
+    fn release_of(&self, pod_index: usize) -> u64 {
+        let usage = &self.walk.usage[pod_index];
         match self.group {
-            RankBy::Cpu => cpu_used(figures).saturating_sub(self.released.pods[place].0),
-            RankBy::Memory => memory_held(figures),
+            RankBy::Cpu => cpu_used(usage).saturating_sub(self.released.pods[pod_index].0),
+            RankBy::Memory => memory_held(usage),
             RankBy::Io => 0,
         }
     }
 
-    /// Evicts the pod for the first rule that may; returns what that releases.
-    fn victim(&mut self, runs: &mut [Run], place: usize, covered: u64) -> Option<u64> {
+    /// Evicts the pod for the first rule that may do so; returns how much that releases.
+    fn try_victim(&mut self, runs: &mut [Run], pod_index: usize, covered: u64) -> Option<u64> {
         for run in runs.iter_mut() {
-            if !self.open(run, covered) {
+            if !self.needs_victim(run, covered) {
                 continue;
             }
-            match self.candidate(run, place) {
+            match self.candidate(run, pod_index) {
                 Ok(()) => {
-                    self.evict(run, place);
-                    return Some(self.worth(place));
+                    self.evict(run, pod_index);
+                    return Some(self.release_of(pod_index));
                 }
-                Err(skip) => self.walk.spare(run, place, KIND, skip, self.out),
+                Err(skip) => self.walk.record_skip(run, pod_index, KIND, skip, self.out),
             }
         }
         None
     }
 
-    fn candidate(&self, run: &Run, place: usize) -> Result<(), Skip> {
-        self.walk.standing(run, place, KIND)?;
-        let tracked = &self.walk.pods[place];
+    fn candidate(&self, run: &Run, pod_index: usize) -> Result<(), Skip> {
+        self.walk.check_eligible(run, pod_index, KIND)?;
+        let tracked = &self.walk.pods[pod_index];
         let unowned = run.rule.action.eviction.is_some_and(|e| e.evict_unowned);
-        if self.leaving(place) {
+        if self.is_exiting(pod_index) {
             return Err(Some(Spared::NotRunning));
         }
         if tracked.pod.kept.is_some() {
@@ -215,36 +218,39 @@ impl Evicting<'_> {
         if !tracked.pod.owned && !unowned {
             return Err(Some(Spared::Unowned));
         }
-        if tracked.refused.is_some_and(|until| self.walk.now < until) {
+        if tracked
+            .eviction_blocked_until
+            .is_some_and(|until| self.walk.now < until)
+        {
             return Err(Some(Spared::BackingOff));
         }
-        // A pod whose end releases next to nothing would be lost for nothing.
-        let little = match self.group {
+        // Evicting a pod that releases next to nothing does not help.
+        let uses_little = match self.group {
             RankBy::Cpu | RankBy::Io => {
-                let little = self.walk.cpu(run, place)? < LEAST;
-                little && is_measured(run)
+                let uses_little = self.walk.cpu(run, pod_index)? < MIN_QUOTA;
+                uses_little && is_measured(run)
             }
-            RankBy::Memory => self.walk.memory(run, place)?.held.0 == 0,
+            RankBy::Memory => self.walk.memory(run, pod_index)?.held.0 == 0,
         };
-        if little {
+        if uses_little {
             return Err(Some(Spared::UsesLittle));
         }
         Ok(())
     }
 
-    fn evict(&mut self, run: &mut Run, place: usize) {
-        let pod = &self.walk.pods[place].pod;
+    fn evict(&mut self, run: &mut Run, pod_index: usize) {
+        let pod = &self.walk.pods[pod_index].pod;
         let eviction = run.rule.action.eviction;
         let grace = eviction.map_or(pod.grace, |eviction| eviction.grace_of(pod));
-        let release = is_measured(run).then(|| self.worth(place));
+        let release = is_measured(run).then(|| self.release_of(pod_index));
         run.evicted += 1;
-        run.act(&pod.uid, KIND);
+        run.clear_skip(&pod.uid, KIND);
         self.evictions.push(Evict {
             uid: pod.uid.clone(),
             rule: run.rule.id.clone(),
             grace,
         });
-        self.rounds.leaving.push(Leaving {
+        self.rounds.pending.push(PendingEviction {
             uid: pod.uid.clone(),
             group: self.group,
             until: self.walk.now + grace + self.settle_timeout,
@@ -259,8 +265,8 @@ impl Evicting<'_> {
     }
 }
 
-/// At most so many pods in one round for this rule.
-fn cap(run: &Run) -> u32 {
+/// Maximum number of pods to evict in one round for this rule.
+fn max_per_round(run: &Run) -> u32 {
     if is_measured(run) {
         let spec = run.rule.action.eviction;
         return spec.map_or(0, |spec| spec.max_pods_per_round);
@@ -268,7 +274,7 @@ fn cap(run: &Run) -> u32 {
     1
 }
 
-/// Whether evictions release what the rule's metric counts, so that its gap can be covered.
+/// Whether what evictions release can be measured in the unit of the rule's metric.
 fn is_measured(run: &Run) -> bool {
     matches!(run.leverage(KIND), Leverage::Measured(_))
 }

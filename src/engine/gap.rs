@@ -1,19 +1,24 @@
-//! How much has to be released for a metric to come back under its mark.
+//! How much must be released for a metric to fall below its threshold.
 
 use super::metric::{Metric, Resource};
 use super::policy::Rule;
-use super::rule::Judgement;
+use super::rule::Evaluation;
 use super::sample::NodeSample;
 
-/// Releases fall a little short of what is predicted; this much more is taken.
+/// Actual releases fall a little short of the prediction, so plan for more.
 const MARGIN: f64 = 1.1;
 /// Millicores in one percent of one CPU.
 const MILLICORES_PER_PERCENT: f64 = 10.0;
 
-/// `1.1 x (value - watermark)` in millicores or bytes, less what is `saved` already; 0 where the value is not above
-/// the mark, or where the metric has no unit of release.
-pub(super) fn gap(rule: &Rule, judgement: Option<Judgement>, saved: u64, node: &NodeSample) -> u64 {
-    let Some(value) = judgement.and_then(Judgement::value) else {
+/// `1.1 x (value - threshold)` in millicores or bytes, minus what is already `saved`; 0 if the value is not above the
+/// threshold or the metric has no unit of release.
+pub(super) fn gap(
+    rule: &Rule,
+    evaluation: Option<Evaluation>,
+    saved: u64,
+    node: &NodeSample,
+) -> u64 {
+    let Some(value) = evaluation.and_then(Evaluation::value) else {
         return 0;
     };
     let excess = unit(&rule.metric, node).map_or(0.0, |unit| (value - rule.watermark) * unit);
@@ -24,7 +29,7 @@ pub(super) fn gap(rule: &Rule, judgement: Option<Judgement>, saved: u64, node: &
     whole((MARGIN * left).round().max(1.0))
 }
 
-/// What one unit of the metric is in millicores or bytes.
+/// One unit of the metric in millicores or bytes.
 fn unit(metric: &Metric, node: &NodeSample) -> Option<f64> {
     match metric {
         Metric::CpuUsage | Metric::MemoryUsage => Some(1.0),
@@ -68,17 +73,17 @@ mod tests {
         }
     }
 
-    fn known(value: f64) -> Judgement {
-        Judgement::Known {
+    fn known(value: f64) -> Evaluation {
+        Evaluation::Known {
             value,
             breach: true,
             quiet: false,
-            doubt: None,
+            incomplete: None,
         }
     }
 
     #[test]
-    fn a_gap_is_the_excess_and_a_tenth_in_the_unit_of_the_resource() {
+    fn a_gap_is_the_excess_plus_ten_percent_in_the_unit_of_the_resource() {
         let table = [
             ("cpu_total_usage", 4000.0, 5000.0, 0, 1100),
             ("cpu_total_usage", 4000.0, 5000.0, 400, 660),
@@ -100,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_gap() {
-        let unknown = Judgement::Unknown(super::super::plan::Unknown::Stale);
+    fn an_unknown_value_has_no_gap() {
+        let unknown = Evaluation::Unknown(super::super::plan::Unknown::Stale);
         let rule = rule("cpu_total_usage", 1.0);
         assert_eq!(gap(&rule, None, 0, &node()), 0);
         assert_eq!(gap(&rule, Some(unknown), 0, &node()), 0);

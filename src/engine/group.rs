@@ -1,40 +1,40 @@
-//! Rules with one period are evaluated together, on a steady grid.
+//! Rules with the same period are evaluated together, at fixed times.
 
 use std::time::Duration;
 
 use super::sample::{NodeSample, Sample};
-use super::throttle::following;
+use super::throttle::next_due_after;
 use super::time::BootTime;
-use super::values::{Base, GAP_PERIODS};
+use super::values::{Baseline, GAP_PERIODS};
 
-/// The rules of one period.
+/// The rules with one period.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) period: Duration,
-    /// `None` before the first evaluation: at once.
+    /// `None` before the first evaluation, which is due immediately.
     pub(super) next_due: Option<BootTime>,
     last: Option<BootTime>,
-    pub(super) base: Base,
-    /// What the samples since the last evaluation say together.
-    pub(super) between: Between,
-    /// Being evaluated now.
+    pub(super) baseline: Baseline,
+    /// Statistics of the samples since the last evaluation.
+    pub(super) stats: IntervalStats,
+    /// Due in the current evaluation.
     pub(super) due: bool,
-    /// More than three periods have passed since the last evaluation: this one counts for nothing.
+    /// More than three periods have passed since the last evaluation, so this one is not counted.
     pub(super) gap: bool,
 }
 
-/// Figures of the samples between two evaluations.
+/// Statistics of the samples between two evaluations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Between {
+pub(super) struct IntervalStats {
     tasks: u64,
     samples: u32,
-    /// Percent of the CPUs, in the busiest of the samples.
+    /// The highest percentage of busy CPUs in any sample.
     pub(super) busiest: Option<f64>,
 }
 
-impl Between {
-    /// Takes in a sample of the node, and what share of its CPUs was busy since the sample before.
-    pub(super) fn take(&mut self, node: &NodeSample, busy: Option<f64>) {
+impl IntervalStats {
+    /// Adds a sample of the node, and the percentage of its CPUs that was busy since the previous sample.
+    pub(super) fn add(&mut self, node: &NodeSample, busy: Option<f64>) {
         if let Some(tasks) = node.tasks {
             self.tasks = self.tasks.saturating_add(tasks);
             self.samples += 1;
@@ -45,7 +45,7 @@ impl Between {
         };
     }
 
-    /// The mean of the tasks that ran, could run or waited for I/O.
+    /// The mean number of tasks that were running, runnable or waiting for I/O.
     pub(super) fn tasks(&self) -> Option<f64> {
         let samples = f64::from(self.samples);
         (self.samples > 0).then(|| self.tasks as f64 / samples)
@@ -58,26 +58,26 @@ impl Group {
             period,
             next_due: None,
             last: None,
-            base: Base::default(),
-            between: Between::default(),
+            baseline: Baseline::default(),
+            stats: IntervalStats::default(),
             due: false,
             gap: false,
         }
     }
 
-    /// Begins an evaluation, if one is due.
-    pub(super) fn begin(&mut self, now: BootTime) {
-        let most = self.period.saturating_mul(GAP_PERIODS);
+    /// Starts an evaluation if one is due.
+    pub(super) fn start(&mut self, now: BootTime) {
+        let max_interval = self.period.saturating_mul(GAP_PERIODS);
         self.due = self.next_due.is_none_or(|due| due <= now);
-        self.gap = self.due && self.last.is_some_and(|last| now.since(last) > most);
+        self.gap = self.due && self.last.is_some_and(|last| now.since(last) > max_interval);
     }
 
-    /// Ends the evaluation: the sample is the base of the next.
-    pub(super) fn end(&mut self, now: BootTime, sample: &Sample) {
+    /// Finishes the evaluation; the sample becomes the baseline of the next one.
+    pub(super) fn finish(&mut self, now: BootTime, sample: &Sample) {
         let anchor = self.next_due.filter(|_| !self.gap).unwrap_or(now);
-        self.next_due = Some(following(anchor, self.period, now));
+        self.next_due = Some(next_due_after(anchor, self.period, now));
         self.last = Some(now);
-        self.base.keep(sample);
-        self.between = Between::default();
+        self.baseline.store(sample);
+        self.stats = IntervalStats::default();
     }
 }

@@ -1,4 +1,4 @@
-//! Who is throttled how far, for which rules: the claims, and the quotas that follow from them.
+//! How far each pod is throttled and for which rules: the claims, and the quotas that follow from them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::sample::LeverSample;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
-/// No quota is set below 1 ms of CPU in 100 ms, and a pod that uses less is no victim.
-pub(super) const LEAST: MilliCpu = MilliCpu(10);
-/// The ratio that leaves the original.
-pub(super) const FULL: u8 = 100;
-/// Between two steps up of what is taken back in a hurry.
-pub(super) const HURRIED: Duration = Duration::from_secs(1);
+/// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
+pub(super) const MIN_QUOTA: MilliCpu = MilliCpu(10);
+/// The ratio at which the original quota stays in place.
+pub(super) const FULL_RATIO: u8 = 100;
+/// Time between two steps of an accelerated restore.
+pub(super) const FAST_RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far one pod is taken down.
+/// How far one pod is throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Depth {
     /// Percent of the base.
@@ -28,11 +28,11 @@ pub(super) struct Depth {
 
 impl Depth {
     pub(super) const NONE: Self = Self {
-        ratio: FULL,
+        ratio: FULL_RATIO,
         idle: false,
     };
 
-    /// One step down: idle class first where the action wants it, then the quota.
+    /// One step down: first the idle class if the action has it, then the quota.
     pub(super) fn lower(self, spec: CpuThrottle) -> Self {
         if spec.idle && !self.idle {
             return Self { idle: true, ..self };
@@ -44,10 +44,10 @@ impl Depth {
         }
     }
 
-    /// One step up: the quota first, then out of the idle class.
+    /// One step up: first the quota, then out of the idle class.
     pub(super) fn raise(self, step: u8) -> Self {
-        if self.ratio < FULL {
-            let ratio = self.ratio.saturating_add(step).min(FULL);
+        if self.ratio < FULL_RATIO {
+            let ratio = self.ratio.saturating_add(step).min(FULL_RATIO);
             return Self { ratio, ..self };
         }
         Self::NONE
@@ -61,108 +61,110 @@ impl Depth {
     }
 }
 
-/// What one rule holds a pod to.
+/// How far one rule throttles a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) rule: RuleId,
     pub(super) depth: Depth,
-    /// As it was before the last evaluation.
+    /// The depth before the last evaluation.
     pub(super) before: Depth,
-    /// How fast it is taken back once its rule is gone.
+    /// The step with which it is restored once its rule is gone.
     pub(super) step: u8,
     pub(super) period: Duration,
-    /// Nobody needs it any more: when its next step up is due, whatever the metric says.
+    /// Set when no rule needs it any more: when its next step up is due, whatever the metric is.
     pub(super) retired: Option<BootTime>,
 }
 
 impl Claim {
-    /// Its rule needs it: as before, or again.
+    /// Marks it as needed by its rule.
     pub(super) fn renew(&mut self, rule: &Rule) {
         self.retired = None;
         self.period = rule.period;
         self.step = rule.action.throttle.map_or(self.step, |spec| spec.step);
     }
 
-    /// Nobody needs it any more: from `due` on it is taken back.
+    /// Marks it as no longer needed: it is restored from `due` on.
     pub(super) fn retire(&mut self, due: BootTime) {
         self.retired.get_or_insert(due);
     }
 
-    /// The same, from `soonest` on at the latest and over within `within`: its last step leaves the idle class.
-    pub(super) fn hurry(&mut self, within: Duration, soonest: BootTime) {
+    /// Speeds up a retired claim: restores it from `soonest` at the latest, within `within`, including the last step out of
+    /// the idle class.
+    pub(super) fn speed_up(&mut self, within: Duration, earliest: BootTime) {
         let steps = within.as_secs().saturating_sub(1).max(1);
-        let missing = u64::from(FULL.saturating_sub(self.depth.ratio));
-        let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL);
+        let missing = u64::from(FULL_RATIO.saturating_sub(self.depth.ratio));
+        let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL_RATIO);
         self.step = self.step.max(step);
-        self.period = self.period.min(HURRIED);
-        self.retired = self.retired.map(|due| due.min(soonest));
+        self.period = self.period.min(FAST_RESTORE_INTERVAL);
+        self.retired = self.retired.map(|due| due.min(earliest));
     }
 }
 
 /// One cgroup under a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ThrottledCgroup {
     pub(super) cgroup: Arc<str>,
-    /// What 100 % is.
+    /// The CPU that a ratio of 100 % stands for.
     pub(super) base: MilliCpu,
-    /// What it used when it was first throttled; the base while its original is no less.
-    wanted: MilliCpu,
-    /// It used all that its quota gave then, and may want more.
-    limited: bool,
-    /// What the kernel's file held.
+    /// CPU usage when it was first throttled; the base is this unless the original quota is lower.
+    usage: MilliCpu,
+    /// It used its whole quota then, so it may need more.
+    at_limit: bool,
+    /// The value of the kernel's file before we changed it.
     pub(super) original: Quota,
-    /// What the pod requested beyond its known containers when this one appeared. A container that was just started is not
-    /// known by its cgroup before the API server tells: until then all of this may be its own request.
+    /// The part of the pod's request not assigned to known containers when this one appeared. Until the API server
+    /// reports the ID of a container that was just started, all of it may be this container's request.
     pub(super) unassigned: MilliCpu,
 }
 
-impl Held {
-    /// A cgroup that uses `wanted` and whose quota file holds `original`.
-    pub(super) fn new(cgroup: Arc<str>, wanted: MilliCpu, original: Quota) -> Self {
-        let base = original.min_usage(wanted);
+impl ThrottledCgroup {
+    /// A cgroup with a CPU usage of `usage` and a quota of `original`.
+    pub(super) fn new(cgroup: Arc<str>, usage: MilliCpu, original: Quota) -> Self {
+        let base = original.min_usage(usage);
         Self {
             cgroup,
             base,
-            wanted,
-            limited: original == Quota::Limit(base),
+            usage,
+            at_limit: original == Quota::Limit(base),
             original,
             unassigned: MilliCpu::ZERO,
         }
     }
 
-    /// The quota at that ratio: never below the request nor [`LEAST`]; `None` where that is not below the original.
+    /// The quota at that ratio, never below the request or [`MIN_QUOTA`]; `None` if that is not below the original.
     pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
-        if ratio >= FULL {
+        if ratio >= FULL_RATIO {
             return None;
         }
-        let wanted = self.base.percent(ratio).max(self.least(pod));
+        let quota = self.base.percent(ratio).max(self.min_quota(pod));
         match self.original {
-            Quota::Limit(limit) if wanted >= limit => None,
-            _ => Some(wanted),
+            Quota::Limit(limit) if quota >= limit => None,
+            _ => Some(quota),
         }
     }
 
-    fn least(&self, pod: &Pod) -> MilliCpu {
+    fn min_quota(&self, pod: &Pod) -> MilliCpu {
         let request = known_request(pod, &self.cgroup).unwrap_or(self.unassigned);
-        request.max(LEAST)
+        request.max(MIN_QUOTA)
     }
 
-    /// What it allows at that ratio.
+    /// The CPU allowed at that ratio.
     pub(super) fn allowance(&self, pod: &Pod, ratio: u8) -> Quota {
         self.quota(pod, ratio).map_or(self.original, Quota::Limit)
     }
 
-    /// An in-place resize, or another writer, gave it a new original. A base that was the first limit becomes the new one.
+    /// Sets a new original after an in-place resize or a change by another writer. If the base was the old limit, it
+    /// becomes the new one.
     fn resize(&mut self, original: Quota) {
         self.base = match original {
-            Quota::Limit(limit) if self.limited => limit,
-            other => other.min_usage(self.wanted),
+            Quota::Limit(limit) if self.at_limit => limit,
+            other => other.min_usage(self.usage),
         };
         self.original = original;
     }
 }
 
-/// The CPU request behind a lever: the pod's, or the container's.
+/// The CPU request of a target cgroup: the pod's, or the container's.
 pub(super) fn request(pod: &Pod, cgroup: &str) -> MilliCpu {
     known_request(pod, cgroup).unwrap_or_default()
 }
@@ -174,8 +176,8 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
     pod.container_requests.get(cgroup).copied()
 }
 
-/// What the levers allow together at that ratio.
-pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
+/// The CPU that the target cgroups together are allowed at that ratio.
+pub(super) fn allowance(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
     let mut sum = MilliCpu::ZERO;
     for lever in levers {
         match lever.allowance(pod, ratio) {
@@ -186,8 +188,8 @@ pub(super) fn allowance(levers: &[Held], pod: &Pod, ratio: u8) -> Quota {
     Quota::Limit(sum)
 }
 
-/// Whether no step changes any quota any more.
-pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
+/// Whether no further step changes a quota.
+pub(super) fn at_floor(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
     let lowest = min_ratio.min(ratio);
     levers
         .iter()
@@ -196,17 +198,17 @@ pub(super) fn at_floor(levers: &[Held], pod: &Pod, ratio: u8, min_ratio: u8) -> 
 
 /// One pod under throttle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Grip {
+pub(super) struct ThrottledPod {
     pub(super) uid: PodUid,
     /// The base of all levers together when it was first throttled.
     pub(super) base: MilliCpu,
-    pub(super) levers: Vec<Held>,
+    pub(super) levers: Vec<ThrottledCgroup>,
     /// Sorted by rule.
     pub(super) claims: Vec<Claim>,
 }
 
-impl Grip {
-    pub(super) fn new(uid: PodUid, levers: Vec<Held>) -> Self {
+impl ThrottledPod {
+    pub(super) fn new(uid: PodUid, levers: Vec<ThrottledCgroup>) -> Self {
         let base = levers.iter().map(|lever| lever.base).sum();
         Self {
             uid,
@@ -220,8 +222,8 @@ impl Grip {
         self.claims.iter().find(|claim| claim.rule == *rule)
     }
 
-    /// Puts a claim in, or in the place of the rule's former one.
-    pub(super) fn put(&mut self, claim: Claim) {
+    /// Inserts a claim, or replaces the rule's previous one.
+    pub(super) fn set_claim(&mut self, claim: Claim) {
         match self.claims.binary_search_by(|c| c.rule.cmp(&claim.rule)) {
             Ok(index) => self.claims[index] = claim,
             Err(index) => self.claims.insert(index, claim),
@@ -234,34 +236,35 @@ impl Grip {
         depths.fold(Depth::NONE, Depth::union)
     }
 
-    /// The rule in force: the lowest ratio, an idle claim before one that is not, then the first by id.
-    fn ruling(&self) -> Option<&Claim> {
+    /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
+    fn effective_claim(&self) -> Option<&Claim> {
         let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
         self.claims.iter().min_by_key(rank)
     }
 
-    /// Follows the pod's cgroups: those that vanished are dropped, and one that appeared (a restarted container)
-    /// gets a share of what the vanished ones had.
-    pub(super) fn follow(&mut self, pod: &Pod, now: &[LeverSample]) {
-        let known = |held: &Held| now.iter().any(|lever| lever.cgroup == held.cgroup);
+    /// Updates the pod's cgroups: drops those that vanished and gives a new one (a restarted container) a share of what
+    /// the vanished ones had.
+    pub(super) fn sync_cgroups(&mut self, pod: &Pod, now: &[LeverSample]) {
+        let known = |it: &ThrottledCgroup| now.iter().any(|lever| lever.cgroup == it.cgroup);
         if now.is_empty() || (self.levers.len() == now.len() && self.levers.iter().all(known)) {
             return;
         }
         self.levers.retain(known);
         let assigned = now.iter().map(|lever| request(pod, &lever.cgroup)).sum();
-        let new =
-            |held: &[Held], lever: &LeverSample| !held.iter().any(|h| h.cgroup == lever.cgroup);
+        let new = |cgroups: &[ThrottledCgroup], lever: &LeverSample| {
+            !cgroups.iter().any(|it| it.cgroup == lever.cgroup)
+        };
         let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
         for lever in now {
             let Some(original) = lever.quota.filter(|_| new(&self.levers, lever)) else {
                 continue;
             };
-            let alive: MilliCpu = self.levers.iter().map(|held| held.base).sum();
+            let alive: MilliCpu = self.levers.iter().map(|it| it.base).sum();
             let share = MilliCpu(self.base.saturating_sub(alive).0 / appeared.max(1));
-            let wanted = share.max(request(pod, &lever.cgroup));
-            self.levers.push(Held {
+            let usage = share.max(request(pod, &lever.cgroup));
+            self.levers.push(ThrottledCgroup {
                 unassigned: pod.cpu_request.saturating_sub(assigned),
-                ..Held::new(Arc::clone(&lever.cgroup), wanted, original)
+                ..ThrottledCgroup::new(Arc::clone(&lever.cgroup), usage, original)
             });
             appeared = appeared.saturating_sub(1);
         }
@@ -274,52 +277,59 @@ impl Grip {
         self.base = self.levers.iter().map(|lever| lever.base).sum();
     }
 
-    /// Writes the throttle that is in force into `to`, whose buffers are kept.
+    /// Writes the throttle in force into `to`, reusing its buffers.
     fn write(&self, pod: &Pod, to: &mut Throttle) {
-        let Some(ruling) = self.ruling() else { return };
+        let Some(effective) = self.effective_claim() else {
+            return;
+        };
         let depth = self.depth();
         to.uid.clone_from(&self.uid);
-        to.rule.clone_from(&ruling.rule);
+        to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
         to.idle = depth.idle;
         to.levers.clear();
-        to.levers.extend(self.levers.iter().map(|held| Lever {
-            cgroup: Arc::clone(&held.cgroup),
-            base: held.base,
-            quota: held.quota(pod, depth.ratio),
+        to.levers.extend(self.levers.iter().map(|it| Lever {
+            cgroup: Arc::clone(&it.cgroup),
+            base: it.base,
+            quota: it.quota(pod, depth.ratio),
         }));
     }
 }
 
-/// All pods under throttle, sorted by UID.
+/// All throttled pods, sorted by UID.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(pub(super) Vec<Grip>);
+pub(super) struct Ledger(pub(super) Vec<ThrottledPod>);
 
 impl Ledger {
-    pub(super) fn get(&self, uid: &PodUid) -> Option<&Grip> {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&ThrottledPod> {
         self.find(uid).ok().map(|index| &self.0[index])
     }
 
-    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Grip> {
+    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ThrottledPod> {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
-    /// The pod's grip, taken with these levers where there is none yet.
-    pub(super) fn hold(&mut self, uid: &PodUid, levers: impl FnOnce() -> Vec<Held>) -> &mut Grip {
+    /// The pod's entry, inserted with these target cgroups if it has none yet.
+    pub(super) fn get_or_insert(
+        &mut self,
+        uid: &PodUid,
+        levers: impl FnOnce() -> Vec<ThrottledCgroup>,
+    ) -> &mut ThrottledPod {
         let index = match self.find(uid) {
             Ok(index) => index,
             Err(index) => {
-                self.0.insert(index, Grip::new(uid.clone(), levers()));
+                self.0
+                    .insert(index, ThrottledPod::new(uid.clone(), levers()));
                 index
             }
         };
         &mut self.0[index]
     }
 
-    /// The last evaluation's steps down on the pod could not be put in force.
+    /// Reverts the last evaluation's steps down on the pod, which could not be applied.
     pub(super) fn revert(&mut self, uid: &PodUid) {
-        if let Some(grip) = self.get_mut(uid) {
-            for claim in &mut grip.claims {
+        if let Some(entry) = self.get_mut(uid) {
+            for claim in &mut entry.claims {
                 claim.depth = Depth {
                     ratio: claim.depth.ratio.max(claim.before.ratio),
                     idle: claim.depth.idle && claim.before.idle,
@@ -329,41 +339,41 @@ impl Ledger {
         self.prune();
     }
 
-    /// Lets go of what is not throttled any more.
+    /// Removes the pods that are no longer throttled.
     pub(super) fn prune(&mut self) {
-        for grip in &mut self.0 {
-            grip.claims.retain(|claim| claim.depth != Depth::NONE);
+        for entry in &mut self.0 {
+            entry.claims.retain(|claim| claim.depth != Depth::NONE);
         }
-        self.0.retain(|grip| !grip.claims.is_empty());
+        self.0.retain(|entry| !entry.claims.is_empty());
     }
 
-    /// The throttle of the pod as it is in force.
+    /// The throttle in force for the pod.
     pub(super) fn throttle(&self, pod: &Pod) -> Option<Throttle> {
         let mut written = Vec::new();
         self.write(pod, 0, &mut written);
         written.pop()
     }
 
-    /// Writes the throttle of the pod into the next place of `throttles`.
-    pub(super) fn write(&self, pod: &Pod, place: usize, throttles: &mut Vec<Throttle>) -> bool {
-        let Some(grip) = self.get(&pod.uid) else {
+    /// Writes the throttle of the pod to `throttles[index]`.
+    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<Throttle>) -> bool {
+        let Some(entry) = self.get(&pod.uid) else {
             return false;
         };
-        if place == throttles.len() {
+        if index == throttles.len() {
             throttles.push(Throttle {
-                uid: grip.uid.clone(),
-                rule: grip.claims[0].rule.clone(),
-                ratio: FULL,
+                uid: entry.uid.clone(),
+                rule: entry.claims[0].rule.clone(),
+                ratio: FULL_RATIO,
                 idle: false,
-                levers: Vec::with_capacity(grip.levers.len()),
+                levers: Vec::with_capacity(entry.levers.len()),
             });
         }
-        grip.write(pod, &mut throttles[place]);
+        entry.write(pod, &mut throttles[index]);
         true
     }
 
     fn find(&self, uid: &PodUid) -> Result<usize, usize> {
-        self.0.binary_search_by(|grip| grip.uid.cmp(uid))
+        self.0.binary_search_by(|entry| entry.uid.cmp(uid))
     }
 }
 

@@ -1,11 +1,11 @@
-//! The metrics that a rule may name: unit, and what can be done about each.
+//! The metrics that a rule may name, their units, and which actions lower them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A resource of the node that acting on pods releases, so that a gap in it can be covered.
+/// A resource of the node that actions on pods release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Resource {
@@ -58,18 +58,18 @@ pub enum InterfaceRate {
     SendDrops,
 }
 
-/// The node's use over a longer time, as [`super::window`] keeps it.
+/// The node's usage over a longer window, from [`super::window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windowed {
     /// The average of the last 5 minutes.
     Average5m,
-    /// The highest average of any 5 minutes of the last hour.
+    /// The highest 5-minute average of the last hour.
     Peak1h,
-    /// The same of the last day.
+    /// The highest 5-minute average of the last day.
     Peak1d,
 }
 
-/// What is asked of the protected pods: those that the rule's action may not touch.
+/// A statistic over the protected pods: those that the rule's action may not act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protected {
     /// The 95th percentile of their CPU delay.
@@ -83,7 +83,7 @@ pub enum Protected {
 }
 
 impl Protected {
-    /// The pressure behind it.
+    /// The kind of pressure that it is computed from.
     pub const fn pressure(self) -> PressureKind {
         match self {
             Self::CpuDelayP95 | Self::CpuDelayMax => PressureKind::Cpu,
@@ -93,21 +93,21 @@ impl Protected {
     }
 }
 
-/// The resource by whose use the victims of a metric are ranked.
+/// The resource whose usage ranks the victims of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RankBy {
     /// CPU used.
     #[serde(alias = "unmeasured")]
     Cpu,
-    /// Memory held.
+    /// Unreclaimable memory.
     Memory,
-    /// Bytes read and written; memory held where that is not known of any pod.
+    /// Bytes read and written; unreclaimable memory if I/O is not known for any pod.
     Io,
 }
 
 impl RankBy {
-    /// All of them; each one's place is its value.
+    /// All of them, indexed by value.
     pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Io];
 }
 
@@ -135,18 +135,18 @@ pub enum Metric {
     },
     /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent of the node.
     Window(Resource, Windowed),
-    /// `disk_*`, a series a device with label `device`.
+    /// `disk_*`, one series per device with label `device`.
     Disk(DiskRate),
-    /// `network_*`, a series an interface with label `interface`.
+    /// `network_*`, one series per interface with label `interface`.
     Interface(InterfaceRate),
-    /// `container_sched_run_queue_time`: microseconds a second that runnable threads of a container waited;
+    /// `container_sched_run_queue_time`: microseconds per second that runnable threads of a container waited;
     /// labels `namespace`, `pod`, `container`.
     RunQueueTime,
     /// `container_cpu_throttled_ratio`: percent of a container's enforcement periods that were throttled;
     /// labels `namespace`, `pod`, `container`.
     ThrottledRatio,
-    /// `protected_{cpu_delay_p95,cpu_delay_max,memory_stall_max,io_stall_max}`: percent of the time in which protected pods
-    /// waited (cgroup v2).
+    /// `protected_{cpu_delay_p95,cpu_delay_max,memory_stall_max,io_stall_max}`: percent of time that protected pods waited
+    /// (cgroup v2).
     Protected(Protected),
     /// `ext_cpu_total_distribute`: percent of the node's `gocrane.io/cpu` that is requested.
     ElasticCpuRequested,
@@ -154,18 +154,18 @@ pub enum Metric {
     Probe(Arc<str>),
 }
 
-/// What an action of some kind can do about a metric.
+/// How an action of some kind affects a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leverage {
-    /// Releases are measured in the metric's resource: victims are taken until the gap is covered.
+    /// Releases are measured in the metric's resource: act on victims until the gap is covered.
     Measured(Resource),
-    /// The metric has no unit of release: one victim a round.
+    /// The metric has no unit of release: act on one victim per round.
     OneVictim,
-    /// Acting on pods in this way does not lower the metric.
+    /// The action does not lower the metric.
     None,
 }
 
-/// The kinds of action that are taken on pods.
+/// The kinds of action on pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ActionKind {
@@ -189,7 +189,7 @@ const WINDOWS: [(&str, Windowed); 3] = [
     ("usage_max_avg_1d", Windowed::Peak1d),
 ];
 
-/// The metrics with a fixed name; pressure and windows are put together from their parts.
+/// The metrics with a fixed name; names of pressure and window metrics are composed.
 const NAMED: [(&str, Metric); 25] = [
     ("cpu_total_usage", Metric::CpuUsage),
     ("cpu_total_utilization", Metric::CpuUtilization),
@@ -249,8 +249,7 @@ const NAMED: [(&str, Metric); 25] = [
 ];
 
 impl Metric {
-    /// The metric of that name among those that this machine measures itself; `None` for any other name, which
-    /// only an HTTP probe can answer.
+    /// The locally measured metric of that name; `None` for any other name, which only an HTTP probe can provide.
     pub fn parse(name: &str) -> Option<Self> {
         NAMED
             .iter()
@@ -306,7 +305,7 @@ impl Metric {
         named.chain(pressure).chain(windows).collect()
     }
 
-    /// The unit, in words: what `value` in a `metricRule` counts.
+    /// The unit of `value` in a `metricRule`.
     pub const fn unit(&self) -> &'static str {
         match self {
             Self::CpuUsage => "millicores",
@@ -325,11 +324,11 @@ impl Metric {
             Self::Disk(DiskRate::Reads | DiskRate::Writes) => "operations/s",
             Self::Interface(_) => "packets/s",
             Self::RunQueueTime => "µs/s",
-            Self::Probe(_) => "as the probe has it",
+            Self::Probe(_) => "unit of the probe",
         }
     }
 
-    /// The resource whose release is measured in this metric's terms.
+    /// The resource whose release can be measured in this metric's unit.
     pub const fn resource(&self) -> Option<Resource> {
         match self {
             Self::CpuUsage | Self::CpuUtilization => Some(Resource::Cpu),
@@ -339,7 +338,7 @@ impl Metric {
         }
     }
 
-    /// The resource by whose use victims are ranked.
+    /// The resource whose usage ranks the victims.
     pub const fn rank_by(&self) -> RankBy {
         match self {
             Self::MemoryUsage | Self::MemoryUtilization | Self::Window(Resource::Memory, _) => {
@@ -354,7 +353,7 @@ impl Metric {
         }
     }
 
-    /// The pressure that it is or is made of.
+    /// The pressure that it is or is computed from.
     const fn pressure(&self) -> Option<PressureKind> {
         match self {
             Self::Pressure { kind, .. } => Some(*kind),
@@ -364,8 +363,8 @@ impl Metric {
         }
     }
 
-    /// The kind of waiting that a throttle raises together with this metric: such a metric alone must not keep a throttle
-    /// in force. Those of protected pods count no pod that is throttled.
+    /// The pressure that a throttle raises together with this metric. Such a metric alone must not keep a throttle in
+    /// force. Metrics of protected pods do not count throttled pods.
     pub const fn raised_by_throttles(&self) -> Option<PressureKind> {
         match self {
             Self::Protected(_) => None,
@@ -373,11 +372,10 @@ impl Metric {
         }
     }
 
-    /// What actions of `kind` can do about this metric.
+    /// How actions of `kind` affect this metric.
     ///
-    /// Throttling CPU frees no memory and reclaiming memory frees no CPU; how much elastic CPU is requested
-    /// is changed by evictions alone. An average follows minutes late, so that victims are taken one at a time, and
-    /// nothing lowers a peak that has been.
+    /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
+    /// requested. An average lags by minutes, so victims are taken one at a time. Nothing lowers a past peak.
     pub const fn leverage(&self, kind: ActionKind) -> Leverage {
         let windowed = match self {
             Self::Window(_, windowed) => Some(*windowed),
@@ -417,7 +415,7 @@ impl Metric {
 }
 
 impl fmt::Display for Metric {
-    /// The name as a manifest has it.
+    /// The name as written in manifests.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Probe(name) => f.write_str(name),
@@ -458,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_measures_are_not_metrics() {
+    fn an_unknown_name_is_not_a_metric() {
         for name in [
             "",
             "cpu",

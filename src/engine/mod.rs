@@ -2,13 +2,12 @@
 //!
 //! ```text
 //!  PolicySet ─┐
-//!  Pods ──────┼─► Engine::step(now, &Sample) ─► Plan ─► those who act ─┐
-//!  Sample ────┘        ▲                                               │
-//!                      └──────────────── Feedback ◄────────────────────┘
+//!  Pods ──────┼─► Engine::step(now, &Sample) ─► Plan ─► actuators ─┐
+//!  Sample ────┘        ▲                                           │
+//!                      └────────────── Feedback ◄──────────────────┘
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
-mod act;
 mod eligibility;
 mod evict;
 mod gap;
@@ -23,6 +22,7 @@ pub mod protected;
 pub mod quantity;
 mod rank;
 mod reclaim;
+mod round;
 mod rule;
 mod run;
 pub mod sample;
@@ -44,7 +44,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use self::act::{Acting, Buffers, Scene, Under};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
@@ -52,26 +51,27 @@ use self::metric::{ActionKind, Leverage, Metric, PressureKind, RankBy};
 use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
-use self::preview::Previewing;
+use self::preview::PreviewPass;
 use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
-use self::rule::Judgement;
+use self::round::{ActionRound, Buffers, Enforced, RoundContext};
+use self::rule::Evaluation;
 use self::run::Run;
 use self::sample::{CpuTimes, LeverSample, Sample};
 pub use self::state::{AdoptedThrottle, EngineState};
-use self::throttle::Raising;
+use self::throttle::RestorePass;
 use self::time::BootTime;
 pub use self::track::usage;
 use self::track::{Pods, Tracked};
-use self::values::View;
+use self::values::EvalContext;
 use self::window::NodeWindows;
 
-/// A metric Unknown for so long: what is in force for it is undone.
+/// After a metric has been Unknown for this long, the actions in force for it are undone.
 const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
-/// A throttle that could not be put in force is not tried again before that.
+/// How long to wait before retrying a throttle that could not be applied.
 const FAILED_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What the next samples have to hold: the sampler reads nothing else.
+/// What the next samples must contain; the sampler reads nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -88,15 +88,15 @@ pub struct Demand {
     pub interfaces: bool,
     /// `memory.stat` of every pod.
     pub pod_memory: bool,
-    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where there are such files.
+    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where the files exist.
     pub pod_pressure: bool,
-    /// `io.stat` of every pod, where there is such a file.
+    /// `io.stat` of every pod, where the file exists.
     pub pod_io: bool,
     /// `procs_running` and `procs_blocked` of `/proc/stat`.
     pub tasks: bool,
     /// The CPUs of `/proc/stat` that this process may use.
     pub unpinned: bool,
-    /// The quota file of every pod's levers.
+    /// The quota file of every target cgroup.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.
     pub run_delay: bool,
@@ -106,7 +106,7 @@ pub struct Demand {
     pub probes: Vec<Probe>,
 }
 
-/// The rule machines, and what is in force for whom.
+/// The rules with their state machines, and the actions in force for each pod.
 #[derive(Debug)]
 pub struct Engine {
     policy: Option<Arc<PolicySet>>,
@@ -117,22 +117,22 @@ pub struct Engine {
     pods: Pods,
     /// The throttles in force.
     ledger: Ledger,
-    /// The evictions that have not settled.
+    /// Eviction rounds that have not settled.
     rounds: Rounds,
-    /// Rules that kept new work away and are gone: still to be told.
-    reopened: Vec<RuleId>,
-    /// Every rule that can close the node has been judged once.
-    settled: bool,
+    /// Removed rules that had disabled scheduling; the transition is still to be reported.
+    removed_disabling: Vec<RuleId>,
+    /// Every rule that can disable scheduling has been evaluated once.
+    scheduling_known: bool,
     /// The policies changed since the last evaluation.
     dirty: bool,
     /// The last evaluation.
     now: BootTime,
-    /// The CPUs that pods may use which are not pinned, at the last sample.
+    /// The CPUs available to unpinned pods, at the last sample.
     unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
-    real: Buffers,
-    shadow: Buffers,
+    enforced_buffers: Buffers,
+    preview_buffers: Buffers,
 }
 
 impl Default for Engine {
@@ -144,47 +144,47 @@ impl Default for Engine {
             pods: Pods::default(),
             ledger: Ledger::default(),
             rounds: Rounds::default(),
-            reopened: Vec::new(),
-            settled: false,
+            removed_disabling: Vec::new(),
+            scheduling_known: false,
             dirty: false,
             now: BootTime::default(),
             unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
             windows: NodeWindows::default(),
-            real: Buffers::default(),
-            shadow: Buffers::default(),
+            enforced_buffers: Buffers::default(),
+            preview_buffers: Buffers::default(),
         }
     }
 }
 
-/// What `plimsoll` tells of a rule.
+/// The reported state of a rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleReport {
-    /// Which rule.
+    /// Rule ID.
     pub id: RuleId,
-    /// Act or report.
+    /// Enforce or preview.
     pub strategy: Strategy,
     /// State.
     pub state: RuleState,
-    /// Since when it has been in that state; `None` before the first evaluation.
+    /// When it entered that state; `None` before the first evaluation.
     pub since: Option<BootTime>,
-    /// Last value judged (of several series the one that decided).
+    /// Last evaluated value; with several series, the one that decided.
     pub value: Option<f64>,
-    /// High mark.
+    /// A value above this is a breach.
     pub watermark: f64,
-    /// Low mark.
+    /// A value at or below this is quiet.
     pub restore: f64,
     /// Consecutive breaches counted.
     pub breaches: u32,
     /// Consecutive quiet evaluations counted.
     pub quiets: u32,
-    /// Why the last evaluation could not be judged.
+    /// Why the last evaluation gave no result.
     pub unknown: Option<Unknown>,
-    /// By what it was judged besides its value.
+    /// The additional measurement that the result depended on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
-    /// How long what it does stays in force after its last breach, at least.
+    /// Minimum time that its actions stay in force after the last breach.
     pub cool_down: Duration,
 }
 
@@ -194,15 +194,15 @@ impl Engine {
         Self::default()
     }
 
-    /// Undoes what is in force for a metric once it has been Unknown for `limit` (15 minutes unless told).
+    /// Sets how long a metric may be Unknown before its actions are undone (default 15 minutes).
     #[must_use]
     pub const fn with_unknown_limit(mut self, limit: Duration) -> Self {
         self.unknown_limit = limit;
         self
     }
 
-    /// Takes a new set of policies. What is in force for rules that are gone or no longer enforced is taken back
-    /// step by step by the following evaluations.
+    /// Replaces the policies. The following evaluations restore, step by step, what was in force for rules that were
+    /// removed or are no longer enforced.
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
         if self.policy.as_ref() == Some(&policy) {
             return;
@@ -213,30 +213,30 @@ impl Engine {
         let mut old = std::mem::take(&mut self.runs).into_iter().peekable();
         for rule in rules {
             while let Some(gone) = old.next_if(|run| run.rule.id < rule.id) {
-                self.end(&gone);
+                self.on_rule_removed(&gone);
             }
-            let former = old.next_if(|run| run.rule.id == rule.id);
-            let run = self.go_on(former, rule);
+            let previous = old.next_if(|run| run.rule.id == rule.id);
+            let run = self.carry_over(previous, rule);
             self.runs.push(run);
         }
-        old.for_each(|gone| self.end(&gone));
+        old.for_each(|gone| self.on_rule_removed(&gone));
         self.regroup();
         self.policy = Some(policy);
         self.dirty = true;
         self.reconcile();
     }
 
-    /// The rule goes on from its former self; one that begins or ceases to act begins anew.
-    fn go_on(&mut self, former: Option<Run>, rule: Rule) -> Run {
+    /// Carries the state of the previous version of the rule over, unless its strategy changed.
+    fn carry_over(&mut self, previous: Option<Run>, rule: Rule) -> Run {
         let index = self.runs.len();
-        let mut run = match former {
+        let mut run = match previous {
             Some(mut run) if run.rule.strategy == rule.strategy => {
                 run.edit(rule);
                 run
             }
             other => {
                 if let Some(run) = &other {
-                    self.end(run);
+                    self.on_rule_removed(run);
                 }
                 Run::new(rule)
             }
@@ -245,9 +245,9 @@ impl Engine {
         run
     }
 
-    fn end(&mut self, run: &Run) {
-        if run.closes && !run.would() {
-            self.reopened.push(run.rule.id.clone());
+    fn on_rule_removed(&mut self, run: &Run) {
+        if run.disables_scheduling && !run.is_preview() {
+            self.removed_disabling.push(run.rule.id.clone());
         }
     }
 
@@ -257,23 +257,23 @@ impl Engine {
         self.groups.retain(|group| used(group.period));
         for run in runs {
             let period = run.rule.period;
-            if let Err(place) = self.groups.binary_search_by_key(&period, |g| g.period) {
-                self.groups.insert(place, Group::new(period));
+            if let Err(index) = self.groups.binary_search_by_key(&period, |g| g.period) {
+                self.groups.insert(index, Group::new(period));
             }
         }
-        self.pods.reset(used);
+        self.pods.reset_permits(used);
     }
 
-    /// Takes the pods of the node as they are now.
+    /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
         self.pods.set(pods);
         self.reconcile();
     }
 
-    /// Brings permits and claims in line with the policies and pods: claims that no rule needs any more are retired.
+    /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
     fn reconcile(&mut self) {
         let policies = self.policy.as_ref().map_or(&[][..], |policy| &policy.pods);
-        self.pods.permit(policies, &self.runs);
+        self.pods.compute_permits(policies, &self.runs);
         let (pods, runs, now) = (&self.pods, &self.runs, self.now);
         let may = |run: &Run, uid: &PodUid| {
             pods.get(uid)
@@ -285,14 +285,14 @@ impl Engine {
             let due = group.and_then(|group| group.next_due);
             due.unwrap_or(now + period)
         };
-        let held = self.ledger.0.len();
-        self.ledger.0.retain(|grip| pods.get(&grip.uid).is_some());
-        // The plan lists it until the next evaluation, which nothing else may call for.
-        self.dirty |= self.ledger.0.len() < held;
-        for grip in &mut self.ledger.0 {
-            for claim in &mut grip.claims {
+        let before = self.ledger.0.len();
+        self.ledger.0.retain(|entry| pods.get(&entry.uid).is_some());
+        // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
+        self.dirty |= self.ledger.0.len() < before;
+        for entry in &mut self.ledger.0 {
+            for claim in &mut entry.claims {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
-                match run.filter(|run| !run.would() && may(run, &grip.uid)) {
+                match run.filter(|run| !run.is_preview() && may(run, &entry.uid)) {
                     Some(run) => claim.renew(&run.rule),
                     None => claim.retire(due(claim.period)),
                 }
@@ -300,38 +300,38 @@ impl Engine {
         }
         for run in &mut self.runs {
             let mut shadow = std::mem::take(&mut run.shadow);
-            shadow.follow(|uid| pods.get(uid).is_none(), |uid| may(run, uid));
+            shadow.retain_pods(|uid| pods.get(uid).is_none(), |uid| may(run, uid));
             run.shadow = shadow;
-            run.forget_pods(|uid| pods.get(uid).is_none());
+            run.drop_pods(|uid| pods.get(uid).is_none());
         }
     }
 
-    /// Takes back what is in force for rules that are gone within `within` (at least 2 s, in whole seconds), in equal
-    /// steps a second, where their actions would take longer.
+    /// Restores what is in force for removed rules within `within` (at least 2 s, whole seconds), in equal steps every
+    /// second, where their actions would take longer.
     pub fn release_within(&mut self, within: Duration) {
-        let soonest = self.now + ledger::HURRIED;
-        let claims = self.ledger.0.iter_mut().flat_map(|grip| &mut grip.claims);
+        let earliest = self.now + ledger::FAST_RESTORE_INTERVAL;
+        let claims = self.ledger.0.iter_mut().flat_map(|entry| &mut entry.claims);
         for claim in claims.filter(|claim| claim.retired.is_some()) {
-            claim.hurry(within, soonest);
+            claim.speed_up(within, earliest);
         }
     }
 
-    /// Judges a rule by `value`, in its metric's unit, instead of by the samples: what if it were so. For questions only;
-    /// ends with the next change of the rule's strategy.
+    /// Evaluates a rule with `value`, in its metric's unit, instead of the samples, until the rule's strategy changes. For
+    /// what-if previews only.
     pub fn assume(&mut self, rule: &RuleId, value: f64) {
         if let Some(run) = self.runs.iter_mut().find(|run| run.rule.id == *rule) {
             run.assumed = Some(value);
         }
     }
 
-    /// What a rule needs to have released by its last judgement, in millicores or bytes: 1.1 x (value - mark). 0 where
-    /// it is not above its mark, and where the metric has no such unit.
+    /// How much a rule needs released as of its last evaluation, in millicores or bytes: 1.1 x (value - threshold). 0 if
+    /// the value is not above the threshold or the metric has no such unit.
     pub fn gap(&self, rule: &RuleId) -> u64 {
         let run = self.runs.iter().find(|run| run.rule.id == *rule);
         run.map_or(0, |run| run.gap)
     }
 
-    /// What the next samples have to hold.
+    /// What the next samples must contain.
     pub fn demand(&self) -> Demand {
         let mut demand = Demand {
             pod_quota: !self.ledger.0.is_empty(),
@@ -341,38 +341,40 @@ impl Engine {
         demand
     }
 
-    /// When the next evaluation is due; `None` without rules and with nothing left to take back (a change of the
-    /// policies is followed by one evaluation in any case). A sample at or after this time has to hold the pods.
+    /// When the next evaluation is due; `None` without rules and with nothing left to restore (a policy change is always
+    /// followed by one evaluation). A sample at or after this time must contain the pods.
     pub fn next_due(&self) -> Option<BootTime> {
         if self.dirty {
             return Some(self.now);
         }
         let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
-        let claims = self.ledger.0.iter().flat_map(|grip| &grip.claims);
+        let claims = self.ledger.0.iter().flat_map(|entry| &entry.claims);
         groups.chain(claims.filter_map(|claim| claim.retired)).min()
     }
 
-    /// Takes in what became of the last plan. Like the pods, it has to be older than the sample of the next step.
+    /// Records the outcome of the last plan. Like the pods, it must be older than the sample of the next step.
     pub fn feedback(&mut self, feedback: &Feedback) {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
                 self.ledger.revert(uid);
-                self.spare(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
+                self.block_throttle(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
             }
-            Feedback::Contested { uid, until } => self.spare(uid, *until, Spared::Contested),
+            Feedback::Contested { uid, until } => {
+                self.block_throttle(uid, *until, Spared::Contested);
+            }
             Feedback::Resized {
                 uid,
                 cgroup,
                 original,
             } => {
-                if let Some(grip) = self.ledger.get_mut(uid) {
-                    grip.resize(cgroup, *original);
+                if let Some(entry) = self.ledger.get_mut(uid) {
+                    entry.resize(cgroup, *original);
                 }
             }
             Feedback::EvictionRefused { uid, until } => {
-                self.rounds.refuse(uid);
+                self.rounds.remove(uid);
                 if let Some(tracked) = self.pods.get_mut(uid) {
-                    tracked.refused = Some(*until);
+                    tracked.eviction_blocked_until = Some(*until);
                 }
             }
             Feedback::Gone { uid } => {
@@ -382,42 +384,44 @@ impl Engine {
         }
     }
 
-    /// Between two evaluations: the cgroups of a pod are now these. The throttle that is in force for it, spread over them;
-    /// `None` where there is none.
+    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them; `None` if it is not
+    /// throttled.
     pub fn follow(&mut self, uid: &PodUid, levers: &[LeverSample]) -> Option<Throttle> {
         let pod = &self.pods.get(uid)?.pod;
-        self.ledger.get_mut(uid)?.follow(pod, levers);
+        self.ledger.get_mut(uid)?.sync_cgroups(pod, levers);
         self.ledger.throttle(pod)
     }
 
-    /// The running pods that no rule's action may touch.
+    /// The running pods that no rule may act on.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
-        let touched = |tracked: &Tracked| {
+        let affected = |tracked: &Tracked| {
             let mut runs = self.runs.iter();
-            runs.any(|run| protected::may_touch(run, tracked))
+            runs.any(|run| protected::may_act_on(run, tracked))
         };
         let pods = self.pods.all().iter();
         let running = pods.filter(|it| it.pod.running && !it.pod.terminating);
-        running.filter(move |it| !touched(it)).map(|it| &it.pod.uid)
+        running
+            .filter(move |it| !affected(it))
+            .map(|it| &it.pod.uid)
     }
 
-    fn spare(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
+    fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
         if let Some(tracked) = self.pods.get_mut(uid) {
-            tracked.spared = Some((until, why));
+            tracked.throttle_blocked = Some((until, why));
         }
     }
 
-    /// The use of the node over longer times, from the samples of all steps.
+    /// The node's usage over longer windows, from the samples of all steps.
     pub const fn windows(&self) -> &NodeWindows {
         &self.windows
     }
 
-    /// Goes on from the windows of an earlier process of this boot.
+    /// Continues with the windows of an earlier process of the same boot.
     pub fn adopt_windows(&mut self, windows: NodeWindows) {
         self.windows = windows.resumed().unwrap_or_default();
     }
 
-    /// Evaluates the rules that are due at `now`. Every sample goes into the windows, whether an evaluation is due or not.
+    /// Evaluates the rules that are due at `now`. Every sample is added to the windows, even if no rule is due.
     pub fn step(&mut self, now: BootTime, sample: &Sample, plan: &mut Plan) {
         plan.reclaims.clear();
         plan.evictions.clear();
@@ -425,7 +429,7 @@ impl Engine {
         let busy = self.windows.take(sample);
         let busy = self.unpinned_busy(sample).or(busy);
         for group in &mut self.groups {
-            group.between.take(&sample.node, busy);
+            group.stats.add(&sample.node, busy);
         }
         self.rounds.settle(now, sample.at, &self.pods);
         plan.evaluated = self.next_due().is_some_and(|due| due <= now);
@@ -434,18 +438,18 @@ impl Engine {
         }
         self.now = now;
         self.dirty = false;
-        self.pods.see(now, sample);
-        self.groups.iter_mut().for_each(|group| group.begin(now));
-        self.judge(sample, &mut plan.transitions);
+        self.pods.locate(now, sample);
+        self.groups.iter_mut().for_each(|group| group.start(now));
+        self.evaluate_rules(sample, &mut plan.transitions);
         self.act(sample, plan);
-        self.close(plan);
+        self.write_desired_state(plan);
         for group in self.groups.iter_mut().filter(|group| group.due) {
-            group.end(now, sample);
-            self.pods.keep(group.period, sample);
+            group.finish(now, sample);
+            self.pods.save_baseline(group.period, sample);
         }
     }
 
-    /// Percent of the CPUs that were busy since the last sample, of those that pods may use which are not pinned.
+    /// Busy percentage of the CPUs available to unpinned pods, since the last sample.
     fn unpinned_busy(&mut self, sample: &Sample) -> Option<f64> {
         let now = sample.node.unpinned.map(|cpus| (sample.at, cpus));
         let (at, before) = std::mem::replace(&mut self.unpinned, now)?;
@@ -454,50 +458,50 @@ impl Engine {
         Some(cpus.percent(busy))
     }
 
-    /// Judges the rules that are due.
-    fn judge(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
+    /// Evaluates the rules that are due.
+    fn evaluate_rules(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
         for run in &mut self.runs {
             let group = self.groups.iter().find(|g| g.period == run.rule.period);
             let Some(group) = group.filter(|group| group.due) else {
                 run.due = false;
                 continue;
             };
-            let view = View {
+            let ctx = EvalContext {
                 now: self.now,
                 sample,
-                base: &group.base,
+                baseline: &group.baseline,
                 period: group.period,
                 pods: self.pods.all(),
                 windows: &self.windows,
                 ledger: &self.ledger,
-                tasks: group.between.tasks(),
-                busiest: group.between.busiest,
+                tasks: group.stats.tasks(),
+                busiest: group.stats.busiest,
             };
             run.guard = None;
             run.input = None;
-            let judgement = match run.assumed {
+            let evaluation = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),
                 None if group.gap => {
-                    run.machine.forget();
-                    Judgement::Unknown(Unknown::Rebased)
+                    run.machine.reset_counters();
+                    Evaluation::Unknown(Unknown::Rebased)
                 }
                 None => {
-                    let taken = values::taken(run, &view);
-                    let judgement = values::judge(run, &view);
-                    run.input = values::input(run, &view, judgement);
-                    let (judgement, guard) = protected::guard(run, &view, judgement);
+                    let sample_time = values::sample_time(run, &ctx);
+                    let evaluation = values::evaluate(run, &ctx);
+                    run.input = values::input(run, &ctx, evaluation);
+                    let (evaluation, guard) = protected::guard(run, &ctx, evaluation);
                     run.guard = guard;
-                    run.once(taken, judgement)
+                    run.count_once(sample_time, evaluation)
                 }
             };
-            run.observe(self.now, judgement, self.unknown_limit, out);
-            run.gap = gap::gap(&run.rule, run.judgement, 0, &sample.node);
+            run.observe(self.now, evaluation, self.unknown_limit, out);
+            run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
     }
 
-    /// Takes throttles back, acts for the rules that are breached, and shows what the Preview rules would do.
+    /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
     fn act(&mut self, sample: &Sample, plan: &mut Plan) {
-        let scene = Scene {
+        let ctx = RoundContext {
             now: self.now,
             sample,
             pods: &self.pods,
@@ -505,76 +509,76 @@ impl Engine {
             unknown_limit: self.unknown_limit,
         };
         let out = &mut plan.transitions;
-        self.real.begin(&scene);
+        self.enforced_buffers.begin(&ctx);
         for run in &mut self.runs {
-            run.follow_release(self.now, &self.ledger);
+            run.track_release(self.now, &self.ledger);
         }
-        Raising { scene, out }.run(&self.runs, &mut self.ledger);
-        let busy = RankBy::ALL.map(|group| self.rounds.busy(group));
-        let acting = Acting {
-            scene,
-            buffers: &mut self.real,
+        RestorePass { ctx, out }.run(&self.runs, &mut self.ledger);
+        let settling = RankBy::ALL.map(|group| self.rounds.is_settling(group));
+        let round = ActionRound {
+            ctx,
+            buffers: &mut self.enforced_buffers,
             ledger: &mut self.ledger,
             rounds: &mut self.rounds,
             removed: &[],
-            under: None,
+            enforced: None,
             out,
         };
-        acting.run(&mut self.runs);
-        plan.reclaims.append(&mut self.real.reclaims);
-        plan.evictions.append(&mut self.real.evictions);
-        let mut previewing = Previewing {
-            scene,
-            under: Under {
+        round.run(&mut self.runs);
+        plan.reclaims.append(&mut self.enforced_buffers.reclaims);
+        plan.evictions.append(&mut self.enforced_buffers.evictions);
+        let mut pass = PreviewPass {
+            ctx,
+            enforced: Enforced {
                 ledger: &self.ledger,
                 rounds: &self.rounds,
-                busy,
+                settling,
             },
-            real: &self.real,
-            buffers: &mut self.shadow,
+            enforced_buffers: &self.enforced_buffers,
+            buffers: &mut self.preview_buffers,
             out,
         };
-        for run in self.runs.iter_mut().filter(|run| run.would()) {
-            previewing.run(run);
+        for run in self.runs.iter_mut().filter(|run| run.is_preview()) {
+            pass.run(run);
         }
     }
 
-    /// Over which period the use of pods is taken: that of the most frequent rules that are due and not at a gap. A
-    /// Preview has no say in it where a rule that acts is due.
+    /// The period over which pod usage is measured: the shortest one that is due and not at a gap. Preview rules count
+    /// only if no enforced rule is due.
     fn period(&self) -> Duration {
         let due = |group: &&Group| group.due && !group.gap;
         let acts = |group: &&Group| {
             let mut runs = self.runs.iter();
-            runs.any(|run| !run.would() && run.rule.period == group.period)
+            runs.any(|run| !run.is_preview() && run.rule.period == group.period)
         };
         let groups = || self.groups.iter().filter(due);
         let group = groups().find(acts).or_else(|| groups().next());
         group.map_or(Duration::ZERO, |group| group.period)
     }
 
-    /// Writes the levels that have to be in force.
-    fn close(&mut self, plan: &mut Plan) {
+    /// Writes the desired scheduling state and throttles.
+    fn write_desired_state(&mut self, plan: &mut Plan) {
         let out = &mut plan.transitions;
-        out.extend(self.reopened.drain(..).map(|rule| Transition {
+        out.extend(self.removed_disabling.drain(..).map(|rule| Transition {
             at: self.now,
             rule,
             would: false,
             change: Change::SchedulingEnabled,
         }));
-        scheduling::tell(self.now, &mut self.runs, out);
-        self.settled |= scheduling::judged(&self.runs);
-        scheduling::level(&self.runs, self.settled, &mut plan.scheduling);
-        let mut place = 0;
+        scheduling::report_changes(self.now, &mut self.runs, out);
+        self.scheduling_known |= scheduling::all_known(&self.runs);
+        scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
+        let mut count = 0;
         if !self.ledger.0.is_empty() {
-            for index in &self.real.orders[RankBy::Cpu as usize] {
+            for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
                 let pod = &self.pods.all()[*index].pod;
-                place += usize::from(self.ledger.write(pod, place, &mut plan.throttles));
+                count += usize::from(self.ledger.write(pod, count, &mut plan.throttles));
             }
         }
-        plan.throttles.truncate(place);
+        plan.throttles.truncate(count);
     }
 
-    /// The rules as they stand, in order of id.
+    /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.runs.iter().map(RuleReport::of)
     }
@@ -597,9 +601,9 @@ impl Demand {
         let rank_by = run.rule.metric.rank_by();
         self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
         self.pod_io |= ranks && rank_by == RankBy::Io;
-        let guarded_by = protected::guarded_by(run);
-        self.pod_pressure |= guarded_by.is_some();
-        self.unpinned |= guarded_by == Some(PressureKind::Cpu);
+        let guarded_pressure = protected::guarded_pressure(run);
+        self.pod_pressure |= guarded_pressure.is_some();
+        self.unpinned |= guarded_pressure == Some(PressureKind::Cpu);
         self.pod_quota |= acts(ActionKind::CpuThrottle);
         if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
             && !self.probes.contains(probe)
@@ -616,12 +620,12 @@ impl RuleReport {
             strategy: run.rule.strategy,
             state: run.machine.state,
             since: run.machine.since,
-            value: run.judgement.and_then(Judgement::value),
+            value: run.evaluation.and_then(Evaluation::value),
             watermark: run.rule.watermark,
             restore: run.rule.restore,
             breaches: run.machine.breaches,
             quiets: run.machine.quiets,
-            unknown: run.judgement.and_then(Judgement::unknown),
+            unknown: run.evaluation.and_then(Evaluation::unknown),
             guard: run.guard,
             cool_down: run.machine.cool_down(run.rule.action.cool_down),
         }

@@ -1,4 +1,4 @@
-//! What a step of the engine decides: the only input of those who act.
+//! The decisions of one engine step: the only input of the actuators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,131 +10,130 @@ use super::policy::{RuleId, TaintEffect};
 use super::time::BootTime;
 use super::units::{Bytes, MilliCpu, Quota};
 
-/// The outcome of one evaluation. Its buffers are kept and refilled.
+/// The result of one evaluation. Its buffers are reused.
 ///
-/// `scheduling` and `throttles` are levels, not edges: they say what has to be in force from now on. A pod that is
-/// in force and not listed is restored.
+/// `scheduling` and `throttles` are the desired state, not changes to it. A throttled pod that is not listed is restored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Some rule was due. Where not, nothing else here is to be acted on.
+    /// A rule was due. If not, ignore the rest of the plan.
     pub evaluated: bool,
-    /// The scheduling state to keep.
+    /// The desired scheduling state.
     pub scheduling: Scheduling,
-    /// Every pod that has to be throttled, in the order of victims.
+    /// Every pod to throttle, in victim order.
     pub throttles: Vec<Throttle>,
     /// Page cache to reclaim now.
     pub reclaims: Vec<Reclaim>,
     /// Pods to evict now.
     pub evictions: Vec<Evict>,
-    /// What changed, for logs, events and traces; `would` entries of Preview included.
+    /// What changed, for logs, events and traces, including Preview entries (`would`).
     pub transitions: Vec<Transition>,
 }
 
-/// Whether new work may be placed here.
+/// Whether new pods may be scheduled to the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scheduling {
-    /// Leave it as it is: not every rule has been judged once since the start.
+    /// Leave it unchanged: not every rule has been evaluated since the start.
     #[default]
     Hold,
-    /// No rule needs it closed.
+    /// No rule disables scheduling.
     Enabled,
-    /// Closed.
+    /// At least one rule disables scheduling.
     Disabled {
-        /// The strongest effect that a rule asks for.
+        /// The strongest effect of these rules.
         effect: TaintEffect,
-        /// The rules that ask, in order of id.
+        /// The rules that disable scheduling, ordered by ID.
         rules: Vec<RuleId>,
     },
 }
 
-/// The throttle that one pod has to be under.
+/// The desired throttle of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Throttle {
-    /// Which pod.
+    /// Pod UID.
     pub uid: PodUid,
-    /// The rule with the lowest ratio, which is the one in force.
+    /// The rule with the lowest ratio, which is in force.
     pub rule: RuleId,
     /// Percent of the base, 0..=100; 100 while the pod is only idle class.
     pub ratio: u8,
-    /// The pod is idle class.
+    /// The pod is in the idle class.
     pub idle: bool,
-    /// The cgroups to limit. A `quota` of `None` leaves the cgroup's quota at its original.
+    /// The cgroups to limit.
     pub levers: Vec<Lever>,
 }
 
 /// One cgroup to limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lever {
-    /// The cgroup below the pod's, as in [`super::sample::LeverSample::cgroup`].
+    /// Path below the pod's cgroup, as in [`super::sample::LeverSample::cgroup`].
     pub cgroup: Arc<str>,
-    /// What 100 % is.
+    /// The CPU that a ratio of 100 % stands for.
     pub base: MilliCpu,
-    /// What it may use from now on; `None`: its original.
+    /// The quota to set; `None` restores the original.
     pub quota: Option<MilliCpu>,
 }
 
 /// Page cache to reclaim from one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reclaim {
-    /// Which pod.
+    /// Pod UID.
     pub uid: PodUid,
-    /// For which rule.
+    /// The rule that decided it.
     pub rule: RuleId,
-    /// At most so much.
+    /// Maximum amount.
     pub amount: Bytes,
 }
 
 /// One pod to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evict {
-    /// Which pod; a precondition of the eviction.
+    /// Pod UID, a precondition of the eviction.
     pub uid: PodUid,
-    /// For which rule.
+    /// The rule that decided it.
     pub rule: RuleId,
-    /// From the first signal to the kill, at least 1 s.
+    /// Grace period, at least 1 s.
     pub grace: Duration,
 }
 
 /// The state of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RuleState {
-    /// Nothing in force (or being taken back step by step).
+    /// Nothing in force, or being restored step by step.
     #[default]
     Normal,
-    /// Above its mark for long enough: acting.
+    /// Above its threshold for long enough: acting.
     Breached,
-    /// Quiet again, what is in force is held.
+    /// Quiet again; actions stay in force until the cool-down ends.
     Cooling,
 }
 
-/// Why an evaluation could not be judged.
+/// Why an evaluation gave no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Unknown {
-    /// No sample of it, no series that the selector takes, or a metric that is not kept here.
+    /// No sample, no series that matches the selector, or a metric that this node does not provide.
     Missing,
-    /// Older than the cache's time to live.
+    /// Older than the cache TTL.
     Stale,
-    /// Not a number, infinite, negative, or beyond what the machine can do.
+    /// Not a number, infinite, negative, or more than the machine can do.
     Impossible,
-    /// The first look, or the first after a gap of more than three periods: nothing to compare with.
+    /// The first sample, or the first after a gap of more than three periods: there is no baseline.
     Rebased,
     /// Less than half of the metric's window has samples, as after a start.
     Sparse,
 }
 
-/// Something that changed. `would` marks what a Preview rule would have done.
+/// A change of state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Transition {
-    /// When.
+    /// Time of the change.
     pub at: BootTime,
-    /// The rule behind it.
+    /// The rule that caused it.
     pub rule: RuleId,
-    /// Preview: it was not done.
+    /// Preview: the change was not made.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub would: bool,
-    /// What.
+    /// The change.
     #[serde(flatten)]
     pub change: Change,
 }
@@ -147,80 +146,81 @@ pub struct Transition {
     rename_all_fields = "camelCase"
 )]
 pub enum Change {
-    /// The rule went from one state to another.
+    /// The rule changed state.
     State {
-        /// Before.
+        /// Previous state.
         from: RuleState,
-        /// After.
+        /// New state.
         to: RuleState,
-        /// The metric's value; of several series the one that decided.
+        /// The metric's value; with several series, the one that decided.
         value: Option<f64>,
-        /// The high mark.
+        /// The rule's threshold.
         watermark: f64,
-        /// It went to Normal because its metric was Unknown for too long.
+        /// It returned to Normal because its metric was Unknown for too long.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         unknown_too_long: bool,
     },
-    /// The metric can no longer be judged.
+    /// The metric became Unknown.
     Unknown {
-        /// Why.
+        /// Reason.
         reason: Unknown,
     },
-    /// It can again.
+    /// The metric is known again.
     Known {
         /// The value.
         value: f64,
     },
-    /// A pod's throttle went a step down (`to` below `from`) or up. 100 % and not idle is the original.
+    /// A pod's throttle moved a step down (`to` below `from`) or up. 100 % and not idle is the original.
     Throttle {
-        /// Which pod.
+        /// Pod UID.
         pod: PodUid,
-        /// Percent of the base before.
+        /// Previous ratio, percent of the base.
         from: u8,
-        /// Percent of the base from now on.
+        /// New ratio, percent of the base.
         to: u8,
-        /// Idle class from now on.
+        /// Whether the pod is now in the idle class.
         idle: bool,
-        /// The pod's allowance from now on, all levers together.
+        /// The CPU the pod is now allowed, over all target cgroups.
         quota: Quota,
-        /// What the step is predicted to release.
+        /// The predicted release of the step.
         release: MilliCpu,
     },
     /// Page cache of a pod is reclaimed.
     Reclaim {
-        /// Which pod.
+        /// Pod UID.
         pod: PodUid,
-        /// At most so much.
+        /// Maximum amount.
         amount: Bytes,
     },
     /// A pod is evicted.
     Evict {
-        /// Which pod.
+        /// Pod UID.
         pod: PodUid,
-        /// With this grace.
+        /// Grace period.
         grace: Duration,
-        /// What its end is predicted to release, in millicores or bytes; absent where the metric has no such unit.
+        /// The predicted release in millicores or bytes; absent if the metric has no such unit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         release: Option<u64>,
     },
-    /// New work is kept away for this rule.
+    /// This rule disables scheduling.
     SchedulingDisabled {
-        /// How strongly.
+        /// Taint effect.
         effect: TaintEffect,
     },
-    /// This rule no longer keeps new work away.
+    /// This rule no longer disables scheduling.
     SchedulingEnabled,
-    /// A pod that the rule's action selects was passed over, with the reason; told once a change of reason.
+    /// A pod selected for the rule's action was skipped; reported once per change of reason.
+    #[serde(rename = "spared")]
     Spared {
-        /// Which pod.
+        /// Pod UID.
         pod: PodUid,
-        /// Why.
+        /// Reason.
         reason: Spared,
     },
 }
 
 impl Change {
-    /// The pod that it is about, where it is about one.
+    /// The pod that the change concerns, if any.
     pub const fn pod(&self) -> Option<&PodUid> {
         match self {
             Self::Throttle { pod, .. }
@@ -236,36 +236,36 @@ impl Change {
     }
 }
 
-/// Why a pod was passed over.
+/// Why a pod was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Spared {
     /// No `PodQOS` allows this action on it.
     NotAllowed,
-    /// Annotated, our own, or a unit that the machine needs.
+    /// Annotated as protected, one of our own, or a unit that the machine needs.
     Protected,
-    /// Not running, or on its way out.
+    /// Not running, or terminating.
     NotRunning,
     /// No fresh usage sample.
     NoSample,
-    /// One of its containers has no cgroup: on cgroup v1 the quotas of its others cannot be told from the pod's then.
+    /// One of its containers has no cgroup, so on cgroup v1 the quotas of the others cannot be determined.
     ContainerMissing,
     /// It uses less than 10 m of CPU.
     UsesLittle,
     /// Its floor is not below its usage.
     AtFloor,
-    /// It has no controller, and the action does not evict such pods.
+    /// It has no controller and the action does not evict such pods.
     Unowned,
     /// Never evicted: static, `DaemonSet`, system-critical, or annotated.
     Kept,
-    /// The last attempt was refused; waiting before the next.
+    /// The last attempt failed or was refused; waiting before a retry.
     BackingOff,
-    /// Somebody else keeps writing the same files.
+    /// Another writer keeps changing the same files.
     Contested,
 }
 
 impl Spared {
-    /// One word for it.
+    /// The reason as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotAllowed => "notAllowed",
@@ -283,40 +283,40 @@ impl Spared {
     }
 }
 
-/// What those who act report back before the next step.
+/// Feedback from the actuators before the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feedback {
-    /// A throttle could not be put in force (no journal, no permission): nothing was changed.
+    /// A throttle could not be applied (no journal, no permission); nothing was changed.
     ThrottleFailed {
-        /// Which pod.
+        /// Pod UID.
         uid: PodUid,
     },
-    /// Somebody else keeps writing the pod's files: leave it alone until then.
+    /// Another writer keeps changing the pod's files: leave the pod alone for now.
     Contested {
-        /// Which pod.
+        /// Pod UID.
         uid: PodUid,
         /// When to try again.
         until: BootTime,
     },
-    /// Somebody else (an in-place resize) gave the cgroup a new original.
+    /// Another writer (an in-place resize) changed the original of the cgroup.
     Resized {
-        /// Which pod.
+        /// Pod UID.
         uid: PodUid,
-        /// The cgroup below the pod's.
+        /// Path below the pod's cgroup.
         cgroup: Arc<str>,
         /// The new original.
         original: Quota,
     },
     /// An eviction was refused.
     EvictionRefused {
-        /// Which pod.
+        /// Pod UID.
         uid: PodUid,
         /// When it may be tried again.
         until: BootTime,
     },
     /// The pod is gone.
     Gone {
-        /// Which pod.
+        /// Pod UID.
         uid: PodUid,
     },
 }

@@ -1,4 +1,4 @@
-//! What is known of a pod besides its figures.
+//! Facts about a pod, apart from its usage.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// Kubernetes' quality-of-service class. The order is the order of victims: `BestEffort` is acted on first.
+/// Kubernetes' quality-of-service class, in victim order: `BestEffort` comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum QosClass {
     /// No container has a request or a limit.
@@ -47,9 +47,9 @@ impl fmt::Display for QosClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kept {
-    /// A mirror or static pod: the kubelet would start it again.
+    /// A mirror or static pod: the kubelet would restart it.
     Static,
-    /// A `DaemonSet`'s pod: it would come back to this node.
+    /// A `DaemonSet`'s pod: it would be recreated on this node.
     DaemonSet,
     /// System-critical priority (2 000 000 000 and above).
     SystemCritical,
@@ -57,7 +57,7 @@ pub enum Kept {
     DoNotDisrupt,
 }
 
-/// The facts about one pod that decisions rest on.
+/// The facts about one pod that decisions are based on.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "independent facts, each read by name"
@@ -74,47 +74,45 @@ pub struct Pod {
     /// Labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// `spec.priority`, 0 where absent.
+    /// `spec.priority`, 0 if absent.
     #[serde(default)]
     pub priority: i32,
     /// Quality-of-service class.
     pub qos: QosClass,
-    /// When it started, in seconds since the Unix epoch; a later start is a younger pod.
+    /// Start time in seconds since the Unix epoch.
     #[serde(default)]
     pub started: i64,
-    /// Phase `Running`. Pods that wait or have finished are never acted on.
+    /// Phase `Running`. Pending and finished pods are never acted on.
     pub running: bool,
-    /// Deletion has begun.
+    /// Deletion has started.
     #[serde(default)]
     pub terminating: bool,
     /// It uses an elastic resource (`gocrane.io/*`).
     #[serde(default)]
     pub elastic: bool,
-    /// CPU requested by all its containers together.
+    /// CPU requested by all its containers.
     #[serde(default)]
     pub cpu_request: MilliCpu,
-    /// CPU requested by each container whose cgroup folder (or name) is known, for throttling by container.
+    /// CPU requested by each container whose cgroup directory (or name) is known, for throttling by container.
     #[serde(default)]
     pub container_requests: BTreeMap<String, MilliCpu>,
-    /// `spec.terminationGracePeriodSeconds`, 30 s where absent; while it is terminating `metadata.deletionGracePeriodSeconds`.
+    /// `spec.terminationGracePeriodSeconds`, 30 s if absent; `metadata.deletionGracePeriodSeconds` while it is terminating.
     pub grace: Duration,
-    /// Never acted on at all: annotated `plimsoll.dev/protected: "true"`, one of our own, or a unit that the
-    /// machine needs.
+    /// Never acted on: annotated `plimsoll.dev/protected: "true"`, one of our own, or a unit that the machine needs.
     #[serde(default)]
     pub protected: bool,
-    /// Matched only by a `PodQOS` that names its namespace or the label key given here: pods of `kube-system`,
-    /// and units found by `run --pods-under` (label `plimsoll.dev/unit`).
+    /// Matched only by a `PodQOS` that names it: pods of `kube-system`, and units found by `run --pods-under`.
     #[serde(default)]
     pub reserved: Option<Reserved>,
-    /// Why it is never evicted; `None` where it may be.
+    /// Why it is never evicted; `None` if it may be.
     #[serde(default)]
     pub kept: Option<Kept>,
-    /// A controller owns it, so an evicted one is replaced.
+    /// A controller owns it and replaces it after an eviction.
     #[serde(default)]
     pub owned: bool,
 }
 
-/// What a `PodQOS` must name to match a pod that is not meant for just any selector.
+/// What a `PodQOS` must name to match a reserved pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Reserved {
@@ -124,11 +122,11 @@ pub enum Reserved {
     NamespaceOrUnit,
 }
 
-/// The label that a unit found by `run --pods-under` bears: its folder name.
+/// Label of a unit found by `run --pods-under`; its value is the directory name.
 pub const UNIT_LABEL: &str = "plimsoll.dev/unit";
 
 impl Pod {
-    /// `namespace/name`, as users know it.
+    /// `namespace/name`.
     pub fn full_name(&self) -> PodName<'_> {
         PodName {
             namespace: &self.namespace,

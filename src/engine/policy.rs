@@ -1,4 +1,4 @@
-//! The compiled form of the policies: what one node has to keep, with every default resolved.
+//! The compiled policies of one node, with all defaults resolved.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::metric::{ActionKind, Metric};
 use super::pod::Pod;
 use super::selector::Selector;
 
-/// Kubernetes takes a grace period of 0 for a forced deletion.
+/// A grace period of 0 would be a forced deletion.
 const MIN_GRACE: Duration = Duration::from_secs(1);
 
 /// `<NodeQOS>/<rule>`. Cheap to clone.
@@ -31,45 +31,45 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// All that applies to one node. Built by [`crate::crd::compile`], sorted, so that equal objects give equal sets.
+/// All policies that apply to one node. Built and sorted by [`crate::crd::compile`], so equal objects give equal sets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicySet {
     /// Rules, sorted by id.
     pub rules: Vec<Rule>,
-    /// Which pods may be acted on, sorted by name.
+    /// Which pods may be acted on and how, sorted by name.
     pub pods: Vec<PodPolicy>,
 }
 
 /// One rule of one `NodeQOS`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Identity; what is in force is kept under it over a reload.
+    /// ID, which stays the same when the rule is edited.
     pub id: RuleId,
     /// The metric.
     pub metric: Metric,
-    /// Over the labels of the metric's series; `None`: all of them.
+    /// Selects series of the metric by label; `None` selects all.
     pub series: Option<Selector>,
-    /// High mark, in the metric's unit: above it is a breach. Finite, above 0.
+    /// A value above this is a breach. In the metric's unit; finite, above 0.
     pub watermark: f64,
-    /// Low mark: at or below it is quiet. Finite, at most `watermark`.
+    /// A value at or below this is quiet. Finite, at most `watermark`.
     pub restore: f64,
     /// Consecutive breaches before the action starts, at least 1.
     pub avoidance_threshold: u32,
     /// Consecutive quiet evaluations before it may end, at least 1.
     pub restore_threshold: u32,
-    /// How often it is evaluated, at least 100 ms.
+    /// Evaluation period, at least 100 ms.
     pub period: Duration,
     /// A sample older than this is Unknown.
     pub sample_ttl: Duration,
-    /// The HTTP probe that its `NodeQOS` names.
+    /// The HTTP probe of its `NodeQOS`.
     pub probe: Option<Probe>,
-    /// What it does.
+    /// The action on a breach.
     pub action: Arc<Action>,
-    /// Whether it does it or only reports.
+    /// Enforce or only preview.
     pub strategy: Strategy,
 }
 
-/// Act, or report what acting would do.
+/// Whether a rule acts or only reports what it would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Strategy {
     /// Act (`strategy: None` in the manifests).
@@ -79,7 +79,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// The word for it in manifests.
+    /// The value in manifests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Enforce => "None",
@@ -93,29 +93,29 @@ impl Strategy {
 pub struct Action {
     /// The object's name.
     pub name: String,
-    /// Least time in force after the last breach.
+    /// Minimum time in force after the last breach.
     pub cool_down: Duration,
-    /// Scheduling is disabled with this effect; `None`: the node stays open.
+    /// Taint effect that disables scheduling; `None` leaves scheduling enabled.
     pub scheduling: Option<TaintEffect>,
     /// CPU throttling.
     pub throttle: Option<CpuThrottle>,
-    /// Page cache is reclaimed.
+    /// Reclaim page cache.
     pub force_gc: bool,
     /// Eviction.
     pub eviction: Option<EvictionSpec>,
 }
 
-/// Strength of the scheduling stop; the later is the stronger.
+/// Taint effect that disables scheduling, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TaintEffect {
-    /// New pods go elsewhere where they can.
+    /// New pods avoid the node if possible.
     PreferNoSchedule,
-    /// New pods go elsewhere.
+    /// New pods are not scheduled to the node.
     NoSchedule,
 }
 
 impl TaintEffect {
-    /// The word for it in taints and manifests.
+    /// The value in taints and manifests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PreferNoSchedule => "PreferNoSchedule",
@@ -124,30 +124,30 @@ impl TaintEffect {
     }
 }
 
-/// How a pod's CPU is taken down.
+/// How a pod's CPU is throttled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuThrottle {
     /// Floor, percent of the base, 0..=100.
     pub min_ratio: u8,
     /// Step, percent of the base, 1..=100.
     pub step: u8,
-    /// The pod becomes idle class before the first step.
+    /// Move the pod to the idle class before the first step.
     pub idle: bool,
 }
 
 /// How pods are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictionSpec {
-    /// Grace period, at least 1 s; `None`: the pod's own.
+    /// Grace period, at least 1 s; `None` uses the pod's own.
     pub grace: Option<Duration>,
-    /// At most so many pods a round, at least 1.
+    /// Maximum number of pods per round, at least 1.
     pub max_pods_per_round: u32,
-    /// Pods without a controller too.
+    /// Also evict pods without a controller.
     pub evict_unowned: bool,
 }
 
 impl EvictionSpec {
-    /// From the first signal to the kill of `pod`: at least 1 s, since none at all is a forced deletion.
+    /// Grace period for `pod`, at least 1 s.
     pub fn grace_of(&self, pod: &Pod) -> Duration {
         self.grace.unwrap_or(pod.grace).max(MIN_GRACE)
     }
@@ -160,34 +160,33 @@ pub struct Probe {
     pub url: Arc<str>,
     /// Extra request headers.
     pub headers: Vec<(String, String)>,
-    /// The answer must have arrived by then.
+    /// Timeout for the whole response.
     pub timeout: Duration,
 }
 
-/// Which pods a `PodQOS` matches and what it allows to be done to them.
+/// Which pods a `PodQOS` matches and which actions it allows on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicy {
     /// The object's name.
     pub name: String,
-    /// Over pod labels; `None`: not given (matches all, if a scope is given).
+    /// Selects pods by label; `None` matches all, if a scope is given.
     pub labels: Option<Selector>,
-    /// All of these must hold. With neither labels nor scopes the policy matches nothing.
+    /// All of these must match. With neither labels nor scopes, the policy matches nothing.
     pub scopes: Vec<Scope>,
     /// Entries of `allowedActions`, lower case.
     pub allowed: Vec<String>,
 }
 
-/// What one entry of `allowedActions` allows. A word for a kind allows that kind alone, also where an action bears the
-/// word as its name.
+/// What one entry of `allowedActions` allows. A kind word allows only that kind, even if an action has that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed<'a> {
-    /// `throttle`: less CPU, and reclaim of page cache.
+    /// `throttle`: CPU throttling and reclaim of page cache.
     Throttle,
     /// `eviction`, or `evict`.
     Eviction,
-    /// `disableScheduling`, which is done to the node and not to a pod.
+    /// `disableScheduling`, which affects the node and not a pod.
     Scheduling,
-    /// All that the action of this name does.
+    /// Everything that the action with this name does.
     Action(&'a str),
 }
 
@@ -200,7 +199,7 @@ impl<'a> Allowed<'a> {
         ("disableScheduling", Allowed::Scheduling),
     ];
 
-    /// Reads an entry, without regard to case.
+    /// Parses an entry, ignoring case.
     pub fn of(entry: &'a str) -> Self {
         let word = Self::WORDS
             .iter()
@@ -208,7 +207,7 @@ impl<'a> Allowed<'a> {
         word.map_or(Self::Action(entry), |(_, allowed)| *allowed)
     }
 
-    /// Whether the action named `action` may do things of this kind.
+    /// Whether it allows this kind of action to the action named `action`.
     pub fn permits(self, action: &str, kind: ActionKind) -> bool {
         match self {
             Self::Throttle => matches!(kind, ActionKind::CpuThrottle | ActionKind::ForceGc),
@@ -233,23 +232,23 @@ pub enum Scope {
 /// The operators of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Membership<T> {
-    /// In any of them.
+    /// Has any of these values.
     In(Vec<T>),
-    /// In none of them.
+    /// Has none of these values.
     NotIn(Vec<T>),
-    /// It has one (always true of a pod's class, priority and namespace).
+    /// Always true: every pod has a class, priority and namespace.
     Exists,
-    /// It has none (never true).
+    /// Never true.
     DoesNotExist,
 }
 
-/// What compiling has to know of the node.
+/// Facts about the node that compilation needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
     /// Node labels.
     pub labels: BTreeMap<String, String>,
-    /// Online CPUs; 0 where not known.
+    /// Online CPUs; 0 if unknown.
     pub cpus: u32,
-    /// `MemTotal`; 0 where not known.
+    /// `MemTotal`; 0 if unknown.
     pub memory: super::units::Bytes,
 }

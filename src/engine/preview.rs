@@ -1,22 +1,22 @@
-//! Preview: what a rule would do, were it added to those in force.
+//! Preview: what a rule would do if it were enforced.
 //!
-//! Each Preview rule has a shadow: claims that nobody puts in force and pods that nobody evicts, carried from round
-//! to round. It walks the same victims with the same code; only the figures are capped by what it would have done.
+//! Each Preview rule has shadow state: claims that are not applied and pods that are not evicted, carried from round to
+//! round. It uses the same code as an enforced rule, with pod usage reduced by what it would have done so far.
 
-use super::act::{Acting, Buffers, Scene, Under};
 use super::evict::Rounds;
 use super::gap::gap;
-use super::ledger::{Grip, Ledger, allowance};
+use super::ledger::{Ledger, ThrottledPod, allowance};
 use super::metric::{Metric, Resource};
 use super::plan::Transition;
 use super::pod::{Pod, PodUid};
+use super::round::{ActionRound, Buffers, Enforced, RoundContext};
 use super::run::Run;
-use super::throttle::Raising;
-use super::track::{Figures, Pods};
+use super::throttle::RestorePass;
+use super::track::{PodUsage, Pods};
 use super::units::Quota;
 use super::walk::{cpu_used, memory_held};
 
-/// What a Preview rule would have in force.
+/// The actions that a Preview rule would have in force.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     pub(super) ledger: Ledger,
@@ -26,28 +26,32 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Forgets the pods that are gone, and those that it may not throttle any more.
-    pub(super) fn follow(&mut self, gone: impl Fn(&PodUid) -> bool, may: impl Fn(&PodUid) -> bool) {
-        self.ledger.0.retain(|grip| may(&grip.uid));
+    /// Drops pods that are gone and pods that it may no longer throttle.
+    pub(super) fn retain_pods(
+        &mut self,
+        gone: impl Fn(&PodUid) -> bool,
+        may: impl Fn(&PodUid) -> bool,
+    ) {
+        self.ledger.0.retain(|entry| may(&entry.uid));
         self.removed.retain(|uid| !gone(uid));
     }
 
-    /// What the rule would have saved of each resource by now; caps the figures accordingly.
-    fn cap(&self, pods: &Pods, real: &Ledger, figures: &mut [Figures]) -> Saved {
+    /// Reduces pod usage by what the rule would have saved so far, and returns the total per resource.
+    fn cap(&self, pods: &Pods, enforced: &Ledger, usage: &mut [PodUsage]) -> Saved {
         let mut saved = Saved::default();
         for uid in &self.removed {
-            if let Some(place) = pods.find(uid) {
-                saved.cpu += cpu_used(&figures[place]);
-                saved.memory += memory_held(&figures[place]);
-                figures[place] = Figures::default();
+            if let Some(index) = pods.find(uid) {
+                saved.cpu += cpu_used(&usage[index]);
+                saved.memory += memory_held(&usage[index]);
+                usage[index] = PodUsage::default();
             }
         }
-        for grip in &self.ledger.0 {
-            let Some(place) = pods.find(&grip.uid) else {
+        for entry in &self.ledger.0 {
+            let Some(index) = pods.find(&entry.uid) else {
                 continue;
             };
-            let allowed = union_allowance(grip, real.get(&grip.uid), &pods.all()[place].pod);
-            if let Some(cpu) = &mut figures[place].cpu {
+            let allowed = union_allowance(entry, enforced.get(&entry.uid), &pods.all()[index].pod);
+            if let Some(cpu) = &mut usage[index].cpu {
                 let capped = allowed.min_usage(*cpu);
                 saved.cpu += cpu.saturating_sub(capped).0;
                 *cpu = capped;
@@ -73,71 +77,71 @@ impl Saved {
     }
 }
 
-fn union_allowance(shadow: &Grip, real: Option<&Grip>, pod: &Pod) -> Quota {
+fn union_allowance(shadow: &ThrottledPod, enforced: Option<&ThrottledPod>, pod: &Pod) -> Quota {
     let ratio = shadow.depth().ratio;
-    match real {
-        Some(real) => allowance(&real.levers, pod, ratio.min(real.depth().ratio)),
+    match enforced {
+        Some(enforced) => allowance(&enforced.levers, pod, ratio.min(enforced.depth().ratio)),
         None => allowance(&shadow.levers, pod, ratio),
     }
 }
 
-/// One evaluation of the Preview rules, after the real one.
-pub(super) struct Previewing<'a> {
-    pub(super) scene: Scene<'a>,
-    pub(super) under: Under<'a>,
-    /// The buffers of the real round, as it left them.
-    pub(super) real: &'a Buffers,
+/// One evaluation of the Preview rules, after the enforced ones.
+pub(super) struct PreviewPass<'a> {
+    pub(super) ctx: RoundContext<'a>,
+    pub(super) enforced: Enforced<'a>,
+    /// The buffers of the enforced round.
+    pub(super) enforced_buffers: &'a Buffers,
     pub(super) buffers: &'a mut Buffers,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
-impl Previewing<'_> {
-    /// Steps the shadow of one Preview rule.
+impl PreviewPass<'_> {
+    /// Evaluates one Preview rule on its shadow state.
     pub(super) fn run(&mut self, run: &mut Run) {
         let mut shadow = std::mem::take(&mut run.shadow);
-        let mut raising = Raising {
-            scene: self.scene,
+        let mut restore = RestorePass {
+            ctx: self.ctx,
             out: self.out,
         };
-        raising.run(std::slice::from_ref(run), &mut shadow.ledger);
-        let (now, at) = (self.scene.now, self.scene.sample.at);
-        shadow.rounds.settle(now, at, self.scene.pods);
+        restore.run(std::slice::from_ref(run), &mut shadow.ledger);
+        let (now, at) = (self.ctx.now, self.ctx.sample.at);
+        shadow.rounds.settle(now, at, self.ctx.pods);
         if !run.machine.in_force() {
             shadow.removed.clear();
             shadow.rounds.clear();
         }
-        if run.acts() {
+        if run.is_acting() {
             self.act(run, &mut shadow);
         }
         run.shadow = shadow;
     }
 
     fn act(&mut self, run: &mut Run, shadow: &mut Shadow) {
-        let Scene { pods, sample, .. } = self.scene;
+        let RoundContext { pods, sample, .. } = self.ctx;
         let buffers = &mut *self.buffers;
-        buffers.figures.clone_from(&self.real.figures);
-        buffers.released.copy(&self.real.released);
-        let saved = shadow.cap(pods, self.under.ledger, &mut buffers.figures);
+        buffers.usage.clone_from(&self.enforced_buffers.usage);
+        buffers.released.copy(&self.enforced_buffers.released);
+        let saved = shadow.cap(pods, self.enforced.ledger, &mut buffers.usage);
         run.gap = gap(
             &run.rule,
-            run.judgement,
+            run.evaluation,
             saved.of(&run.rule.metric),
             &sample.node,
         );
         buffers.sort(pods);
-        let acting = Acting {
-            scene: self.scene,
+        let round = ActionRound {
+            ctx: self.ctx,
             buffers: &mut *buffers,
             ledger: &mut shadow.ledger,
             rounds: &mut shadow.rounds,
             removed: &shadow.removed,
-            under: Some(self.under),
+            enforced: Some(self.enforced),
             out: self.out,
         };
-        acting.run(std::slice::from_mut(run));
+        round.run(std::slice::from_mut(run));
         for evict in buffers.evictions.drain(..) {
-            if let Err(place) = shadow.removed.binary_search(&evict.uid) {
-                shadow.removed.insert(place, evict.uid);
+            if let Err(index) = shadow.removed.binary_search(&evict.uid) {
+                shadow.removed.insert(index, evict.uid);
             }
         }
     }

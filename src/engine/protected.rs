@@ -1,7 +1,7 @@
-//! What the pods wait for that a rule protects: those that its action may not touch.
+//! Stall times of the protected pods of a rule: those that its action may not act on.
 //!
-//! Tasks held back by a quota count as stalled, in their pod and in every parent, so a throttle of ours raises the pressure
-//! of the node. A rule that throttles by such a metric is therefore judged by the waiting of others as well.
+//! Tasks throttled by a quota count as stalled in their pod and in every parent, so our throttles raise the pressure of the
+//! node. The result of a rule that throttles on such a metric therefore also depends on the stalls of protected pods.
 
 use std::time::Duration;
 
@@ -9,137 +9,143 @@ use serde::{Deserialize, Serialize};
 
 use super::metric::{PressureKind, Protected};
 use super::plan::Unknown;
-use super::rule::Judgement;
+use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::WaitCounters;
 use super::track::Tracked;
-use super::values::{View, difference, interval, percent};
+use super::values::{EvalContext, difference, interval, percent};
 
-/// More than so many percent of waiting, and a rule on pressure whose action throttles may be breached.
-const WAITING: f64 = 5.0;
-/// So many or less, and it is quiet.
-const NOT_WAITING: f64 = 2.0;
-/// Of CPU quotas, as the kernel and the kubelet have it where they are not told otherwise.
+/// A throttling rule on pressure is only breached if a protected pod waits more than this percentage of the time.
+const MIN_WAIT_PERCENT: f64 = 5.0;
+/// At or below this percentage it is quiet.
+const QUIET_WAIT_PERCENT: f64 = 2.0;
+/// Default CFS quota period of the kernel and the kubelet.
 const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
-/// Where the kernel keeps no pressure by cgroup: with less of the CPUs busy in percent, a pod waits for nothing but its
-/// own quota.
-const CPUS_BUSY: f64 = 90.0;
+/// Without per-cgroup pressure: if less than this percentage of the CPUs is busy, a pod only waits for its own quota.
+const SATURATED_CPU_PERCENT: f64 = 90.0;
 
 /// How long protected cgroups waited in the last interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
-    /// The share of the time, in percent.
+    /// Percentage of the time.
     pub percent: f64,
-    /// An estimate: a quota of the pod's own made it wait as well, which is taken off by whole enforcement periods.
+    /// An estimate: the pod's own quota made it wait as well, which was subtracted in whole enforcement periods.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub limited: bool,
 }
 
-/// By what a rule was judged besides its own metric.
+/// The additional measurement that a rule's result depended on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Guard {
-    /// How long the protected waited.
+    /// How long protected pods waited.
     Waiting(Waiting),
-    /// An estimate, where the kernel keeps no pressure by cgroup (cgroup v1): percent of the CPUs that were busy in the
-    /// busiest sample.
+    /// An estimate without per-cgroup pressure (cgroup v1): percentage of busy CPUs in the busiest sample.
     BusiestSample(f64),
 }
 
-/// Judges a rule on pressure whose action throttles by the waiting of the protected too: without any it is quiet, since
-/// there is none to throttle for.
-pub(super) fn guard(run: &Run, view: &View<'_>, judged: Judgement) -> (Judgement, Option<Guard>) {
-    let Judgement::Known {
+/// Corrects the result of a throttling rule on pressure: if no protected pod waits, it is quiet.
+pub(super) fn guard(
+    run: &Run,
+    ctx: &EvalContext<'_>,
+    evaluation: Evaluation,
+) -> (Evaluation, Option<Guard>) {
+    let Evaluation::Known {
         value,
         breach,
         quiet,
-        doubt,
-    } = judged
+        incomplete,
+    } = evaluation
     else {
-        return (judged, None);
+        return (evaluation, None);
     };
-    let Some(kind) = guarded_by(run).filter(|_| may_raise(run, view)) else {
-        return (judged, None);
+    let Some(kind) = guarded_pressure(run).filter(|_| may_raise(run, ctx)) else {
+        return (evaluation, None);
     };
-    let judge = |breach, quiet| Judgement::Known {
+    let known = |breach, quiet| Evaluation::Known {
         value,
         breach,
         quiet,
-        doubt,
+        incomplete,
     };
-    if !view.sample.pressure_by_cgroup {
-        // An average holds what a throttle raised for minutes after its end.
+    if !ctx.sample.pressure_by_cgroup {
+        // An average still includes for minutes what a throttle raised.
         let breach = breach && run.input.is_none_or(|input| input.above);
-        let busiest = busiest(run, view, kind);
+        let busiest = busiest(run, ctx, kind);
         let quiet = match busiest {
-            Some(percent) if percent < CPUS_BUSY => doubt.is_none(),
+            Some(percent) if percent < SATURATED_CPU_PERCENT => incomplete.is_none(),
             _ => quiet,
         };
         return (
-            judge(breach && !quiet, quiet),
+            known(breach && !quiet, quiet),
             busiest.map(Guard::BusiestSample),
         );
     }
-    match waiting(run, view, kind) {
+    match waiting(run, ctx, kind) {
         Ok(waiting) => {
-            let breach = breach && waiting.percent > WAITING;
-            let quiet = quiet || (waiting.percent <= NOT_WAITING && doubt.is_none());
-            (judge(breach, quiet), Some(Guard::Waiting(waiting)))
+            let breach = breach && waiting.percent > MIN_WAIT_PERCENT;
+            let quiet = quiet || (waiting.percent <= QUIET_WAIT_PERCENT && incomplete.is_none());
+            (known(breach, quiet), Some(Guard::Waiting(waiting)))
         }
-        Err(reason) if breach => (Judgement::Unknown(reason), None),
-        Err(_) => (judged, None),
+        Err(reason) if breach => (Evaluation::Unknown(reason), None),
+        Err(_) => (evaluation, None),
     }
 }
 
-/// The kind of waiting that throttles would raise together with the rule's metric, where it throttles or evicts.
-pub(super) fn guarded_by(run: &Run) -> Option<PressureKind> {
+/// The pressure that throttles raise together with the rule's metric, if the rule throttles or evicts.
+pub(super) fn guarded_pressure(run: &Run) -> Option<PressureKind> {
     let kind = run.rule.metric.raised_by_throttles();
     let action = &run.rule.action;
     kind.filter(|_| action.throttle.is_some() || action.eviction.is_some())
 }
 
-/// Whether a throttle is in question: the rule's own, or for one that evicts those that others have in force.
-fn may_raise(run: &Run, view: &View<'_>) -> bool {
-    run.rule.action.throttle.is_some() || !view.ledger.0.is_empty()
+/// Whether throttles may have raised the metric: the rule's own, or those of other rules.
+fn may_raise(run: &Run, ctx: &EvalContext<'_>) -> bool {
+    run.rule.action.throttle.is_some() || !ctx.ledger.0.is_empty()
 }
 
-/// Percent of the CPUs that were busy in the busiest sample, while the rule holds a pod's CPU down.
-fn busiest(run: &Run, view: &View<'_>, kind: PressureKind) -> Option<f64> {
-    let mut grips = view.ledger.0.iter();
+/// Percentage of busy CPUs in the busiest sample, while the rule has a throttle in force.
+fn busiest(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Option<f64> {
+    let mut throttled_pods = ctx.ledger.0.iter();
     let throttles = run.rule.action.throttle.is_some();
-    let holds = grips.any(|grip| !throttles || grip.claim(&run.rule.id).is_some());
-    view.busiest.filter(|_| holds && kind == PressureKind::Cpu)
+    let throttles_pod = throttled_pods.any(|pod| !throttles || pod.claim(&run.rule.id).is_some());
+    ctx.busiest
+        .filter(|_| throttles_pod && kind == PressureKind::Cpu)
 }
 
-/// The highest share of the last interval in which a protected cgroup waited.
+/// The highest share of the last interval that a protected cgroup waited.
 ///
 /// # Errors
-/// Where it is not known of all of them, and no other waits: why.
-fn waiting(run: &Run, view: &View<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
-    let stalls = Stalls::of(run, view, kind);
-    match stalls.doubt {
-        Some(reason) if stalls.highest.percent <= WAITING => Err(reason),
+/// The reason, if it is unknown for one of them and no other waits.
+fn waiting(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
+    let stalls = Stalls::of(run, ctx, kind);
+    match stalls.incomplete {
+        Some(reason) if stalls.highest.percent <= MIN_WAIT_PERCENT => Err(reason),
         _ => Ok(stalls.highest),
     }
 }
 
-/// The value of a metric of the protected.
+/// The value of a metric of protected pods.
 ///
 /// # Errors
-/// [`Unknown::Missing`] where the kernel keeps no pressure by cgroup; else why a protected cgroup has no value.
-pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Waiting, Unknown> {
-    if !view.sample.pressure_by_cgroup {
+/// [`Unknown::Missing`] without per-cgroup pressure; else why a protected cgroup has no value.
+pub(super) fn value(
+    run: &Run,
+    ctx: &EvalContext<'_>,
+    metric: Protected,
+) -> Result<Waiting, Unknown> {
+    if !ctx.sample.pressure_by_cgroup {
         return Err(Unknown::Missing);
     }
     let kind = metric.pressure();
-    let stalls = Stalls::of(run, view, kind);
+    let stalls = Stalls::of(run, ctx, kind);
     let is_max = metric != Protected::CpuDelayP95;
-    match (stalls.doubt, metric) {
-        // One that waits is enough.
+    match (stalls.incomplete, metric) {
+        // One cgroup above the threshold is enough.
         (Some(_), _) if is_max && stalls.highest.percent > run.rule.watermark => Ok(stalls.highest),
         (Some(reason), _) => Err(reason),
-        (None, Protected::CpuDelayP95) => Ok(p95(run, view, kind, stalls.count)),
+        (None, Protected::CpuDelayP95) => Ok(p95(run, ctx, kind, stalls.count)),
         (None, _) => Ok(stalls.highest),
     }
 }
@@ -148,17 +154,17 @@ pub(super) fn value(run: &Run, view: &View<'_>, metric: Protected) -> Result<Wai
 #[derive(Debug, Default)]
 struct Stalls {
     highest: Waiting,
-    /// How many are known.
+    /// Number of known stalls.
     count: usize,
-    /// Why one is not.
-    doubt: Option<Unknown>,
+    /// Why one is unknown.
+    incomplete: Option<Unknown>,
 }
 
 impl Stalls {
-    fn of(run: &Run, view: &View<'_>, kind: PressureKind) -> Self {
+    fn of(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Self {
         let mut stalls = Self::default();
         let mut new = false;
-        each(run, view, kind, |stall| match stall {
+        for_each_protected(run, ctx, kind, |stall| match stall {
             Ok(waiting) => {
                 stalls.count += 1;
                 if waiting.percent >= stalls.highest.percent {
@@ -166,24 +172,24 @@ impl Stalls {
                 }
             }
             Err(Unknown::Rebased) => new = true,
-            Err(reason) => stalls.doubt = Some(reason),
+            Err(reason) => stalls.incomplete = Some(reason),
         });
         if new && stalls.count == 0 {
-            stalls.doubt.get_or_insert(Unknown::Rebased);
+            stalls.incomplete.get_or_insert(Unknown::Rebased);
         }
         stalls
     }
 }
 
-/// The 95th percentile of the known stalls, by nearest rank. They are gone through again for each of the highest 5 percent
-/// rather than put into a list: an evaluation allocates nothing.
-fn p95(run: &Run, view: &View<'_>, kind: PressureKind, count: usize) -> Waiting {
+/// The 95th percentile of the known stalls, by nearest rank. Iterates once for each of the highest 5 percent instead of
+/// building a list, since an evaluation must not allocate.
+fn p95(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind, count: usize) -> Waiting {
     let mut above = count - (count * 95).div_ceil(100);
     let mut limit = f64::INFINITY;
     loop {
         let mut next = Waiting::default();
         let mut equal = 0;
-        each(run, view, kind, |stall| match stall {
+        for_each_protected(run, ctx, kind, |stall| match stall {
             Ok(it) if it.percent < limit && (equal == 0 || it.percent > next.percent) => {
                 (next, equal) = (it, 1);
             }
@@ -198,35 +204,35 @@ fn p95(run: &Run, view: &View<'_>, kind: PressureKind, count: usize) -> Waiting 
     }
 }
 
-/// Hands over the stall of every protected cgroup.
-fn each(
+/// Calls `take` with the stall of every protected cgroup.
+fn for_each_protected(
     run: &Run,
-    view: &View<'_>,
+    ctx: &EvalContext<'_>,
     kind: PressureKind,
     mut take: impl FnMut(Result<Waiting, Unknown>),
 ) {
     let is_running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
-    let running = || view.pods.iter().filter(is_running);
-    let all_touched = running().all(|tracked| may_touch(run, tracked));
-    // A pod alone waits for no other.
-    let alone = all_touched && running().count() == 1;
+    let running = || ctx.pods.iter().filter(is_running);
+    let all_affected = running().all(|tracked| may_act_on(run, tracked));
+    // A single pod does not wait for others.
+    let is_alone = all_affected && running().count() == 1;
     for tracked in running() {
-        let is_protected = if all_touched {
-            !alone && view.ledger.get(&tracked.pod.uid).is_none()
+        let is_protected = if all_affected {
+            !is_alone && ctx.ledger.get(&tracked.pod.uid).is_none()
         } else {
-            !may_touch(run, tracked)
+            !may_act_on(run, tracked)
         };
         if is_protected {
-            take(of_pod(tracked, view, kind));
+            take(of_pod(tracked, ctx, kind));
         }
     }
-    if let Some(now) = &view.sample.node.system {
-        take(of_system(now, view, kind));
+    if let Some(now) = &ctx.sample.node.system {
+        take(of_system(now, ctx, kind));
     }
 }
 
-/// Whether some `PodQOS` lets the rule's action touch the pod.
-pub(super) fn may_touch(run: &Run, tracked: &Tracked) -> bool {
+/// Whether a `PodQOS` allows the rule's action on the pod.
+pub(super) fn may_act_on(run: &Run, tracked: &Tracked) -> bool {
     let permit = tracked.permit(run.index);
     let action = &run.rule.action;
     let throttles = action.throttle.is_some() || action.force_gc;
@@ -234,24 +240,32 @@ pub(super) fn may_touch(run: &Run, tracked: &Tracked) -> bool {
     touches && !tracked.pod.protected
 }
 
-fn of_pod(tracked: &Tracked, view: &View<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
-    let now = tracked.sample(view.sample).ok_or(Unknown::Missing)?;
-    let before = tracked.look(view.period).ok_or(Unknown::Rebased)?;
-    let nanos = interval(Some(before.at), now.at, view.period)?;
+fn of_pod(
+    tracked: &Tracked,
+    ctx: &EvalContext<'_>,
+    kind: PressureKind,
+) -> Result<Waiting, Unknown> {
+    let now = tracked.sample(ctx.sample).ok_or(Unknown::Missing)?;
+    let before = tracked.baseline(ctx.period).ok_or(Unknown::Rebased)?;
+    let nanos = interval(Some(before.at), now.at, ctx.period)?;
     stall(&before.waits, &now.waits, nanos, kind)
 }
 
-fn of_system(now: &WaitCounters, view: &View<'_>, kind: PressureKind) -> Result<Waiting, Unknown> {
-    let before = view.base.system.ok_or(Unknown::Rebased)?;
-    let nanos = interval(view.base.at, view.sample.at, view.period)?;
+fn of_system(
+    now: &WaitCounters,
+    ctx: &EvalContext<'_>,
+    kind: PressureKind,
+) -> Result<Waiting, Unknown> {
+    let before = ctx.baseline.system.ok_or(Unknown::Rebased)?;
+    let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
     stall(&before, now, nanos, kind)
 }
 
-/// The share of an interval of so many nanoseconds in which a cgroup was stalled. Enforcement periods in which its own quota
-/// throttled it are taken off, each with its usual 100 ms: it did not wait for others then.
+/// The share of an interval of `nanos` nanoseconds that a cgroup was stalled, minus 100 ms for each enforcement period in
+/// which its own quota throttled it.
 ///
 /// # Errors
-/// Where a counter could not be read, was not there before, or counts what cannot be.
+/// If a counter could not be read, is new, or has an impossible value.
 pub fn stall(
     before: &WaitCounters,
     now: &WaitCounters,
@@ -261,17 +275,17 @@ pub fn stall(
     let of = kind as usize;
     let stalled = difference(before.stalled[of], now.stalled[of])?;
     let percent = percent(stalled / nanos as f64 * 100.0)?;
-    let own = match kind {
+    let own_percent = match kind {
         PressureKind::Cpu => own_quota(before, now) / nanos as f64 * 100.0,
         PressureKind::Memory | PressureKind::Io => 0.0,
     };
     Ok(Waiting {
-        percent: (percent - own).clamp(0.0, 100.0),
-        limited: own > 0.0,
+        percent: (percent - own_percent).clamp(0.0, 100.0),
+        limited: own_percent > 0.0,
     })
 }
 
-/// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without one.
+/// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without a quota.
 fn own_quota(before: &WaitCounters, now: &WaitCounters) -> f64 {
     let throttled = difference(before.throttled_periods, now.throttled_periods);
     throttled.unwrap_or(0.0) * ENFORCEMENT_PERIOD.as_nanos() as f64

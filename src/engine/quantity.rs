@@ -1,8 +1,8 @@
 //! Kubernetes quantities: `4000`, `0.5`, `500m`, `1.5Gi`, `12e6`.
 //!
-//! The grammar and the rounding are those of `k8s.io/apimachinery/pkg/api/resource`: values are exact down to
-//! 1 nano, and finer ones are rounded away from zero. Two differences, both beyond any use: more than 2^63 - 1 counts
-//! as 2^63 - 1, and a suffix without a digit (`G`), which is 0 there, is refused here.
+//! Grammar and rounding follow `k8s.io/apimachinery/pkg/api/resource`: values are exact to 1 nano, and finer ones are
+//! rounded away from zero. Two differences that do not matter in practice: more than 2^63 - 1 is capped, and a suffix
+//! without a digit (`G`), which is 0 there, is rejected here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,19 +14,19 @@ use super::units::{Bytes, MilliCpu};
 
 const NANOS: i128 = 1_000_000_000;
 const NANO_DIGITS: i64 = 9;
-/// More than this is taken for this: no unit of ours gets there.
+/// Larger values are capped.
 const CAP: u128 = i64::MAX as u128;
 
-/// An exact quantity, in billionths. Its order is that of the numbers.
+/// An exact quantity, in billionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
     nanos: i128,
 }
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum QuantityError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("is empty; write a number, for example 4000, \"0.5\" or 5Gi")]
     Empty,
     /// Not a number.
@@ -34,9 +34,9 @@ pub enum QuantityError {
         "is not a number; write digits and at most one suffix, for example 4000, \"0.5\", 500m or 5Gi"
     )]
     NotANumber,
-    /// A number, then something that is no suffix.
+    /// A number with an unknown suffix.
     #[error(
-        "ends in \"{0}\", which is no suffix of a quantity; the suffixes are n u m k M G T P E, Ki Mi Gi Ti Pi Ei and \
+        "ends in \"{0}\", which is not a quantity suffix; the suffixes are n u m k M G T P E, Ki Mi Gi Ti Pi Ei and \
          an exponent like e6"
     )]
     Suffix(String),
@@ -45,14 +45,14 @@ pub enum QuantityError {
 /// The factor that a suffix stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scale {
-    /// Two to this power.
+    /// A power of two.
     Binary(u32),
-    /// Ten to this power.
+    /// A power of ten.
     Decimal(i64),
 }
 
 impl Quantity {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self { nanos: 0 };
 
     /// A whole number.
@@ -96,8 +96,8 @@ impl FromStr for Quantity {
     type Err = QuantityError;
 
     /// # Errors
-    /// Fails on anything that an API server refuses as a quantity: an empty text, white space, `NaN`, `inf`, two
-    /// points, an unknown suffix.
+    /// Fails on anything that an API server rejects as a quantity: an empty string, white space, `NaN`, `inf`, two
+    /// decimal points, an unknown suffix.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.is_empty() {
             return Err(QuantityError::Empty);
@@ -148,7 +148,7 @@ impl Scale {
         Some(scale)
     }
 
-    /// `e6`, `E-3`, `e+2`. Kubernetes keeps an exponent in 32 bits.
+    /// `e6`, `E-3`, `e+2`. Kubernetes stores an exponent in 32 bits.
     fn parse_exponent(suffix: &str) -> Option<Self> {
         let exponent = suffix.strip_prefix(['e', 'E'])?;
         let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
@@ -172,10 +172,10 @@ fn shorten(text: &str) -> String {
     text.chars().take(16).collect()
 }
 
-/// The number in billionths: rounded up to the next one, capped.
+/// The number in billionths, rounded up and capped.
 ///
-/// A decimal scale moves the point and a binary one is the factor of each digit's weight, so digits are handled one
-/// by one and no length of the text overflows.
+/// A decimal scale shifts the decimal point and a binary one multiplies each digit, so digits are processed one by one
+/// and text of any length does not overflow.
 fn magnitude(whole: &[u8], fraction: &[u8], scale: Scale) -> u128 {
     let (shift, factor) = match scale {
         Scale::Decimal(power) => (power, 1),
@@ -194,7 +194,7 @@ fn magnitude(whole: &[u8], fraction: &[u8], scale: Scale) -> u128 {
     (integer * NANOS.unsigned_abs() + fraction).min(CAP * NANOS.unsigned_abs())
 }
 
-/// The digits of a number on both sides of its point.
+/// The digits of a number before and after its decimal point.
 struct Digits<'a> {
     whole: &'a [u8],
     fraction: &'a [u8],
@@ -239,7 +239,7 @@ impl Digits<'_> {
     fn fraction(&self, point: i64, unit: u128) -> u128 {
         let mut inexact = false;
         let mut value = 0;
-        // A number whose digits all stand further right than a billionth is one billionth: no need to walk there.
+        // A number smaller than one billionth is rounded up to one billionth.
         let start = point.max(-NANO_DIGITS - 1);
         for index in (start..self.len()).rev() {
             value += self.at(index) * unit;
@@ -270,7 +270,7 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// A quantity as a manifest has it: a whole number or a text. Not checked yet; [`Self::parse`] does.
+/// An unchecked quantity from a manifest: an integer or a string.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RawQuantity {
@@ -281,10 +281,10 @@ pub enum RawQuantity {
 }
 
 impl RawQuantity {
-    /// The quantity that is meant.
+    /// Parses the quantity.
     ///
     /// # Errors
-    /// The text is no quantity.
+    /// The text is not a quantity.
     pub fn parse(&self) -> Result<Quantity, QuantityError> {
         match self {
             Self::Integer(value) => Ok(Quantity::from_integer(*value)),

@@ -8,7 +8,7 @@ fn nanos(text: &str) -> i128 {
 }
 
 #[test]
-fn every_suffix_has_the_value_that_kubernetes_gives_it() {
+fn every_suffix_has_the_same_value_as_in_kubernetes() {
     let table: [(&str, i128); 24] = [
         ("0", 0),
         ("1", 1_000_000_000),
@@ -41,7 +41,7 @@ fn every_suffix_has_the_value_that_kubernetes_gives_it() {
 }
 
 #[test]
-fn finer_than_a_nano_is_rounded_away_from_zero() {
+fn values_finer_than_a_nano_are_rounded_away_from_zero() {
     for (text, expected) in [
         ("0.1n", 1),
         ("1.1n", 2),
@@ -57,7 +57,7 @@ fn finer_than_a_nano_is_rounded_away_from_zero() {
 }
 
 #[test]
-fn more_than_an_int64_is_taken_for_the_largest() {
+fn values_above_the_int64_maximum_are_capped() {
     let cap = i128::from(i64::MAX) * NANOS;
     for text in [
         "9223372036854775807",
@@ -75,7 +75,7 @@ fn more_than_an_int64_is_taken_for_the_largest() {
 }
 
 #[test]
-fn what_is_no_quantity_is_refused() {
+fn invalid_quantities_are_rejected() {
     for text in [
         "",
         " ",
@@ -116,7 +116,7 @@ fn what_is_no_quantity_is_refused() {
 }
 
 #[test]
-fn the_message_says_what_to_write() {
+fn error_messages_say_what_to_write() {
     let message = |text: &str| text.parse::<Quantity>().unwrap_err().to_string();
     assert!(
         message("5gb").contains("ends in \"gb\""),
@@ -142,7 +142,7 @@ fn units_are_rounded_up_as_kubernetes_does() {
 }
 
 #[test]
-fn floating_point_view_is_the_nearest_number() {
+fn as_f64_returns_the_nearest_number() {
     let value = |text: &str| text.parse::<Quantity>().unwrap().as_f64();
     assert_eq!(value("0.1"), 0.1);
     assert_eq!(value("6000"), 6000.0);
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn printing_and_parsing_again_is_the_identity(nanos in -(i128::from(i64::MAX))..=i128::from(i64::MAX), scale in 0u32..9) {
+    fn quantities_round_trip_through_text(nanos in -(i128::from(i64::MAX))..=i128::from(i64::MAX), scale in 0u32..9) {
         let quantity = Quantity { nanos: nanos * 10i128.pow(scale) };
         prop_assert_eq!(quantity.to_string().parse::<Quantity>().unwrap(), quantity);
     }

@@ -1,11 +1,11 @@
-//! The order of victims: who is acted on first.
+//! The order in which victims are acted on.
 
 use std::cmp::Ordering;
 
 use super::pod::Pod;
 
-/// Compares two candidates with their use of the resource; `Less` is acted on first: elastic users, lower priority,
-/// `BestEffort` before `Burstable` before `Guaranteed`, higher usage, younger, name. Namespace and UID make it total.
+/// Compares two candidates, each with its usage of the resource. `Less` is acted on first: elastic users, lower priority,
+/// `BestEffort` before `Burstable` before `Guaranteed`, higher usage, younger, name. Namespace and UID break ties.
 pub fn compare((a, a_uses): (&Pod, u64), (b, b_uses): (&Pod, u64)) -> Ordering {
     b.elastic
         .cmp(&a.elastic)
@@ -34,9 +34,9 @@ mod tests {
         compare((&a.0, a.1), (&b.0, b.1))
     }
 
-    /// Each change makes the pod go before the plain one, even where all later criteria say otherwise.
+    /// Each criterion decides even if all later criteria say the opposite.
     #[test]
-    fn each_criterion_counts_before_the_later_ones() {
+    fn each_criterion_takes_precedence_over_later_ones() {
         let changes: [fn(&mut Candidate, bool); 6] = [
             |c, first| c.0.elastic = first,
             |c, first| c.0.priority = if first { -1 } else { 1 },
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_classes_go_best_effort_burstable_guaranteed() {
+    fn qos_classes_are_ordered_best_effort_burstable_guaranteed() {
         let of = |qos| (Pod { qos, ..pod("x") }, 0);
         let classes = [
             QosClass::BestEffort,

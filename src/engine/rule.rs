@@ -1,9 +1,9 @@
-//! The state machine of one rule: what its metric's judgements add up to.
+//! The state machine of one rule.
 //!
 //! ```text
 //! Normal ──avoidance threshold consecutive breaches──► Breached ──restore threshold consecutive quiet──► Cooling
 //!   ▲                                                    ▲                                                  │
-//!   └──────── cool-down since the last breach ◄──────────┬──────────────────────────────────────────────────┘
+//!   └──────── cool-down after the last breach ◄──────────┬──────────────────────────────────────────────────┘
 //!                                                        └── a breach while Cooling ┘
 //! ```
 
@@ -15,24 +15,24 @@ use super::plan::{RuleState, Unknown};
 use super::policy::Rule;
 use super::time::BootTime;
 
-/// What one evaluation says of a rule's metric.
+/// The result of evaluating a rule's metric once.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Judgement {
+pub(super) enum Evaluation {
     /// No usable value.
     Unknown(Unknown),
-    /// A value; of several series the largest.
+    /// The value; with several series, the largest.
     Known {
         value: f64,
-        /// Above the high mark.
+        /// Above the threshold.
         breach: bool,
-        /// Every series is known to be at or below the low mark.
+        /// Every series is known to be at or below the restore value.
         quiet: bool,
-        /// Why one series has no value, where no other is above the high mark.
-        doubt: Option<Unknown>,
+        /// Why one series has no value, if no other is above the threshold.
+        incomplete: Option<Unknown>,
     },
 }
 
-impl Judgement {
+impl Evaluation {
     pub(super) const fn value(self) -> Option<f64> {
         match self {
             Self::Known { value, .. } => Some(value),
@@ -56,44 +56,44 @@ impl Judgement {
     }
 }
 
-/// How long and how often before the machine moves.
+/// The counts and times that drive the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct Params {
     pub(super) avoidance_threshold: u32,
     pub(super) restore_threshold: u32,
     pub(super) cool_down: Duration,
-    /// A breach so long after a release comes right after it: a cool-down, and two evaluations at least.
-    pub(super) soon: Duration,
-    /// Unknown for so long: what is in force is undone.
+    /// A breach within this time of a release is a relapse: the cool-down, but at least two evaluations.
+    pub(super) relapse_window: Duration,
+    /// After being Unknown this long, its actions are undone.
     pub(super) unknown_limit: Duration,
 }
 
-/// The cool-down doubles at most so many times: to 8 times its length.
+/// The cool-down grows to at most 8 times its length.
 const MAX_DOUBLINGS: u8 = 3;
 
-impl Terms {
+impl Params {
     pub(super) fn of(rule: &Rule, unknown_limit: Duration) -> Self {
         Self {
             avoidance_threshold: rule.avoidance_threshold,
             restore_threshold: rule.restore_threshold,
             cool_down: rule.action.cool_down,
-            soon: rule.action.cool_down.max(rule.period * 2),
+            relapse_window: rule.action.cool_down.max(rule.period * 2),
             unknown_limit,
         }
     }
 }
 
-/// One edge of the diagram that was taken.
+/// One state change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Move {
+pub(super) struct StateChange {
     pub(super) from: RuleState,
     pub(super) to: RuleState,
     pub(super) unknown_too_long: bool,
-    /// A breach within a cool-down of a release: what was released is put in force again at once.
-    pub(super) returns: bool,
+    /// A breach shortly after a release: what was released is throttled again immediately.
+    pub(super) relapse: bool,
 }
 
-/// State and counters. Kept over a restart.
+/// State and counters. Persisted across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Machine {
@@ -103,137 +103,144 @@ pub(super) struct Machine {
     pub(super) quiets: u32,
     pub(super) last_breach: Option<BootTime>,
     pub(super) unknown_since: Option<BootTime>,
-    /// When a throttle of the rule was last being released.
+    /// When a throttle of the rule was last released by a step.
     pub(super) released: Option<BootTime>,
-    /// The cool-down is doubled so many times, since what it held back came right back before.
+    /// How many times the cool-down is doubled, because the breach returned right after earlier releases.
     pub(super) doublings: u8,
 }
 
 impl Machine {
-    /// Takes one evaluation in; `tell` hears each edge taken (two at most: an expired cool-down ends Cooling in the
-    /// very evaluation that began it).
+    /// Processes one evaluation and calls `on_change` for each state change: at most two, since Cooling ends in the
+    /// same evaluation if the cool-down has already expired.
     pub(super) fn observe(
         &mut self,
         now: BootTime,
-        judgement: Judgement,
-        terms: &Terms,
-        mut tell: impl FnMut(Move),
+        evaluation: Evaluation,
+        params: &Params,
+        mut on_change: impl FnMut(StateChange),
     ) {
         self.since.get_or_insert(now);
-        let Judgement::Known {
+        let Evaluation::Known {
             breach,
             quiet,
-            doubt: None,
+            incomplete: None,
             ..
-        } = judgement
+        } = evaluation
         else {
-            return self.wait(now, terms, tell);
+            return self.observe_unknown(now, params, on_change);
         };
         self.unknown_since = None;
         if breach {
-            return self.breach(now, terms, tell);
+            return self.breach(now, params, on_change);
         }
         if quiet {
-            self.quiet(now, terms, &mut tell);
+            self.quiet(now, params, &mut on_change);
         }
-        let cool_down = self.cool_down(terms.cool_down);
-        let rested = |at: BootTime| now.since(at) >= cool_down;
-        if self.state == RuleState::Cooling && self.last_breach.is_none_or(rested) {
-            self.forget();
-            tell(self.go(now, RuleState::Normal));
+        let cool_down = self.cool_down(params.cool_down);
+        let has_cooled_down = |at: BootTime| now.since(at) >= cool_down;
+        if self.state == RuleState::Cooling && self.last_breach.is_none_or(has_cooled_down) {
+            self.reset_counters();
+            on_change(self.enter(now, RuleState::Normal));
         }
     }
 
-    /// How long the rule holds after its last breach, where its action says `cool_down`.
+    /// The effective cool-down, for an action with this `cool_down`.
     pub(super) const fn cool_down(&self, cool_down: Duration) -> Duration {
         cool_down.saturating_mul(1 << self.doublings)
     }
 
-    /// Whether the metric has been Unknown for so long that nothing may be held for it any more.
+    /// Whether the metric has been Unknown for so long that its actions must be undone.
     pub(super) fn unknown_too_long(&self, now: BootTime, limit: Duration) -> bool {
         self.unknown_since
             .is_some_and(|since| now.since(since) >= limit)
     }
 
-    /// Whether what the rule asks for is in force: Breached or Cooling.
+    /// Whether the rule's actions are in force: Breached or Cooling.
     pub(super) fn in_force(&self) -> bool {
         self.state != RuleState::Normal
     }
 
-    /// Starts counting anew; the state stays.
-    pub(super) const fn forget(&mut self) {
+    /// Resets the counters; the state stays.
+    pub(super) const fn reset_counters(&mut self) {
         self.breaches = 0;
         self.quiets = 0;
     }
 
-    fn wait(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+    fn observe_unknown(
+        &mut self,
+        now: BootTime,
+        params: &Params,
+        mut on_change: impl FnMut(StateChange),
+    ) {
         self.unknown_since.get_or_insert(now);
-        if self.in_force() && self.unknown_too_long(now, terms.unknown_limit) {
-            self.forget();
-            let mut edge = self.go(now, RuleState::Normal);
-            edge.unknown_too_long = true;
-            tell(edge);
+        if self.in_force() && self.unknown_too_long(now, params.unknown_limit) {
+            self.reset_counters();
+            let mut change = self.enter(now, RuleState::Normal);
+            change.unknown_too_long = true;
+            on_change(change);
         }
     }
 
-    fn breach(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+    fn breach(&mut self, now: BootTime, params: &Params, mut on_change: impl FnMut(StateChange)) {
         self.last_breach = Some(now);
         self.quiets = 0;
         self.breaches = self.breaches.saturating_add(1);
         if self.state == RuleState::Normal && self.breaches == 1 {
-            // Counted from the first of the breaches that start it.
-            self.released = self.released.filter(|at| now.since(*at) <= terms.soon);
+            // A relapse is measured to the first of the consecutive breaches.
+            self.released = self
+                .released
+                .filter(|at| now.since(*at) <= params.relapse_window);
         }
         let starts = match self.state {
-            RuleState::Normal => self.breaches >= terms.avoidance_threshold,
+            RuleState::Normal => self.breaches >= params.avoidance_threshold,
             RuleState::Cooling => true,
             RuleState::Breached => false,
         };
         if starts {
-            let returns = self.returns();
-            let mut edge = self.go(now, RuleState::Breached);
-            edge.returns = returns;
-            tell(edge);
+            let relapse = self.detect_relapse();
+            let mut change = self.enter(now, RuleState::Breached);
+            change.relapse = relapse;
+            on_change(change);
         }
     }
 
-    /// Whether a breach comes right after a release. If it does the rule holds twice as long this time, or else a load that
-    /// stays would have it throttle and release for ever.
-    fn returns(&mut self) -> bool {
+    /// Whether a breach follows right after a release. If so, doubles the cool-down; otherwise a constant load would make
+    /// the rule throttle and release forever.
+    fn detect_relapse(&mut self) -> bool {
         if self.state != RuleState::Normal {
             return false;
         }
-        let returns = self.released.take().is_some();
-        self.doublings = if returns {
+        let relapse = self.released.take().is_some();
+        self.doublings = if relapse {
             MAX_DOUBLINGS.min(self.doublings + 1)
         } else {
             0
         };
-        returns
+        relapse
     }
 
-    fn quiet(&mut self, now: BootTime, terms: &Terms, mut tell: impl FnMut(Move)) {
+    fn quiet(&mut self, now: BootTime, params: &Params, mut on_change: impl FnMut(StateChange)) {
         match self.state {
             RuleState::Normal => self.breaches = 0,
             RuleState::Breached => {
                 self.quiets = self.quiets.saturating_add(1);
-                if self.quiets >= terms.restore_threshold {
-                    tell(self.go(now, RuleState::Cooling));
+                if self.quiets >= params.restore_threshold {
+                    on_change(self.enter(now, RuleState::Cooling));
                 }
             }
             RuleState::Cooling => {}
         }
     }
 
-    const fn go(&mut self, now: BootTime, to: RuleState) -> Move {
+    const fn enter(&mut self, now: BootTime, to: RuleState) -> StateChange {
         let from = self.state;
         self.state = to;
         self.since = Some(now);
-        Move {
+        StateChange {
             from,
             to,
             unknown_too_long: false,
-            returns: false,
+            relapse: false,
         }
     }
 }

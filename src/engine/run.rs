@@ -1,4 +1,4 @@
-//! A rule as it runs: its machine, its last judgement, and what has been told of it.
+//! The runtime state of a rule: its state machine, its last result, and what was reported about it.
 
 use std::time::Duration;
 
@@ -9,54 +9,54 @@ use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
 use super::protected::Guard;
-use super::rule::{Judgement, Machine, Terms};
+use super::rule::{Evaluation, Machine, Params};
 use super::time::BootTime;
 use super::values::Input;
 
 /// The last release of a rule's throttles.
 #[derive(Debug, Default)]
 pub(super) struct Release {
-    /// How far each pod was throttled when it began, sorted.
+    /// How far each pod was throttled when the release started, sorted.
     depths: Vec<(PodUid, Depth)>,
-    /// This evaluation puts that in force again.
-    pub(super) returns: bool,
+    /// This evaluation restores these depths.
+    pub(super) relapsed: bool,
 }
 
 /// One rule.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) rule: Rule,
-    /// Its place among the rules, and so in every pod's permits.
+    /// Its index among the rules, and so in every pod's permits.
     pub(super) index: usize,
     pub(super) machine: Machine,
-    /// The last judgement; `None` before the first evaluation.
-    pub(super) judgement: Option<Judgement>,
-    /// It was judged in the evaluation that is going on.
+    /// The last result; `None` before the first evaluation.
+    pub(super) evaluation: Option<Evaluation>,
+    /// It is evaluated in the current step.
     pub(super) due: bool,
-    /// It has been judged, not Unknown, since the start.
+    /// It has had a known result since the start.
     pub(super) known: bool,
-    /// The Unknown that was told and has not ended.
-    told: Option<Unknown>,
-    /// When the sample was taken that counted last.
-    counted: Option<BootTime>,
-    /// It keeps new work away, and this was told.
-    pub(super) closes: bool,
-    /// By what it was judged besides its metric.
+    /// The Unknown that was reported and has not ended.
+    reported_unknown: Option<Unknown>,
+    /// Time of the last sample that was counted.
+    last_counted: Option<BootTime>,
+    /// It disables scheduling, and this was reported.
+    pub(super) disables_scheduling: bool,
+    /// The additional measurement that the result depended on.
     pub(super) guard: Option<Guard>,
-    /// What its metric is made of, over the last period.
+    /// The input of its metric over the last period.
     pub(super) input: Option<Input>,
-    /// What has to be released, in millicores or bytes.
+    /// How much must be released, in millicores or bytes.
     pub(super) gap: u64,
-    /// Pods evicted for it in the round that is being put together.
+    /// Pods evicted for it in the current round.
     pub(super) evicted: u32,
-    /// The pod whose page cache it took last, where that is one pod a round.
+    /// The pod whose page cache it reclaimed last, if it acts on one pod per round.
     pub(super) reclaimed: Option<PodUid>,
     pub(super) release: Release,
-    /// The pods passed over, as told; sorted.
-    spared: Vec<(PodUid, ActionKind, Spared)>,
-    /// What a Preview rule would have in force.
+    /// The skipped pods as reported, sorted.
+    skipped: Vec<(PodUid, ActionKind, Spared)>,
+    /// The actions that a Preview rule would have in force.
     pub(super) shadow: Shadow,
-    /// The value that it is judged by instead of the samples.
+    /// The value to use instead of the samples.
     pub(super) assumed: Option<f64>,
 }
 
@@ -66,66 +66,73 @@ impl Run {
             rule,
             index: 0,
             machine: Machine::default(),
-            judgement: None,
+            evaluation: None,
             due: false,
             known: false,
-            told: None,
-            counted: None,
-            closes: false,
+            reported_unknown: None,
+            last_counted: None,
+            disables_scheduling: false,
             guard: None,
             input: None,
             gap: 0,
             evicted: 0,
             reclaimed: None,
             release: Release::default(),
-            spared: Vec::new(),
+            skipped: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
         }
     }
 
-    /// Goes on under an edited rule. Counters of another metric or other marks say nothing about this one.
+    /// Applies an edit of the rule. Resets the counters if the metric or the thresholds changed.
     pub(super) fn edit(&mut self, rule: Rule) {
         let same = self.rule.metric == rule.metric
             && self.rule.series == rule.series
             && self.rule.watermark.total_cmp(&rule.watermark).is_eq()
             && self.rule.restore.total_cmp(&rule.restore).is_eq();
         if !same {
-            self.machine.forget();
+            self.machine.reset_counters();
             self.machine.released = None;
             self.machine.doublings = 0;
-            self.counted = None;
+            self.last_counted = None;
         }
         self.rule = rule;
     }
 
-    /// What its counters count, to be compared over a restart: those of other marks say nothing about these.
-    pub(super) fn marks(&self) -> String {
+    /// Identifies what the counters count, so that after a restart they are only used for the same thresholds.
+    pub(super) fn counter_key(&self) -> String {
         let rule = &self.rule;
         let (metric, series) = (&rule.metric, &rule.series);
         let (high, low) = (rule.watermark, rule.restore);
         format!("{metric:?} {series:?} > {high} <= {low}")
     }
 
-    /// A sample counts once, however often it is looked at: its value stays known, but it is no further breach and
-    /// no further quiet, and nothing is done for it again.
-    pub(super) fn once(&mut self, taken: Option<BootTime>, judgement: Judgement) -> Judgement {
-        let Judgement::Known { value, doubt, .. } = judgement else {
-            return judgement;
+    /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
+    /// breach nor quiet.
+    pub(super) fn count_once(
+        &mut self,
+        sample_time: Option<BootTime>,
+        evaluation: Evaluation,
+    ) -> Evaluation {
+        let Evaluation::Known {
+            value, incomplete, ..
+        } = evaluation
+        else {
+            return evaluation;
         };
-        if taken.is_some() && self.counted == taken {
-            return Judgement::Known {
+        if sample_time.is_some() && self.last_counted == sample_time {
+            return Evaluation::Known {
                 value,
                 breach: false,
                 quiet: false,
-                doubt,
+                incomplete,
             };
         }
-        self.counted = taken;
-        judgement
+        self.last_counted = sample_time;
+        evaluation
     }
 
-    pub(super) fn would(&self) -> bool {
+    pub(super) fn is_preview(&self) -> bool {
         self.rule.strategy == Strategy::Preview
     }
 
@@ -133,75 +140,79 @@ impl Run {
         Transition {
             at,
             rule: self.rule.id.clone(),
-            would: self.would(),
+            would: self.is_preview(),
             change,
         }
     }
 
-    /// Takes a judgement in and tells what it changed.
+    /// Processes a result and reports what it changed.
     pub(super) fn observe(
         &mut self,
         now: BootTime,
-        judgement: Judgement,
+        evaluation: Evaluation,
         unknown_limit: Duration,
         out: &mut Vec<Transition>,
     ) {
-        self.tell_unknown(now, judgement, out);
+        self.report_unknown(now, evaluation, out);
         self.due = true;
-        self.judgement = Some(judgement);
-        let terms = Terms::of(&self.rule, unknown_limit);
+        self.evaluation = Some(evaluation);
+        let params = Params::of(&self.rule, unknown_limit);
         let mut machine = self.machine;
-        let mut returns = false;
-        machine.observe(now, judgement, &terms, |edge| {
-            returns = edge.returns;
+        let mut relapsed = false;
+        machine.observe(now, evaluation, &params, |state_change| {
+            relapsed = state_change.relapse;
             let change = Change::State {
-                from: edge.from,
-                to: edge.to,
-                value: judgement.value(),
+                from: state_change.from,
+                to: state_change.to,
+                value: evaluation.value(),
                 watermark: self.rule.watermark,
-                unknown_too_long: edge.unknown_too_long,
+                unknown_too_long: state_change.unknown_too_long,
             };
             out.push(self.transition(now, change));
         });
         self.machine = machine;
-        self.release.returns = returns;
-        self.known |= judgement.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
+        self.release.relapsed = relapsed;
+        self.known |=
+            evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
-            self.spared.clear();
+            self.skipped.clear();
             self.reclaimed = None;
         }
     }
 
-    /// The first look of all has nothing to compare with, which is nobody's news.
-    fn tell_unknown(&mut self, now: BootTime, judgement: Judgement, out: &mut Vec<Transition>) {
-        let first = self.judgement.is_none() || (self.told.is_none() && !self.known);
-        match judgement {
-            Judgement::Unknown(Unknown::Rebased | Unknown::Sparse) if first => {}
-            Judgement::Unknown(reason)
-            | Judgement::Known {
-                doubt: Some(reason),
+    /// Reports when the metric becomes Unknown or known. The first sample has no baseline, which is not worth reporting.
+    fn report_unknown(&mut self, now: BootTime, evaluation: Evaluation, out: &mut Vec<Transition>) {
+        let is_first =
+            self.evaluation.is_none() || (self.reported_unknown.is_none() && !self.known);
+        match evaluation {
+            Evaluation::Unknown(Unknown::Rebased | Unknown::Sparse) if is_first => {}
+            Evaluation::Unknown(reason)
+            | Evaluation::Known {
+                incomplete: Some(reason),
                 ..
-            } if self.told != Some(reason) => {
-                self.told = Some(reason);
+            } if self.reported_unknown != Some(reason) => {
+                self.reported_unknown = Some(reason);
                 out.push(self.transition(now, Change::Unknown { reason }));
             }
-            Judgement::Known {
-                value, doubt: None, ..
-            } if self.told.take().is_some() => {
+            Evaluation::Known {
+                value,
+                incomplete: None,
+                ..
+            } if self.reported_unknown.take().is_some() => {
                 out.push(self.transition(now, Change::Known { value }));
             }
             _ => {}
         }
     }
 
-    /// Whether it acts on pods in this evaluation: breached, and above its mark right now.
-    pub(super) fn acts(&self) -> bool {
+    /// Whether it acts on pods in this evaluation: Breached, and above its threshold right now.
+    pub(super) fn is_acting(&self) -> bool {
         self.due
             && self.machine.state == RuleState::Breached
-            && self.judgement.is_some_and(Judgement::breach)
+            && self.evaluation.is_some_and(Evaluation::breach)
     }
 
-    /// What its action of that kind can do about its metric.
+    /// How its action of that kind affects its metric.
     pub(super) fn leverage(&self, kind: ActionKind) -> Leverage {
         let action = &self.rule.action;
         let has = match kind {
@@ -216,55 +227,55 @@ impl Run {
         }
     }
 
-    /// Whether its throttles go a step up in this evaluation.
-    pub(super) fn releases(&self, now: BootTime, unknown_limit: Duration) -> bool {
+    /// Whether its throttles are restored by a step in this evaluation.
+    pub(super) fn is_releasing(&self, now: BootTime, unknown_limit: Duration) -> bool {
         self.due
             && self.machine.state == RuleState::Normal
-            && (self.judgement.is_some_and(Judgement::quiet)
+            && (self.evaluation.is_some_and(Evaluation::quiet)
                 || self.machine.unknown_too_long(now, unknown_limit))
     }
 
-    /// Follows the release of its throttles, the real ones or those of a Preview: from where it began, and for how long it
-    /// goes on.
-    pub(super) fn follow_release(&mut self, now: BootTime, real: &Ledger) {
+    /// Tracks the release of its throttles (enforced, or of a Preview): the depths when it started, and when it was last
+    /// in progress.
+    pub(super) fn track_release(&mut self, now: BootTime, enforced: &Ledger) {
         if !self.due || self.machine.state != RuleState::Normal {
             return;
         }
-        let ledger = if self.would() {
+        let ledger = if self.is_preview() {
             &self.shadow.ledger
         } else {
-            real
+            enforced
         };
-        let begins = self.machine.since == Some(now);
-        if begins {
+        let starts = self.machine.since == Some(now);
+        if starts {
             self.release.depths.clear();
         }
-        for grip in &ledger.0 {
-            if let Some(claim) = grip.claim(&self.rule.id) {
+        for entry in &ledger.0 {
+            if let Some(claim) = entry.claim(&self.rule.id) {
                 self.machine.released = Some(now);
-                if begins {
-                    self.release.depths.push((grip.uid.clone(), claim.depth));
+                if starts {
+                    self.release.depths.push((entry.uid.clone(), claim.depth));
                 }
             }
         }
     }
 
-    /// How far the pod has to be throttled again in this evaluation.
-    pub(super) fn return_to(&self, pod: &PodUid) -> Option<Depth> {
-        let Release { depths, returns } = &self.release;
-        let place = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
-        let place = place.ok().filter(|_| *returns)?;
-        Some(depths[place].1)
+    /// How far to throttle the pod again in this evaluation, after a relapse.
+    pub(super) fn relapse_depth(&self, pod: &PodUid) -> Option<Depth> {
+        let Release { depths, relapsed } = &self.release;
+        let index = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
+        let index = index.ok().filter(|_| *relapsed)?;
+        Some(depths[index].1)
     }
 
-    /// The effect with which it keeps new work away now.
+    /// The taint effect with which it disables scheduling now.
     pub(super) fn effect(&self) -> Option<TaintEffect> {
         let effect = self.rule.action.scheduling;
         effect.filter(|_| self.machine.in_force())
     }
 
-    /// Tells that a pod was passed over, unless that was told already.
-    pub(super) fn spare(
+    /// Reports that a pod was skipped, unless that was already reported.
+    pub(super) fn record_skip(
         &mut self,
         now: BootTime,
         pod: &PodUid,
@@ -272,34 +283,34 @@ impl Run {
         reason: Spared,
         out: &mut Vec<Transition>,
     ) {
-        match self.place(pod, kind) {
-            Ok(index) if self.spared[index].2 == reason => return,
-            Ok(index) => self.spared[index].2 = reason,
-            Err(index) => self.spared.insert(index, (pod.clone(), kind, reason)),
+        match self.find_skip(pod, kind) {
+            Ok(index) if self.skipped[index].2 == reason => return,
+            Ok(index) => self.skipped[index].2 = reason,
+            Err(index) => self.skipped.insert(index, (pod.clone(), kind, reason)),
         }
-        let told =
+        let is_reported =
             |(p, k, r): &(PodUid, ActionKind, Spared)| p == pod && *k != kind && *r == reason;
-        if !self.spared.iter().any(told) {
+        if !self.skipped.iter().any(is_reported) {
             let pod = pod.clone();
             out.push(self.transition(now, Change::Spared { pod, reason }));
         }
     }
 
-    /// The pod was acted on: should it be passed over again, that is news.
-    pub(super) fn act(&mut self, pod: &PodUid, kind: ActionKind) {
-        if let Ok(index) = self.place(pod, kind) {
-            self.spared.remove(index);
+    /// Records that the pod was acted on, so that skipping it again is reported.
+    pub(super) fn clear_skip(&mut self, pod: &PodUid, kind: ActionKind) {
+        if let Ok(index) = self.find_skip(pod, kind) {
+            self.skipped.remove(index);
         }
     }
 
-    /// Forgets what was told of pods that are gone.
-    pub(super) fn forget_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
-        self.spared.retain(|(pod, _, _)| !gone(pod));
+    /// Drops pods that are gone.
+    pub(super) fn drop_pods(&mut self, gone: impl Fn(&PodUid) -> bool) {
+        self.skipped.retain(|(pod, _, _)| !gone(pod));
         self.release.depths.retain(|(pod, _)| !gone(pod));
     }
 
-    fn place(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {
-        self.spared
+    fn find_skip(&self, pod: &PodUid, kind: ActionKind) -> Result<usize, usize> {
+        self.skipped
             .binary_search_by(|(p, k, _)| p.cmp(pod).then(k.cmp(&kind)))
     }
 }

@@ -1,7 +1,7 @@
-//! What one look at a node yields: raw counters and gauges, before any decision.
+//! One sample of a node: raw counters and gauges.
 //!
-//! A value that could not be read is `None`, never 0. Counters only grow while the thing that they
-//! count lives; the engine takes differences over the measured time between two samples.
+//! A value that could not be read is `None`, never 0. The engine takes differences of counters over the measured time
+//! between two samples.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,44 +13,44 @@ use super::time::BootTime;
 use super::units::{Bytes, Quota};
 use super::values::busy;
 
-/// Everything that was read at one moment. Its buffers are kept and refilled by the sampler.
+/// Everything that was read at one time. The sampler reuses its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sample {
     /// When the node's files were read.
     pub at: BootTime,
-    /// Figures of the whole node.
+    /// Values of the whole node.
     pub node: NodeSample,
-    /// The kernel keeps pressure for each cgroup (cgroup v2), so that [`PodSample::waits`] has stall times.
+    /// The kernel has per-cgroup pressure (cgroup v2), so [`PodSample::waits`] has stall times.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pressure_by_cgroup: bool,
-    /// One entry a pod that could be read, in any order. Empty between evaluations.
+    /// One entry per pod that could be read, in any order. Empty between evaluations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodSample>,
-    /// The answers of HTTP probes, one for each probe of the policies, by [`super::policy::Probe`] URL.
+    /// The last responses of HTTP probes, one per [`super::policy::Probe`] URL.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeSample>,
 }
 
-/// Figures of the whole node.
+/// Values of the whole node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSample {
     /// CPU time, from `/proc/stat`.
     pub cpu: Option<CpuTimes>,
-    /// The same of the CPUs that pods may use which are not pinned. This process is such a one: they are those that it may
-    /// use. Read only where [`super::Demand::unpinned`] asks.
+    /// CPU time of the CPUs available to unpinned pods, which are those that this process may use. Read only if
+    /// [`super::Demand::unpinned`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpinned: Option<CpuTimes>,
     /// Memory, from `/proc/meminfo`.
     pub memory: Option<NodeMemory>,
     /// Load averages over 1, 5 and 15 minutes, from `/proc/loadavg`.
     pub load: Option<[f64; 3]>,
-    /// Tasks that run, can run or wait for I/O at this moment (`procs_running` + `procs_blocked` of `/proc/stat`); read only
-    /// where [`super::Demand::tasks`] asks.
+    /// Tasks that are running, runnable or waiting for I/O (`procs_running` + `procs_blocked` of `/proc/stat`). Read only if
+    /// [`super::Demand::tasks`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u64>,
-    /// What waits in `system.slice`, where it can be read; read only where [`super::Demand::pod_pressure`] asks.
+    /// Wait counters of `system.slice`, if readable. Read only if [`super::Demand::pod_pressure`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<WaitCounters>,
     /// Pressure stall information of `[cpu, memory, io]`, from `/proc/pressure`.
@@ -75,13 +75,13 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Millicores that were busy since `before`, `interval` ago; `None` where the counter went back, or ran ahead of what
-    /// the machine can do.
+    /// Millicores that were busy since `before`, `interval` ago; `None` if the counter went back or grew by more than the
+    /// machine can do.
     pub fn busy_since(self, before: Self, interval: Duration) -> Option<f64> {
         busy(before, self, interval.as_nanos() as f64).ok()
     }
 
-    /// So many millicores in percent of the CPUs online.
+    /// Converts millicores to percent of the online CPUs.
     pub fn percent(self, millicores: f64) -> f64 {
         millicores / f64::from(self.online) / 10.0
     }
@@ -98,7 +98,7 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// What is not available to new work; `None` where more is said to be available than there is.
+    /// Memory in use; `None` if more is reported available than exists.
     pub fn used(self) -> Option<Bytes> {
         self.total.0.checked_sub(self.available.0).map(Bytes)
     }
@@ -110,23 +110,23 @@ impl NodeMemory {
 pub struct Pressure {
     /// Some task was stalled.
     pub some: [f64; 3],
-    /// All tasks were stalled at once. `None` where the kernel has no such line.
+    /// All tasks were stalled at once. `None` if the kernel has no such line.
     pub full: Option<[f64; 3]>,
-    /// Nanoseconds since boot of `[some, full]` (`total=`).
+    /// Nanoseconds since boot stalled, `[some, full]` (`total=`).
     #[serde(default)]
     pub totals: [Option<u64>; 2],
 }
 
-/// How long the threads of a cgroup waited, and how often its own quota made them wait: counters since the cgroup was made.
+/// How long the threads of a cgroup waited and how often its own quota throttled them: counters since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WaitCounters {
-    /// Nanoseconds in which some thread waited for `[CPU, memory, I/O]` (`total=` of the `some` lines of `*.pressure`); not
-    /// there on cgroup v1.
+    /// Nanoseconds in which some thread waited for `[CPU, memory, I/O]` (`total=` of the `some` lines of `*.pressure`).
+    /// Missing on cgroup v1.
     pub stalled: [Option<u64>; 3],
     /// Enforcement periods of the cgroup's own quota that passed (`nr_periods`).
     pub periods: Option<u64>,
-    /// Those in which it was throttled (`nr_throttled`), or its containers together where that is more.
+    /// Those in which it was throttled (`nr_throttled`), or the sum over its containers if that is more.
     pub throttled_periods: Option<u64>,
 }
 
@@ -160,7 +160,7 @@ pub struct DiskSample {
     pub io_ms: u64,
 }
 
-/// Counters of one network interface since it was made.
+/// Counters of one network interface since it was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceSample {
@@ -180,43 +180,43 @@ pub struct InterfaceSample {
     pub send_drops: u64,
 }
 
-/// Figures of one pod.
+/// Values of one pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSample {
-    /// Which pod.
+    /// Pod UID.
     pub uid: PodUid,
     /// When its files were read.
     pub at: BootTime,
-    /// CPU time used since the cgroup was made, in nanoseconds.
+    /// CPU time used since the cgroup was created, in nanoseconds.
     pub cpu_nanos: Option<u64>,
     /// Memory charged to the cgroup (`memory.current`, `memory.usage_in_bytes`), page cache included.
     pub memory: Option<Bytes>,
-    /// Parts of the memory; read only where [`super::Demand::pod_memory`] asks for them.
+    /// Breakdown of the memory. Read only if [`super::Demand::pod_memory`] is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_parts: Option<MemoryParts>,
-    /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, from the `*.pressure` of the pod's
-    /// cgroup; read only where [`super::Demand::pod_pressure`] asks, and not there on cgroup v1.
+    /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, from the `*.pressure` files of the
+    /// pod's cgroup. Read only if [`super::Demand::pod_pressure`] is set; missing on cgroup v1.
     #[serde(default, skip_serializing_if = "is_unread")]
     pub stalled: [Option<f64>; 3],
-    /// The counters behind it, read with it.
+    /// The counters of the same files.
     #[serde(default, skip_serializing_if = "WaitCounters::is_unread")]
     pub waits: WaitCounters,
-    /// Bytes read from and written to disks since the cgroup was made (`io.stat`); read only where
-    /// [`super::Demand::pod_io`] asks, and not there on cgroup v1.
+    /// Bytes read from and written to disks since the cgroup was created (`io.stat`). Read only if
+    /// [`super::Demand::pod_io`] is set; missing on cgroup v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_bytes: Option<u64>,
-    /// The cgroups whose CPU quota is changed when this pod is throttled: the pod's own, or on cgroup v1
-    /// its containers' where any of these has a quota. Read only where [`super::Demand::pod_quota`] asks.
+    /// The target cgroups, whose CPU quota is changed to throttle this pod: the pod's own, or on cgroup v1 its containers'
+    /// if any of them has a quota. Read only if [`super::Demand::pod_quota`] is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub levers: Vec<LeverSample>,
-    /// Its containers; read only where [`super::Demand::run_delay`] or [`super::Demand::throttled`] asks.
+    /// Its containers. Read only if [`super::Demand::run_delay`] or [`super::Demand::throttled`] is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerSample>,
 }
 
 impl PodSample {
-    /// A pod of which nothing was read yet.
+    /// A pod with no values read yet.
     pub const fn new(uid: PodUid, at: BootTime) -> Self {
         Self {
             uid,
@@ -237,25 +237,25 @@ fn is_unread(stalled: &[Option<f64>; 3]) -> bool {
     stalled.iter().all(Option::is_none)
 }
 
-/// The parts of a pod's memory that decide about it.
+/// Breakdown of a pod's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryParts {
-    /// Anonymous, shared and unreclaimable slab memory: what only the pod's end gives back.
+    /// Anonymous, shared and unreclaimable slab memory, which is only released when the pod exits.
     pub held: Bytes,
-    /// Page cache of files (shared memory excluded): what reclaim gives back.
+    /// Page cache of files, excluding shared memory, which can be reclaimed.
     pub cache: Bytes,
 }
 
-/// One cgroup that carries a CPU quota.
+/// One target cgroup: its CPU quota is changed to throttle the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeverSample {
-    /// The cgroup below the pod's: empty for the pod's own, else the container's folder name.
+    /// Path below the pod's cgroup: empty for the pod itself, else the container's directory name.
     pub cgroup: Arc<str>,
-    /// CPU time used since the cgroup was made, in nanoseconds.
+    /// CPU time used since the cgroup was created, in nanoseconds.
     pub cpu_nanos: Option<u64>,
-    /// What the quota file holds now. `None` where it could not be read.
+    /// Current value of the quota file. `None` if it could not be read.
     pub quota: Option<Quota>,
 }
 
@@ -263,9 +263,9 @@ pub struct LeverSample {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerSample {
-    /// The container's name, or its cgroup's folder name where no name is known.
+    /// The container's name, or its cgroup's directory name if the name is not known.
     pub container: Arc<str>,
-    /// Time that its threads were runnable but did not run, in nanoseconds, as a counter.
+    /// Counter of the time that its threads were runnable but not running, in nanoseconds.
     pub run_delay_nanos: Option<u64>,
     /// Enforcement periods that passed (`nr_periods`).
     pub periods: Option<u64>,
@@ -273,19 +273,19 @@ pub struct ContainerSample {
     pub throttled_periods: Option<u64>,
 }
 
-/// What one HTTP probe answered last.
+/// The last response of one HTTP probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProbeSample {
-    /// The probe's URL, as [`super::policy::Probe::url`] has it.
+    /// The probe's URL, equal to [`super::policy::Probe::url`].
     pub url: Arc<str>,
-    /// When the answer arrived.
+    /// When the response arrived.
     pub at: BootTime,
-    /// The series of the answer that some rule names, shared with the prober: a sample copies no series.
+    /// The series that rules refer to; shared with the prober to avoid copies.
     pub series: Arc<[Series]>,
 }
 
-/// One line of a Prometheus text answer.
+/// One series of a Prometheus text response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Series {
@@ -293,12 +293,12 @@ pub struct Series {
     pub name: Arc<str>,
     /// Labels, sorted by name.
     pub labels: Vec<(Arc<str>, Arc<str>)>,
-    /// Value; may be NaN or infinite, which the engine takes as Unknown.
+    /// Value; NaN and infinities are treated as Unknown.
     #[serde(with = "any_number")]
     pub value: f64,
 }
 
-/// JSON has no NaN and no infinities: they are written as Prometheus writes them.
+/// JSON has no NaN and no infinities, so they are written as in the Prometheus text format.
 mod any_number {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 

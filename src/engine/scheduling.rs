@@ -1,18 +1,18 @@
-//! Whether new work may be placed on the node: the union of what the rules need.
+//! Whether new pods may be scheduled to the node: the union over all rules.
 
 use super::plan::{Change, Scheduling, Transition};
 use super::policy::{RuleId, TaintEffect};
 use super::run::Run;
 use super::time::BootTime;
 
-/// Tells which rules began or ceased to keep new work away.
-pub(super) fn tell(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
+/// Reports which rules started or stopped disabling scheduling.
+pub(super) fn report_changes(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
     for run in runs {
         let effect = run.effect();
-        if effect.is_some() == run.closes {
+        if effect.is_some() == run.disables_scheduling {
             continue;
         }
-        run.closes = effect.is_some();
+        run.disables_scheduling = effect.is_some();
         let change = effect.map_or(Change::SchedulingEnabled, |effect| {
             Change::SchedulingDisabled { effect }
         });
@@ -20,25 +20,25 @@ pub(super) fn tell(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
     }
 }
 
-/// Whether every enforced rule that can close the node has been judged once.
-pub(super) fn judged(runs: &[Run]) -> bool {
-    let mut closing = runs
+/// Whether every enforced rule that can disable scheduling has been evaluated once.
+pub(super) fn all_known(runs: &[Run]) -> bool {
+    let mut disabling = runs
         .iter()
-        .filter(|run| !run.would() && run.rule.action.scheduling.is_some());
-    closing.all(|run| run.known)
+        .filter(|run| !run.is_preview() && run.rule.action.scheduling.is_some());
+    disabling.all(|run| run.known)
 }
 
-/// Writes the level to keep; the list of rules keeps its buffer.
-pub(super) fn level(runs: &[Run], settled: bool, scheduling: &mut Scheduling) {
-    let Some(strongest) = closing(runs).map(|(effect, _)| effect).max() else {
-        *scheduling = if settled {
+/// Writes the desired state, reusing the buffer of the list of rules.
+pub(super) fn write_desired(runs: &[Run], all_known: bool, scheduling: &mut Scheduling) {
+    let Some(strongest) = disabling(runs).map(|(effect, _)| effect).max() else {
+        *scheduling = if all_known {
             Scheduling::Enabled
         } else {
             Scheduling::Hold
         };
         return;
     };
-    let ids = || closing(runs).map(|(_, id)| id);
+    let ids = || disabling(runs).map(|(_, id)| id);
     match scheduling {
         Scheduling::Disabled { effect, rules } => {
             *effect = strongest;
@@ -56,8 +56,8 @@ pub(super) fn level(runs: &[Run], settled: bool, scheduling: &mut Scheduling) {
     }
 }
 
-fn closing(runs: &[Run]) -> impl Iterator<Item = (TaintEffect, &RuleId)> {
+fn disabling(runs: &[Run]) -> impl Iterator<Item = (TaintEffect, &RuleId)> {
     runs.iter()
-        .filter(|run| !run.would())
+        .filter(|run| !run.is_preview())
         .filter_map(|run| run.effect().map(|effect| (effect, &run.rule.id)))
 }

@@ -1,8 +1,8 @@
-//! Label selectors, with the full semantics of Kubernetes.
+//! Label selectors with full Kubernetes semantics.
 
 use std::collections::BTreeMap;
 
-/// A compiled label selector: all requirements must hold, and none at all selects everything.
+/// A compiled label selector: all requirements must match; an empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// The requirements, sorted.
@@ -12,11 +12,11 @@ pub struct Selector {
 /// One requirement on one label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Requirement {
-    /// The label is there with one of the values.
+    /// The label exists and has one of the values.
     In(String, Vec<String>),
     /// The label is absent, or has none of the values.
     NotIn(String, Vec<String>),
-    /// The label is there.
+    /// The label exists.
     Exists(String),
     /// The label is absent.
     DoesNotExist(String),
@@ -43,16 +43,16 @@ impl Labels for [(&str, &str)] {
 }
 
 impl Selector {
-    /// Whether the selector takes something with these labels.
+    /// Whether the selector matches these labels.
     pub fn matches<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         self.requirements
             .iter()
-            .all(|requirement| requirement.holds(labels))
+            .all(|requirement| requirement.matches(labels))
     }
 }
 
 impl Requirement {
-    /// The label that it is about.
+    /// The label key.
     pub fn key(&self) -> &str {
         match self {
             Self::In(key, _)
@@ -62,7 +62,7 @@ impl Requirement {
         }
     }
 
-    fn holds<L: Labels + ?Sized>(&self, labels: &L) -> bool {
+    fn matches<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         match self {
             Self::In(key, values) => labels
                 .label(key)

@@ -1,4 +1,4 @@
-//! What is kept over a restart, and how the engine goes on from it.
+//! The engine state that is persisted across restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::evict::{Leaving, Rounds};
-use super::ledger::{Claim, Depth, Grip, Held};
+use super::evict::{PendingEviction, Rounds};
+use super::ledger::{Claim, Depth, ThrottledCgroup, ThrottledPod};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::Machine;
@@ -15,56 +15,56 @@ use super::run::Run;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
-/// A claim that nothing more is known of is taken back by so many percent of the base...
-const STEP: u8 = 10;
-/// ...in every period of that length.
-const PERIOD: Duration = Duration::from_secs(10);
+/// Restore step, in percent of the base, of a claim that is not in the saved state.
+const DEFAULT_STEP: u8 = 10;
+/// Time between these steps.
+const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
 
-/// What is kept over a restart: serialised beside the journal.
+/// The state persisted across restarts, next to the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineState {
-    rules: Vec<RuleMemory>,
-    claims: Vec<ClaimMemory>,
-    rounds: Vec<Leaving>,
+    rules: Vec<SavedRule>,
+    claims: Vec<SavedClaim>,
+    rounds: Vec<PendingEviction>,
     /// When the last round of evictions settled.
     settled: Option<BootTime>,
-    /// Pods whose eviction was refused, and when it may be tried again.
+    /// Pods whose eviction was refused, and when it may be retried.
     refused: Vec<(PodUid, BootTime)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RuleMemory {
+struct SavedRule {
     rule: RuleId,
     preview: bool,
-    /// What the counters count.
-    #[serde(default)]
-    marks: String,
+    /// Identifies what the counters count.
+    #[serde(default, rename = "marks")]
+    counter_key: String,
     #[serde(flatten)]
     machine: Machine,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ClaimMemory {
+struct SavedClaim {
     pod: PodUid,
     rule: RuleId,
     ratio: u8,
     idle: bool,
     step: u8,
     period: Duration,
-    /// Nobody needs it any more: when its next step up is due.
+    /// Set when no rule needs it any more: when its next step up is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retired: Option<BootTime>,
 }
 
-/// A throttle found in force at the start, from the journal.
+/// A throttle that the journal shows in force at the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdoptedThrottle {
-    /// Which pod.
+    /// Pod UID.
     pub uid: PodUid,
-    /// The rule that it is in force for.
+    /// The rule that caused it.
     pub rule: RuleId,
     /// Percent of the base.
     pub ratio: u8,
@@ -75,85 +75,86 @@ pub struct AdoptedThrottle {
 }
 
 impl Engine {
-    /// What has to be kept over a restart.
+    /// The state to persist across a restart.
     pub fn state(&self) -> EngineState {
-        let rule = |run: &Run| RuleMemory {
+        let rule = |run: &Run| SavedRule {
             rule: run.rule.id.clone(),
-            preview: run.would(),
-            marks: run.marks(),
+            preview: run.is_preview(),
+            counter_key: run.counter_key(),
             machine: run.machine,
         };
         let refused = self.pods.all().iter();
-        let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.refused?)));
+        let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.eviction_blocked_until?)));
         EngineState {
             rules: self.runs.iter().map(rule).collect(),
-            claims: self.ledger.0.iter().flat_map(remember).collect(),
-            rounds: self.rounds.leaving().to_vec(),
+            claims: self.ledger.0.iter().flat_map(saved_claims).collect(),
+            rounds: self.rounds.pending().to_vec(),
             settled: self.rounds.settled(),
             refused: refused.collect(),
         }
     }
 
-    /// Goes on from where the last process stopped (same boot): call it after [`Self::set_policy`] and
-    /// [`Self::set_pods`]. The journal decides about bases and originals; throttles of rules that are gone are
-    /// taken back, those of pods that are gone are left out of the next plan.
+    /// Resumes from the state of the last process of the same boot. Call it after [`Self::set_policy`] and
+    /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
+    /// those of pods that are gone are not in the next plan.
     pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
-        for memory in &state.rules {
-            let same = |run: &&mut Run| run.rule.id == memory.rule && run.would() == memory.preview;
+        for saved in &state.rules {
+            let same =
+                |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
-                run.machine = memory.machine;
-                if run.marks() != memory.marks {
-                    run.machine.forget();
+                run.machine = saved.machine;
+                if run.counter_key() != saved.counter_key {
+                    run.machine.reset_counters();
                 }
-                // What a Preview would do is not kept: it is said again.
-                run.closes = !run.would() && run.effect().is_some();
+                // The actions of a Preview are not persisted, so they are reported again.
+                run.disables_scheduling = !run.is_preview() && run.effect().is_some();
             }
         }
         self.rounds = Rounds::resume(&state.rounds, state.settled);
         for (uid, until) in &state.refused {
             if let Some(tracked) = self.pods.get_mut(uid) {
-                tracked.refused = Some(*until);
+                tracked.eviction_blocked_until = Some(*until);
             }
         }
         for throttle in throttles {
             self.adopt_throttle(state, throttle);
         }
-        self.settled = false;
+        self.scheduling_known = false;
         self.dirty = true;
         self.reconcile();
     }
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
-        let levers = || throttle.levers.iter().map(held).collect();
-        let grip = self.ledger.hold(&throttle.uid, levers);
-        for memory in state.claims.iter().filter(|c| c.pod == throttle.uid) {
-            grip.put(memory.claim());
+        let levers = || throttle.levers.iter().map(throttled_cgroup).collect();
+        let entry = self.ledger.get_or_insert(&throttle.uid, levers);
+        for saved in state.claims.iter().filter(|c| c.pod == throttle.uid) {
+            entry.set_claim(saved.claim());
         }
-        let known = grip.claim(&throttle.rule);
-        grip.put(Claim {
+        let known = entry.claim(&throttle.rule);
+        entry.set_claim(Claim {
             rule: throttle.rule.clone(),
             depth: Depth {
                 ratio: throttle.ratio.min(100),
                 idle: throttle.idle,
             },
             before: Depth::NONE,
-            step: known.map_or(STEP, |claim| claim.step),
-            period: known.map_or(PERIOD, |claim| claim.period),
+            step: known.map_or(DEFAULT_STEP, |claim| claim.step),
+            period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
             retired: known.and_then(|claim| claim.retired),
         });
-        for claim in &mut grip.claims {
+        for claim in &mut entry.claims {
             claim.before = claim.depth;
         }
     }
 }
 
-fn held((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> Held {
-    Held::new(Arc::clone(cgroup), *base, *original)
+fn throttled_cgroup((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> ThrottledCgroup {
+    ThrottledCgroup::new(Arc::clone(cgroup), *base, *original)
 }
 
-fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
-    grip.claims.iter().map(|claim| ClaimMemory {
-        pod: grip.uid.clone(),
+fn saved_claims(entry: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
+    entry.claims.iter().map(|claim| SavedClaim {
+        pod: entry.uid.clone(),
         rule: claim.rule.clone(),
         ratio: claim.depth.ratio,
         idle: claim.depth.idle,
@@ -163,7 +164,7 @@ fn remember(grip: &Grip) -> impl Iterator<Item = ClaimMemory> {
     })
 }
 
-impl ClaimMemory {
+impl SavedClaim {
     fn claim(&self) -> Claim {
         Claim {
             rule: self.rule.clone(),

@@ -1,13 +1,15 @@
-//! The throttle: steps down for breached rules, steps up for those that are over.
+//! Throttling: steps down for breached rules, steps up for rules that are back to normal.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::act::Scene;
-use super::ledger::{Claim, Depth, FULL, Held, LEAST, Ledger, allowance, at_floor, request};
+use super::ledger::{
+    Claim, Depth, FULL_RATIO, Ledger, MIN_QUOTA, ThrottledCgroup, allowance, at_floor, request,
+};
 use super::metric::{ActionKind, Leverage, RankBy, Resource};
 use super::plan::{Change, Spared, Transition};
 use super::policy::CpuThrottle;
+use super::round::RoundContext;
 use super::run::Run;
 use super::sample::{LeverSample, PodSample, Sample};
 use super::time::BootTime;
@@ -18,12 +20,12 @@ use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::CpuThrottle;
 
-/// What this evaluation's steps are predicted to release, pod by pod.
+/// The predicted release of this evaluation's steps, per pod.
 #[derive(Debug, Default)]
 pub(super) struct Released {
-    /// All together.
+    /// Sum over all pods.
     pub(super) total: MilliCpu,
-    /// In the order of the pods.
+    /// Indexed like the pods.
     pub(super) pods: Vec<MilliCpu>,
 }
 
@@ -39,79 +41,79 @@ impl Released {
         self.pods.clone_from(&other.pods);
     }
 
-    /// Raises what one pod releases to `release`; returns by how much. Every pod counts once.
-    fn raise(&mut self, place: usize, release: MilliCpu) -> MilliCpu {
-        let more = release.saturating_sub(self.pods[place]);
-        self.pods[place] += more;
+    /// Raises the release of one pod to `release` and returns the difference.
+    fn raise(&mut self, pod_index: usize, release: MilliCpu) -> MilliCpu {
+        let more = release.saturating_sub(self.pods[pod_index]);
+        self.pods[pod_index] += more;
         self.total += more;
         more
     }
 }
 
-/// The steps down of one walk.
-pub(super) struct Lowering<'a> {
+/// The steps down of one round.
+pub(super) struct ThrottlePass<'a> {
     pub(super) walk: Walk<'a>,
-    /// The victims as each resource ranks them.
+    /// The victims in order, per resource.
     pub(super) orders: &'a [Vec<usize>; RankBy::ALL.len()],
-    /// Over which pod usage is taken.
+    /// The period over which pod usage is measured.
     pub(super) period: Duration,
-    /// The claims that are written to.
-    pub(super) own: &'a mut Ledger,
-    /// The real claims below a Preview rule's.
-    pub(super) under: Option<&'a Ledger>,
+    /// The claims to change.
+    pub(super) ledger: &'a mut Ledger,
+    /// The enforced claims, in a Preview.
+    pub(super) enforced: Option<&'a Ledger>,
     pub(super) released: &'a mut Released,
-    /// Buffer for the levers of a pod that is not throttled yet.
-    pub(super) levers: &'a mut Vec<Held>,
+    /// Buffer for the target cgroups of a pod that is not throttled yet.
+    pub(super) levers: &'a mut Vec<ThrottledCgroup>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
-impl Lowering<'_> {
-    /// Takes victims in order, one step each, until what they release covers every rule's gap; then one victim
-    /// for each rule whose metric has no unit of release.
+impl ThrottlePass<'_> {
+    /// Throttles victims in order, one step each, until their release covers every rule's gap; then one victim for each
+    /// rule whose metric has no unit of release.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
-        self.put_back(runs);
+        self.reapply(runs);
         self.cover(runs);
         let walk = self.walk;
         let single = |run: &&mut Run| {
-            walk.takes(run) && !run.release.returns && run.leverage(KIND) == Leverage::OneVictim
+            walk.covers(run) && !run.release.relapsed && run.leverage(KIND) == Leverage::OneVictim
         };
         for run in runs.iter_mut().filter(single) {
             let order = &self.orders[run.rule.metric.rank_by() as usize];
-            let _found = order.iter().any(|place| self.step(run, *place));
+            let _found = order.iter().any(|pod_index| self.step(run, *pod_index));
         }
     }
 
-    /// Takes the pods of rules that are breached right after a release back to where they were.
-    fn put_back(&mut self, runs: &mut [Run]) {
+    /// Throttles the pods of rules that relapsed after a release as far as before the release.
+    fn reapply(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         for run in runs
             .iter_mut()
-            .filter(|run| run.release.returns && walk.takes(run))
+            .filter(|run| run.release.relapsed && walk.covers(run))
         {
-            let mut returned = false;
-            for place in walk.order {
-                if run.return_to(&walk.pods[*place].pod.uid).is_some() {
-                    returned |= self.step(run, *place);
+            let mut reapplied = false;
+            for pod_index in walk.order {
+                if run.relapse_depth(&walk.pods[*pod_index].pod.uid).is_some() {
+                    reapplied |= self.step(run, *pod_index);
                 }
             }
-            // Where none of them is left, it steps as ever.
-            run.release.returns = returned;
+            // If none of these pods is left, the rule takes normal steps.
+            run.release.relapsed = reapplied;
         }
     }
 
     fn cover(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
         let measured = Leverage::Measured(Resource::Cpu);
-        let takes = |run: &Run| walk.takes(run) && run.leverage(KIND) == measured;
-        for place in walk.order {
+        let covers = |run: &Run| walk.covers(run) && run.leverage(KIND) == measured;
+        for pod_index in walk.order {
             let covered = self.released.total.0;
             let mut open = false;
-            for run in runs.iter_mut().filter(|r| takes(r) && r.gap > covered) {
+            for run in runs.iter_mut().filter(|r| covers(r) && r.gap > covered) {
                 open = true;
-                if run.return_to(&walk.pods[*place].pod.uid).is_some() {
+                if run.relapse_depth(&walk.pods[*pod_index].pod.uid).is_some() {
                     continue;
                 }
-                self.step(run, *place);
+                self.step(run, *pod_index);
             }
             if !open {
                 return;
@@ -119,56 +121,59 @@ impl Lowering<'_> {
         }
     }
 
-    /// Takes one pod one step down for one rule. False where it is no victim.
-    fn step(&mut self, run: &mut Run, place: usize) -> bool {
+    /// Throttles one pod one step further for one rule. Returns false if the pod was skipped.
+    fn step(&mut self, run: &mut Run, pod_index: usize) -> bool {
         let Some(spec) = run.rule.action.throttle else {
             return false;
         };
-        match self.candidate(run, spec, place) {
+        match self.candidate(run, spec, pod_index) {
             Err(skip) => {
-                self.walk.spare(run, place, KIND, skip, self.out);
+                self.walk.record_skip(run, pod_index, KIND, skip, self.out);
                 false
             }
             Ok((from, uses)) => {
-                self.claim(run, spec, place, from, uses);
+                self.claim(run, spec, pod_index, from, uses);
                 true
             }
         }
     }
 
-    /// How far the rule has taken the pod so far, and what the pod uses.
+    /// How far the rule has throttled the pod so far, and the pod's usage.
     fn candidate(
         &mut self,
         run: &Run,
         spec: CpuThrottle,
-        place: usize,
+        pod_index: usize,
     ) -> Result<(Depth, MilliCpu), Skip> {
-        self.walk.standing(run, place, KIND)?;
-        let tracked = &self.walk.pods[place];
-        if let Some((_, reason)) = tracked.spared.filter(|(until, _)| self.walk.now < *until) {
+        self.walk.check_eligible(run, pod_index, KIND)?;
+        let tracked = &self.walk.pods[pod_index];
+        if let Some((_, reason)) = tracked
+            .throttle_blocked
+            .filter(|(until, _)| self.walk.now < *until)
+        {
             return Err(Some(reason));
         }
-        let uses = self.walk.cpu(run, place)?;
-        if uses < LEAST {
+        let uses = self.walk.cpu(run, pod_index)?;
+        if uses < MIN_QUOTA {
             return Err(Some(Spared::UsesLittle));
         }
         let from = self.depth(run, tracked);
-        if !self.grasp(tracked, uses) {
-            return Err(Some(self.unmeasured(tracked)));
+        if !self.load_cgroups(tracked, uses) {
+            return Err(Some(self.no_quota_reason(tracked)));
         }
         let down = self.release(tracked, uses, spec.min_ratio) > MilliCpu::ZERO;
         let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
         let idles = from.lower(spec).idle != from.idle;
-        // A floor of all that it has asks for the idle class alone.
-        let idle_alone = idles && spec.min_ratio == FULL;
+        // With a minimum ratio of 100 % only the idle class applies.
+        let idle_alone = idles && spec.min_ratio == FULL_RATIO;
         if (!down && !idle_alone) || (stuck && !idles) {
             return Err(Some(Spared::AtFloor));
         }
         Ok((from, uses))
     }
 
-    /// Why a pod whose usage is known has no quota to lower.
-    fn unmeasured(&self, tracked: &Tracked) -> Spared {
+    /// Why a pod with known usage has no quota to lower.
+    fn no_quota_reason(&self, tracked: &Tracked) -> Spared {
         let sample = tracked.sample(self.walk.sample);
         if sample.is_some_and(|sample| sample.levers.is_empty()) {
             Spared::ContainerMissing
@@ -178,42 +183,46 @@ impl Lowering<'_> {
     }
 
     fn depth(&self, run: &Run, tracked: &Tracked) -> Depth {
-        let grip = self.own.get(&tracked.pod.uid);
-        let claim = grip.and_then(|grip| grip.claim(&run.rule.id));
+        let entry = self.ledger.get(&tracked.pod.uid);
+        let claim = entry.and_then(|pod| pod.claim(&run.rule.id));
         claim.map_or(Depth::NONE, |claim| claim.depth)
     }
 
-    /// Puts the pod's levers into the buffer: those that are held, else as they are now.
-    fn grasp(&mut self, tracked: &Tracked, uses: MilliCpu) -> bool {
+    /// Fills the buffer with the pod's target cgroups: those in the ledger, or else those in the sample.
+    fn load_cgroups(&mut self, tracked: &Tracked, uses: MilliCpu) -> bool {
         let uid = &tracked.pod.uid;
-        let real = self.under.and_then(|under| under.get(uid));
+        let enforced_pod = self.enforced.and_then(|enforced| enforced.get(uid));
         self.levers.clear();
-        if let Some(grip) = real.or_else(|| self.own.get(uid)) {
-            self.levers.extend_from_slice(&grip.levers);
+        if let Some(entry) = enforced_pod.or_else(|| self.ledger.get(uid)) {
+            self.levers.extend_from_slice(&entry.levers);
             return !self.levers.is_empty();
         }
         measure(tracked, self.walk.sample, self.period, uses, self.levers)
     }
 
-    /// What the pod uses now and could not at that ratio. Lever by lever: what one that is idle may use is no room for the
-    /// others.
+    /// The CPU that the pod uses now and could not use at that ratio. Computed per target cgroup, because they cannot use
+    /// each other's unused quota.
     fn release(&self, tracked: &Tracked, uses: MilliCpu, ratio: u8) -> MilliCpu {
-        let look = || {
+        let samples = || {
             Some((
-                tracked.look(self.period)?,
+                tracked.baseline(self.period)?,
                 tracked.sample(self.walk.sample)?,
             ))
         };
-        let measured = |held: &Held| {
-            let (before, now) = look()?;
-            let lever = now.levers.iter().find(|it| it.cgroup == held.cgroup)?;
+        let measured = |cgroup: &ThrottledCgroup| {
+            let (before, now) = samples()?;
+            let lever = now.levers.iter().find(|it| it.cgroup == cgroup.cgroup)?;
             lever_usage(before, now, lever, self.period)
         };
         let is_only = self.levers.len() == 1;
-        let release = |held: &Held| {
-            let measured = if is_only { Some(uses) } else { measured(held) };
-            let uses = measured.unwrap_or(held.base);
-            uses.saturating_sub(held.allowance(&tracked.pod, ratio).min_usage(uses))
+        let release = |cgroup: &ThrottledCgroup| {
+            let measured = if is_only {
+                Some(uses)
+            } else {
+                measured(cgroup)
+            };
+            let uses = measured.unwrap_or(cgroup.base);
+            uses.saturating_sub(cgroup.allowance(&tracked.pod, ratio).min_usage(uses))
         };
         self.levers.iter().map(release).sum()
     }
@@ -222,17 +231,17 @@ impl Lowering<'_> {
         &mut self,
         run: &mut Run,
         spec: CpuThrottle,
-        place: usize,
+        pod_index: usize,
         from: Depth,
         uses: MilliCpu,
     ) {
-        let pod = &self.walk.pods[place].pod;
+        let pod = &self.walk.pods[pod_index].pod;
         let further = from.lower(spec);
         let to = run
-            .return_to(&pod.uid)
+            .relapse_depth(&pod.uid)
             .map_or(further, |depth| further.union(depth));
-        let grip = self.own.hold(&pod.uid, || self.levers.clone());
-        grip.put(Claim {
+        let entry = self.ledger.get_or_insert(&pod.uid, || self.levers.clone());
+        entry.set_claim(Claim {
             rule: run.rule.id.clone(),
             depth: to,
             before: from,
@@ -240,38 +249,39 @@ impl Lowering<'_> {
             period: run.rule.period,
             retired: None,
         });
-        let real = self.under.and_then(|under| under.get(&pod.uid));
-        let ratio = grip
+        let enforced_pod = self.enforced.and_then(|enforced| enforced.get(&pod.uid));
+        let ratio = entry
             .depth()
             .ratio
-            .min(real.map_or(100, |grip| grip.depth().ratio));
+            .min(enforced_pod.map_or(100, |entry| entry.depth().ratio));
         let quota = allowance(self.levers, pod, ratio);
-        let release = self.release(&self.walk.pods[place], uses, ratio);
+        let release = self.release(&self.walk.pods[pod_index], uses, ratio);
         let change = Change::Throttle {
             pod: pod.uid.clone(),
             from: from.ratio,
             to: to.ratio,
             idle: to.idle,
             quota,
-            release: self.released.raise(place, release),
+            release: self.released.raise(pod_index, release),
         };
-        run.act(&pod.uid, KIND);
+        run.clear_skip(&pod.uid, KIND);
         self.out.push(run.transition(self.walk.now, change));
     }
 }
 
-/// The levers of a pod that is not throttled yet, with base = min(quota, usage). False where any of it is not known.
+/// Collects the target cgroups of a pod that is not throttled yet, with base = min(quota, usage). Returns false if any
+/// of them is unknown.
 fn measure(
     tracked: &Tracked,
     sample: &Sample,
     period: Duration,
     uses: MilliCpu,
-    levers: &mut Vec<Held>,
+    levers: &mut Vec<ThrottledCgroup>,
 ) -> bool {
     let Some(now) = tracked.sample(sample) else {
         return false;
     };
-    let before = tracked.look(period);
+    let before = tracked.baseline(period);
     let measured = |lever: &LeverSample| {
         if now.levers.len() == 1 {
             return Some(uses);
@@ -287,8 +297,12 @@ fn measure(
             uses.saturating_sub(known)
                 .max(request(&tracked.pod, &lever.cgroup))
         };
-        let wanted = measured(lever).unwrap_or_else(share);
-        levers.push(Held::new(Arc::clone(&lever.cgroup), wanted, original));
+        let usage = measured(lever).unwrap_or_else(share);
+        levers.push(ThrottledCgroup::new(
+            Arc::clone(&lever.cgroup),
+            usage,
+            original,
+        ));
     }
     !levers.is_empty()
 }
@@ -305,69 +319,69 @@ fn lever_usage(
 }
 
 /// The steps up of one evaluation.
-pub(super) struct Raising<'a> {
-    pub(super) scene: Scene<'a>,
+pub(super) struct RestorePass<'a> {
+    pub(super) ctx: RoundContext<'a>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
-impl Raising<'_> {
-    /// Takes back one step of every claim whose rule is over, and lets go of what is back at its original.
+impl RestorePass<'_> {
+    /// Restores every claim whose rule is back to normal by one step, and removes those that are back at their original.
     pub(super) fn run(&mut self, runs: &[Run], ledger: &mut Ledger) {
-        for grip in &mut ledger.0 {
-            let Some(tracked) = self.scene.pods.get(&grip.uid) else {
-                grip.claims.clear();
+        for entry in &mut ledger.0 {
+            let Some(tracked) = self.ctx.pods.get(&entry.uid) else {
+                entry.claims.clear();
                 continue;
             };
-            if let Some(now) = tracked.sample(self.scene.sample) {
-                grip.follow(&tracked.pod, &now.levers);
+            if let Some(now) = tracked.sample(self.ctx.sample) {
+                entry.sync_cgroups(&tracked.pod, &now.levers);
             }
-            for index in 0..grip.claims.len() {
-                let claim = &mut grip.claims[index];
+            for index in 0..entry.claims.len() {
+                let claim = &mut entry.claims[index];
                 claim.before = claim.depth;
-                let Some(to) = self.next(runs, claim) else {
+                let Some(to) = self.next_depth(runs, claim) else {
                     continue;
                 };
                 claim.depth = to;
-                let ratio = grip.depth().ratio;
-                let quota = allowance(&grip.levers, &tracked.pod, ratio);
-                self.tell(runs, &grip.claims[index], tracked, quota);
+                let ratio = entry.depth().ratio;
+                let quota = allowance(&entry.levers, &tracked.pod, ratio);
+                self.report(runs, &entry.claims[index], tracked, quota);
             }
         }
         ledger.prune();
     }
 
-    /// Where the claim goes from here; `None` where it stays.
-    fn next(&self, runs: &[Run], claim: &mut Claim) -> Option<Depth> {
+    /// The next depth of the claim; `None` if it does not change.
+    fn next_depth(&self, runs: &[Run], claim: &mut Claim) -> Option<Depth> {
         let to = match claim.retired {
-            Some(due) if due > self.scene.now => return None,
+            Some(due) if due > self.ctx.now => return None,
             Some(due) => {
-                claim.retired = Some(following(due, claim.period, self.scene.now));
+                claim.retired = Some(next_due_after(due, claim.period, self.ctx.now));
                 claim.depth.raise(claim.step)
             }
-            None => self.live(find(runs, claim)?, claim.depth),
+            None => self.depth_for_rule(find(runs, claim)?, claim.depth),
         };
         (to != claim.depth).then_some(to)
     }
 
-    fn live(&self, run: &Run, depth: Depth) -> Depth {
+    fn depth_for_rule(&self, run: &Run, depth: Depth) -> Depth {
         let Some(spec) = run.rule.action.throttle else {
             return depth;
         };
-        let kept = Depth {
+        let bounded = Depth {
             ratio: depth.ratio.max(spec.min_ratio),
             idle: depth.idle && spec.idle,
         };
-        if kept == depth && run.releases(self.scene.now, self.scene.unknown_limit) {
+        if bounded == depth && run.is_releasing(self.ctx.now, self.ctx.unknown_limit) {
             return depth.raise(spec.step);
         }
-        kept
+        bounded
     }
 
-    fn tell(&mut self, runs: &[Run], claim: &Claim, tracked: &Tracked, quota: Quota) {
+    fn report(&mut self, runs: &[Run], claim: &Claim, tracked: &Tracked, quota: Quota) {
         self.out.push(Transition {
-            at: self.scene.now,
+            at: self.ctx.now,
             rule: claim.rule.clone(),
-            would: find(runs, claim).is_some_and(Run::would) && claim.retired.is_none(),
+            would: find(runs, claim).is_some_and(Run::is_preview) && claim.retired.is_none(),
             change: Change::Throttle {
                 pod: tracked.pod.uid.clone(),
                 from: claim.before.ratio,
@@ -385,9 +399,8 @@ fn find<'a>(runs: &'a [Run], claim: &Claim) -> Option<&'a Run> {
     found.ok().map(|index| &runs[index])
 }
 
-/// The next point of the grid `due + k x period` that is not just ahead: grid points that were missed are left out,
-/// and so is one that would leave less than half a period.
-pub(super) fn following(due: BootTime, period: Duration, now: BootTime) -> BootTime {
+/// The next time `due + k x period` that is at least half a period away; missed times are skipped.
+pub(super) fn next_due_after(due: BootTime, period: Duration, now: BootTime) -> BootTime {
     let step = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
     let missed = now.since(due).as_nanos() + period.as_nanos() / 2;
     let steps = u64::try_from(missed / u128::from(step)).unwrap_or(u64::MAX);

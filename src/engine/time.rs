@@ -1,11 +1,11 @@
-//! Time as the engine sees it: a point on `CLOCK_BOOTTIME`, handed in as an argument.
+//! Time in the engine: a point on `CLOCK_BOOTTIME`, passed in as an argument.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds since boot on `CLOCK_BOOTTIME`, which counts suspend and never jumps with the wall clock.
+/// Nanoseconds since boot on `CLOCK_BOOTTIME`, which includes suspend and does not jump with the wall clock.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -23,12 +23,12 @@ impl BootTime {
         self.0
     }
 
-    /// The time from `earlier` to `self`; zero where `earlier` is later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The point so long before; that of the boot at the earliest.
+    /// The point `duration` earlier, but not before boot.
     #[must_use]
     pub fn before(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! The pods of the node as the engine follows them: facts, permits, and their figures since the last evaluation.
+//! The pods of the node as tracked by the engine: facts, permits, and usage since the last evaluation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,34 +12,34 @@ use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};
 use super::time::BootTime;
 use super::units::MilliCpu;
-use super::values::{believed, interval};
+use super::values::{check_plausible, interval};
 
 /// One pod.
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) pod: Arc<Pod>,
-    /// What each rule's action may do to it, in the order of the rules.
+    /// What each rule's action may do to it, indexed like the rules.
     permits: Vec<Permit>,
-    /// Its place in the current sample.
-    seen: Option<usize>,
-    /// How it looked at the last evaluation of each period.
-    looks: Vec<(Duration, PodSample)>,
-    /// No new throttle step before that time, and why.
-    pub(super) spared: Option<(BootTime, Spared)>,
-    /// No eviction before that time: the last one was refused.
-    pub(super) refused: Option<BootTime>,
+    /// Its index in the current sample.
+    sample_index: Option<usize>,
+    /// Its sample at the last evaluation, for each period.
+    baselines: Vec<(Duration, PodSample)>,
+    /// No new throttle step before this time, and why.
+    pub(super) throttle_blocked: Option<(BootTime, Spared)>,
+    /// No eviction before this time, because the last one was refused.
+    pub(super) eviction_blocked_until: Option<BootTime>,
     /// When it was first seen terminating.
-    terminating: Option<BootTime>,
+    terminating_since: Option<BootTime>,
 }
 
-/// What a pod uses.
+/// The resource usage of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Figures {
-    /// When it was read; `None` without a sample.
+pub(super) struct PodUsage {
+    /// Time of the sample; `None` without one.
     pub(super) at: Option<BootTime>,
     /// CPU over the interval.
     pub(super) cpu: Option<MilliCpu>,
-    /// Memory now.
+    /// Current memory.
     pub(super) memory: Option<MemoryParts>,
     /// Bytes read and written over the interval.
     pub(super) io: Option<u64>,
@@ -50,18 +50,18 @@ impl Tracked {
         Self {
             pod,
             permits: Vec::new(),
-            seen: None,
-            looks: Vec::new(),
-            spared: None,
-            refused: None,
-            terminating: None,
+            sample_index: None,
+            baselines: Vec::new(),
+            throttle_blocked: None,
+            eviction_blocked_until: None,
+            terminating_since: None,
         }
     }
 
-    /// Whether it is on its way out and may still make it: until its grace period and [`SETTLE_TIMEOUT`] have passed.
-    pub(super) fn is_leaving(&self, now: BootTime) -> bool {
+    /// Whether it is terminating and [`SETTLE_TIMEOUT`] after its grace period has not passed yet.
+    pub(super) fn is_exiting(&self, now: BootTime) -> bool {
         let deadline = self.pod.grace + SETTLE_TIMEOUT;
-        self.terminating
+        self.terminating_since
             .is_some_and(|since| now.since(since) < deadline)
     }
 
@@ -70,22 +70,22 @@ impl Tracked {
     }
 
     pub(super) fn sample<'a>(&self, sample: &'a Sample) -> Option<&'a PodSample> {
-        self.seen.and_then(|index| sample.pods.get(index))
+        self.sample_index.and_then(|index| sample.pods.get(index))
     }
 
-    pub(super) fn look(&self, period: Duration) -> Option<&PodSample> {
-        let found = self.looks.iter().find(|(of, _)| *of == period);
-        found.map(|(_, look)| look)
+    pub(super) fn baseline(&self, period: Duration) -> Option<&PodSample> {
+        let found = self.baselines.iter().find(|(of, _)| *of == period);
+        found.map(|(_, baseline)| baseline)
     }
 
-    /// Its figures over the evaluation period; what the node's `cpus` could not do is no figure.
-    pub(super) fn figures(&self, sample: &Sample, period: Duration, cpus: Option<u32>) -> Figures {
+    /// Its usage over the evaluation period; a value that exceeds the node's `cpus` is dropped.
+    pub(super) fn usage(&self, sample: &Sample, period: Duration, cpus: Option<u32>) -> PodUsage {
         let Some(now) = self.sample(sample) else {
-            return Figures::default();
+            return PodUsage::default();
         };
-        let before = self.look(period);
+        let before = self.baseline(period);
         let io = before.and_then(|before| now.io_bytes?.checked_sub(before.io_bytes?));
-        Figures {
+        PodUsage {
             at: Some(now.at),
             cpu: before.and_then(|before| cpu(before, now, period, cpus)),
             memory: now.memory_parts,
@@ -93,13 +93,13 @@ impl Tracked {
         }
     }
 
-    fn keep(&mut self, period: Duration, sample: &Sample) {
+    fn save_baseline(&mut self, period: Duration, sample: &Sample) {
         let Some(now) = self.sample(sample) else {
             return;
         };
-        match self.looks.iter_mut().find(|(of, _)| *of == period) {
-            Some((_, look)) => copy(look, now),
-            None => self.looks.push((period, now.clone())),
+        match self.baselines.iter_mut().find(|(of, _)| *of == period) {
+            Some((_, baseline)) => copy(baseline, now),
+            None => self.baselines.push((period, now.clone())),
         }
     }
 }
@@ -114,8 +114,8 @@ fn cpu(
     usage(before.cpu_nanos, now.cpu_nanos, interval, cpus)
 }
 
-/// CPU from two readings of a counter of run time, in nanoseconds like the interval; `None` where it went back or ran
-/// ahead of the machine.
+/// CPU usage from two readings of a run time counter over an interval, all in nanoseconds; `None` if the counter went
+/// back or grew by more than `cpus` can do.
 pub fn usage(
     before: Option<u64>,
     now: Option<u64>,
@@ -124,12 +124,12 @@ pub fn usage(
 ) -> Option<MilliCpu> {
     let nanos = now?.checked_sub(before?)?;
     if let Some(cpus) = cpus {
-        believed(nanos as f64, interval as f64, f64::from(cpus)).ok()?;
+        check_plausible(nanos as f64, interval as f64, f64::from(cpus)).ok()?;
     }
     MilliCpu::from_usage(nanos, interval)
 }
 
-/// Like `clone_from`, but keeps the buffers of the parts.
+/// Like `clone_from`, but reuses the buffers of the fields.
 fn copy(to: &mut PodSample, from: &PodSample) {
     to.uid.clone_from(&from.uid);
     to.at = from.at;
@@ -170,7 +170,7 @@ impl Pods {
         }
     }
 
-    /// Takes the pods as they are now; what is known of those that stay is kept.
+    /// Replaces the pods and keeps the state of those that remain.
     pub(super) fn set(&mut self, mut pods: Vec<Arc<Pod>>) {
         pods.sort_by(|a, b| a.uid.cmp(&b.uid));
         pods.dedup_by(|a, b| a.uid == b.uid);
@@ -191,8 +191,8 @@ impl Pods {
         }
     }
 
-    /// Works out the permits of pods that have none yet.
-    pub(super) fn permit(&mut self, policies: &[PodPolicy], runs: &[Run]) {
+    /// Computes the permits of pods that have none yet.
+    pub(super) fn compute_permits(&mut self, policies: &[PodPolicy], runs: &[Run]) {
         for tracked in self.0.iter_mut().filter(|t| t.permits.len() != runs.len()) {
             let pod = &tracked.pod;
             let permits = runs
@@ -202,20 +202,20 @@ impl Pods {
         }
     }
 
-    /// Forgets the permits, and the looks of periods that no rule has any more.
-    pub(super) fn reset(&mut self, periods: impl Fn(Duration) -> bool) {
+    /// Clears the permits, and the baselines of periods that no rule uses any more.
+    pub(super) fn reset_permits(&mut self, periods: impl Fn(Duration) -> bool) {
         for tracked in &mut self.0 {
             tracked.permits.clear();
-            tracked.looks.retain(|(period, _)| periods(*period));
+            tracked.baselines.retain(|(period, _)| periods(*period));
         }
     }
 
-    /// Finds every pod's place in the sample. Of two entries for one pod the later one counts.
-    pub(super) fn see(&mut self, now: BootTime, sample: &Sample) {
+    /// Finds the index of every pod in the sample. If a pod has two entries, the later one is used.
+    pub(super) fn locate(&mut self, now: BootTime, sample: &Sample) {
         for tracked in &mut self.0 {
-            tracked.seen = None;
+            tracked.sample_index = None;
             if tracked.pod.terminating {
-                tracked.terminating.get_or_insert(now);
+                tracked.terminating_since.get_or_insert(now);
             }
         }
         for (index, entry) in sample.pods.iter().enumerate() {
@@ -225,15 +225,15 @@ impl Pods {
             let later =
                 |other: &PodSample| (entry.at, entry.cpu_nanos) > (other.at, other.cpu_nanos);
             if tracked.sample(sample).is_none_or(later) {
-                tracked.seen = Some(index);
+                tracked.sample_index = Some(index);
             }
         }
     }
 
-    /// Makes the sample the base of the next evaluation of that period.
-    pub(super) fn keep(&mut self, period: Duration, sample: &Sample) {
+    /// Stores the sample as the baseline of the next evaluation with that period.
+    pub(super) fn save_baseline(&mut self, period: Duration, sample: &Sample) {
         for tracked in &mut self.0 {
-            tracked.keep(period, sample);
+            tracked.save_baseline(period, sample);
         }
     }
 }

@@ -19,7 +19,7 @@ macro_rules! unit {
             /// None of it.
             pub const ZERO: Self = Self(0);
 
-            /// `self - other`, or zero where `other` is larger.
+            /// `self - other`, or zero if `other` is larger.
             #[must_use]
             pub const fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
@@ -83,7 +83,7 @@ impl fmt::Display for Bytes {
 }
 
 impl MilliCpu {
-    /// The CPU that `nanos` of run time over `elapsed` nanoseconds amounts to; `None` where no time passed.
+    /// The CPU usage of `nanos` of run time over `elapsed` nanoseconds; `None` if no time passed.
     pub fn from_usage(nanos: u64, elapsed: u64) -> Option<Self> {
         if elapsed == 0 {
             return None;
@@ -92,7 +92,7 @@ impl MilliCpu {
         u64::try_from(milli).ok().map(Self)
     }
 
-    /// `percent` hundredths of it, rounded down.
+    /// `percent` of it, rounded down.
     #[must_use]
     pub fn percent(self, percent: u8) -> Self {
         let part = u128::from(self.0) * u128::from(percent) / 100;

@@ -1,6 +1,6 @@
-//! The value of a rule's metric, from the current sample and the one of the evaluation before.
+//! The value of a rule's metric, from the current sample and the one of the previous evaluation.
 //!
-//! Nothing here ever makes up a number: what cannot be told is [`Unknown`] with its cause.
+//! A value that cannot be determined is [`Unknown`] with a reason, never a guess.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::metric::{DiskRate, InterfaceRate, Metric, PressureKind, Resource};
 use super::plan::Unknown;
 use super::policy::Rule;
 use super::protected;
-use super::rule::Judgement;
+use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::{
     ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, ProbeSample, Sample,
@@ -21,11 +21,11 @@ use super::time::BootTime;
 use super::track::Tracked;
 use super::window::NodeWindows;
 
-/// More than this part of what the machine can do is not believed.
-const BELIEVED: f64 = 1.05;
-/// The kernel counts node CPU and disk time in ticks: so much of each interval may belong to its neighbour.
-const TICKS: Duration = Duration::from_millis(20);
-/// An interval longer than so many periods is a gap.
+/// Values above this multiple of what the machine can do are rejected.
+const MAX_PLAUSIBLE: f64 = 1.05;
+/// The kernel counts node CPU and disk time in ticks, so this much may belong to the neighbouring interval.
+const TICK_TOLERANCE: Duration = Duration::from_millis(20);
+/// An interval longer than this many periods is a gap.
 pub(super) const GAP_PERIODS: u32 = 3;
 
 const NANOS_PER_SECOND: f64 = 1e9;
@@ -33,20 +33,20 @@ const KIB: f64 = 1024.0;
 
 type Value = Result<f64, Unknown>;
 
-/// The counters of the node at the evaluation before. Its buffers are kept.
+/// The counters of the node at the previous evaluation. Its buffers are reused.
 #[derive(Debug, Default)]
-pub(super) struct Base {
+pub(super) struct Baseline {
     pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
     pub(super) system: Option<WaitCounters>,
-    /// Time stalled: `[some, full]` of each kind.
+    /// Stall times `[some, full]` of each kind.
     stalled: [[Option<u64>; 2]; 3],
     disks: Vec<DiskSample>,
     interfaces: Vec<InterfaceSample>,
 }
 
-impl Base {
-    pub(super) fn keep(&mut self, sample: &Sample) {
+impl Baseline {
+    pub(super) fn store(&mut self, sample: &Sample) {
         self.at = Some(sample.at);
         self.cpu = sample.node.cpu;
         self.system = sample.node.system;
@@ -57,78 +57,78 @@ impl Base {
     }
 }
 
-/// What a rule is judged by.
+/// The input of a rule evaluation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
+pub(super) struct EvalContext<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
-    pub(super) base: &'a Base,
+    pub(super) baseline: &'a Baseline,
     pub(super) period: Duration,
     pub(super) pods: &'a [Tracked],
     pub(super) windows: &'a NodeWindows,
     /// The throttles in force.
     pub(super) ledger: &'a Ledger,
-    /// Mean of the tasks in the samples since the evaluation before.
+    /// Mean number of tasks in the samples since the previous evaluation.
     pub(super) tasks: Option<f64>,
-    /// Percent of the CPUs that were busy in the busiest of these samples.
+    /// Percentage of busy CPUs in the busiest of these samples.
     pub(super) busiest: Option<f64>,
 }
 
-/// What a rule's metric is made of, in the last interval: a slow metric stays above its threshold for minutes after the load
+/// The input of a rule's metric in the last interval. A slow metric stays above its threshold for minutes after the load
 /// that raised it is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Input {
-    /// Nothing older is in it.
+    /// Start of the interval.
     pub(super) from: BootTime,
     /// Above the rule's threshold.
     pub(super) above: bool,
 }
 
-/// Judges the metric of the rule.
-pub(super) fn judge(run: &Run, view: &View<'_>) -> Judgement {
+/// Evaluates the metric of the rule.
+pub(super) fn evaluate(run: &Run, ctx: &EvalContext<'_>) -> Evaluation {
     let mut fold = Fold::default();
     let rule = &run.rule;
-    let judge = Judge { run, rule, view };
+    let evaluator = Evaluator { run, rule, ctx };
     match &rule.metric {
-        Metric::Probe(name) => judge.probe(name, &mut fold),
-        Metric::RunQueueTime | Metric::ThrottledRatio => judge.containers(&mut fold),
-        _ if judge.stale(view.sample.at) => fold.add(Err(Unknown::Stale)),
-        Metric::Disk(rate) => judge.disks(*rate, &mut fold),
-        Metric::Interface(rate) => judge.interfaces(*rate, &mut fold),
-        _ if judge.selects::<[(&str, &str)]>(&[]) => fold.add(judge.gauge()),
+        Metric::Probe(name) => evaluator.probe(name, &mut fold),
+        Metric::RunQueueTime | Metric::ThrottledRatio => evaluator.containers(&mut fold),
+        _ if evaluator.stale(ctx.sample.at) => fold.add(Err(Unknown::Stale)),
+        Metric::Disk(rate) => evaluator.disks(*rate, &mut fold),
+        Metric::Interface(rate) => evaluator.interfaces(*rate, &mut fold),
+        _ if evaluator.selects::<[(&str, &str)]>(&[]) => fold.add(evaluator.node_value()),
         _ => {}
     }
-    fold.judge(rule)
+    fold.evaluate(rule)
 }
 
-/// Judges a value that somebody says it has.
-pub(super) fn assumed(rule: &Rule, value: f64) -> Judgement {
+/// Evaluates an assumed value.
+pub(super) fn assumed(rule: &Rule, value: f64) -> Evaluation {
     let mut fold = Fold::default();
     fold.add(finite(value));
-    fold.judge(rule)
+    fold.evaluate(rule)
 }
 
-/// The input of the rule's metric, which was judged so; `None` where it is not known.
-pub(super) fn input(run: &Run, view: &View<'_>, judgement: Judgement) -> Option<Input> {
+/// The input of the rule's metric with this result; `None` if unknown.
+pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) -> Option<Input> {
     let rule = &run.rule;
-    let judge = Judge { run, rule, view };
-    let value = judgement.value()?;
+    let evaluator = Evaluator { run, rule, ctx };
+    let value = evaluation.value()?;
     let (value, from) = match &rule.metric {
-        Metric::Load(_) => (view.tasks?, view.base.at),
-        Metric::Pressure { kind, full, .. } => (judge.stalled(*kind, *full)?, view.base.at),
+        Metric::Load(_) => (ctx.tasks?, ctx.baseline.at),
+        Metric::Pressure { kind, full, .. } => (evaluator.stalled(*kind, *full)?, ctx.baseline.at),
         Metric::Window(Resource::Cpu, _) => {
-            let (millicores, cpu) = judge.cpu().ok()?;
-            (cpu.percent(millicores), view.base.at)
+            let (millicores, cpu) = evaluator.cpu().ok()?;
+            (cpu.percent(millicores), ctx.baseline.at)
         }
         Metric::Window(Resource::Memory, _) => {
-            let (used, total) = memory(&view.sample.node).ok()?;
-            (used / total * 100.0, view.base.at)
+            let (used, total) = memory(&ctx.sample.node).ok()?;
+            (used / total * 100.0, ctx.baseline.at)
         }
         Metric::MemoryUsage | Metric::MemoryUtilization | Metric::ElasticCpuRequested => {
-            (value, Some(view.sample.at))
+            (value, Some(ctx.sample.at))
         }
-        Metric::Probe(_) => (value, judge.answer().map(|answer| answer.at)),
-        _ => (value, view.base.at),
+        Metric::Probe(_) => (value, evaluator.probe_sample().map(|probe| probe.at)),
+        _ => (value, ctx.baseline.at),
     };
     Some(Input {
         from: from?,
@@ -136,27 +136,29 @@ pub(super) fn input(run: &Run, view: &View<'_>, judgement: Judgement) -> Option<
     })
 }
 
-/// When the sample was taken that [`judge`] judges; `None` where each series has its own time, and none is judged
-/// twice since there is no interval then.
-pub(super) fn taken(run: &Run, view: &View<'_>) -> Option<BootTime> {
+/// The time of the sample that [`evaluate`] uses; `None` if each series has its own time. Those are never evaluated
+/// twice, since there would be no interval.
+pub(super) fn sample_time(run: &Run, ctx: &EvalContext<'_>) -> Option<BootTime> {
     let rule = &run.rule;
     match &rule.metric {
-        Metric::Probe(_) => Judge { run, rule, view }.answer().map(|answer| answer.at),
+        Metric::Probe(_) => Evaluator { run, rule, ctx }
+            .probe_sample()
+            .map(|probe| probe.at),
         Metric::RunQueueTime | Metric::ThrottledRatio => None,
-        _ => Some(view.sample.at),
+        _ => Some(ctx.sample.at),
     }
 }
 
-/// The largest of the series, and what kept others from being known.
+/// The largest of the series, and why others are unknown.
 #[derive(Debug, Default)]
 struct Fold {
     largest: Option<f64>,
-    /// A series that should have a value and has none: it is not known to be quiet.
-    doubt: Option<Unknown>,
+    /// Why a series has no value, so that it is not known to be quiet.
+    incomplete: Option<Unknown>,
     /// A series seen for the first time.
     rebased: bool,
     /// A series of a pod that is throttled.
-    held: bool,
+    throttled: bool,
 }
 
 impl Fold {
@@ -164,52 +166,54 @@ impl Fold {
         match value {
             Ok(value) => self.largest = Some(self.largest.map_or(value, |l| l.max(value))),
             Err(Unknown::Rebased) => self.rebased = true,
-            Err(reason) => self.doubt = Some(reason),
+            Err(reason) => self.incomplete = Some(reason),
         }
     }
 
-    fn judge(self, rule: &Rule) -> Judgement {
-        let first_look = self.rebased.then_some(Unknown::Rebased);
+    fn evaluate(self, rule: &Rule) -> Evaluation {
+        let rebased = self.rebased.then_some(Unknown::Rebased);
         match self.largest {
             Some(value) => {
                 let breach = value > rule.watermark;
-                Judgement::Known {
+                Evaluation::Known {
                     value,
                     breach,
-                    quiet: value <= rule.restore && self.doubt.is_none(),
-                    doubt: self.doubt.filter(|_| !breach),
+                    quiet: value <= rule.restore && self.incomplete.is_none(),
+                    incomplete: self.incomplete.filter(|_| !breach),
                 }
             }
-            // All that it selects is throttled: what makes these wait is no reason to go on.
-            None if self.held && self.doubt.is_none() && !self.rebased => Judgement::Known {
-                value: 0.0,
-                breach: false,
-                quiet: true,
-                doubt: None,
-            },
-            None => Judgement::Unknown(self.doubt.or(first_look).unwrap_or(Unknown::Missing)),
+            // All selected series are of throttled pods, which wait for our quotas.
+            None if self.throttled && self.incomplete.is_none() && !self.rebased => {
+                Evaluation::Known {
+                    value: 0.0,
+                    breach: false,
+                    quiet: true,
+                    incomplete: None,
+                }
+            }
+            None => Evaluation::Unknown(self.incomplete.or(rebased).unwrap_or(Unknown::Missing)),
         }
     }
 }
 
-struct Judge<'a> {
+struct Evaluator<'a> {
     run: &'a Run,
     rule: &'a Rule,
-    view: &'a View<'a>,
+    ctx: &'a EvalContext<'a>,
 }
 
-impl Judge<'_> {
+impl Evaluator<'_> {
     fn stale(&self, at: BootTime) -> bool {
-        self.view.now.since(at) > self.rule.sample_ttl
+        self.ctx.now.since(at) > self.rule.sample_ttl
     }
 
     fn selects<L: Labels + ?Sized>(&self, labels: &L) -> bool {
         selects(self.rule.series.as_ref(), labels)
     }
 
-    /// Metrics with one value for the node.
-    fn gauge(&self) -> Value {
-        let node = &self.view.sample.node;
+    /// Metrics with one value per node.
+    fn node_value(&self) -> Value {
+        let node = &self.ctx.sample.node;
         match &self.rule.metric {
             Metric::CpuUsage => self.cpu().map(|(millicores, _)| millicores),
             Metric::CpuUtilization => self.cpu().map(|(millicores, cpu)| cpu.percent(millicores)),
@@ -218,71 +222,74 @@ impl Judge<'_> {
             Metric::Load(index) => node
                 .load
                 .and_then(|load| load.get(*index).copied())
-                .map_or(Err(Unknown::Missing), possible),
+                .map_or(Err(Unknown::Missing), non_negative),
             Metric::Pressure { kind, full, window } => {
                 let lines = node.pressure[*kind as usize];
                 let line = lines.and_then(|p| if *full { p.full } else { Some(p.some) });
                 line.and_then(|averages| averages.get(*window).copied())
                     .map_or(Err(Unknown::Missing), percent)
             }
-            Metric::Window(resource, windowed) => self.view.windows.value(*resource, *windowed),
+            Metric::Window(resource, windowed) => self.ctx.windows.value(*resource, *windowed),
             Metric::Protected(metric) => {
-                protected::value(self.run, self.view, *metric).map(|waiting| waiting.percent)
+                protected::value(self.run, self.ctx, *metric).map(|waiting| waiting.percent)
             }
             _ => Err(Unknown::Missing),
         }
     }
 
-    /// Busy millicores over the interval, and the CPUs.
+    /// Busy millicores over the interval, and the current CPU times.
     fn cpu(&self) -> Result<(f64, CpuTimes), Unknown> {
-        let now = self.view.sample.node.cpu.ok_or(Unknown::Missing)?;
-        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
-        let before = self.view.base.cpu.ok_or(Unknown::Rebased)?;
+        let now = self.ctx.sample.node.cpu.ok_or(Unknown::Missing)?;
+        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
+        let before = self.ctx.baseline.cpu.ok_or(Unknown::Rebased)?;
         Ok((busy(before, now, interval)?, now))
     }
 
     /// Percent of the interval in which tasks were stalled.
     fn stalled(&self, kind: PressureKind, full: bool) -> Option<f64> {
-        let place = usize::from(full);
-        let now = self.view.sample.node.pressure[kind as usize]?.totals[place];
-        let before = self.view.base.stalled[kind as usize][place];
-        let interval = self.interval(self.view.base.at, self.view.sample.at).ok()?;
+        let index = usize::from(full);
+        let now = self.ctx.sample.node.pressure[kind as usize]?.totals[index];
+        let before = self.ctx.baseline.stalled[kind as usize][index];
+        let interval = self
+            .interval(self.ctx.baseline.at, self.ctx.sample.at)
+            .ok()?;
         let stalled = difference(before, now).ok()?;
         Some(stalled / interval * 100.0)
     }
 
     fn disks(&self, rate: DiskRate, fold: &mut Fold) {
-        for (index, disk) in self.view.sample.node.disks.iter().enumerate() {
+        for (index, disk) in self.ctx.sample.node.disks.iter().enumerate() {
             if self.selects(&[("device", &*disk.device)][..]) {
-                let before = at_or_near(&self.view.base.disks, index, |b| b.device == disk.device);
+                let before =
+                    find_near(&self.ctx.baseline.disks, index, |b| b.device == disk.device);
                 fold.add(self.disk(rate, before, disk));
             }
         }
     }
 
     fn disk(&self, rate: DiskRate, before: Option<&DiskSample>, disk: &DiskSample) -> Value {
-        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
+        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
         let before = before.ok_or(Unknown::Rebased)?;
         let seconds = interval / NANOS_PER_SECOND;
-        let per_second = |from: u64, to: u64| grown(from, to).map(|n| n / seconds);
+        let per_second = |from: u64, to: u64| increase(from, to).map(|n| n / seconds);
         match rate {
             DiskRate::ReadKib => per_second(before.read_bytes, disk.read_bytes).map(|n| n / KIB),
             DiskRate::WriteKib => per_second(before.write_bytes, disk.write_bytes).map(|n| n / KIB),
             DiskRate::Reads => per_second(before.reads, disk.reads),
             DiskRate::Writes => per_second(before.writes, disk.writes),
             DiskRate::Utilization => {
-                let busy = grown(before.io_ms, disk.io_ms)? * 1e6;
-                believed(busy, interval, 1.0)?;
+                let busy = increase(before.io_ms, disk.io_ms)? * 1e6;
+                check_plausible(busy, interval, 1.0)?;
                 Ok(busy / interval * 100.0)
             }
         }
     }
 
     fn interfaces(&self, rate: InterfaceRate, fold: &mut Fold) {
-        for (index, link) in self.view.sample.node.interfaces.iter().enumerate() {
+        for (index, link) in self.ctx.sample.node.interfaces.iter().enumerate() {
             if self.selects(&[("interface", &*link.interface)][..]) {
                 let same = |b: &InterfaceSample| b.interface == link.interface;
-                let before = at_or_near(&self.view.base.interfaces, index, same);
+                let before = find_near(&self.ctx.baseline.interfaces, index, same);
                 fold.add(self.interface(rate, before, link));
             }
         }
@@ -294,10 +301,10 @@ impl Judge<'_> {
         before: Option<&InterfaceSample>,
         link: &InterfaceSample,
     ) -> Value {
-        let interval = self.interval(self.view.base.at, self.view.sample.at)?;
+        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
         let before = before.ok_or(Unknown::Rebased)?;
         let count = |of: fn(&InterfaceSample) -> u64| {
-            grown(of(before), of(link)).map(|n| n / (interval / NANOS_PER_SECOND))
+            increase(of(before), of(link)).map(|n| n / (interval / NANOS_PER_SECOND))
         };
         match rate {
             InterfaceRate::ReceiveKib => count(|l| l.receive_bytes).map(|n| n / KIB),
@@ -310,13 +317,13 @@ impl Judge<'_> {
     }
 
     fn containers(&self, fold: &mut Fold) {
-        for tracked in self.view.pods {
-            let Some(sample) = tracked.sample(self.view.sample) else {
+        for tracked in self.ctx.pods {
+            let Some(sample) = tracked.sample(self.ctx.sample) else {
                 continue;
             };
-            // What a throttle of ours makes a pod wait is no reason for more.
-            let held = self.view.ledger.get(&tracked.pod.uid).is_some();
-            let look = tracked.look(self.view.period);
+            // Waiting caused by our own throttle must not cause more throttling.
+            let throttled = self.ctx.ledger.get(&tracked.pod.uid).is_some();
+            let baseline = tracked.baseline(self.ctx.period);
             for (index, container) in sample.containers.iter().enumerate() {
                 let labels = [
                     ("namespace", tracked.pod.namespace.as_str()),
@@ -324,11 +331,11 @@ impl Judge<'_> {
                     ("container", &*container.container),
                 ];
                 let selected = self.selects(&labels[..]);
-                fold.held |= selected && held;
-                if selected && !held {
+                fold.throttled |= selected && throttled;
+                if selected && !throttled {
                     let same = |b: &ContainerSample| b.container == container.container;
-                    let before = look.and_then(|l| at_or_near(&l.containers, index, same));
-                    let times = (look.map(|l| l.at), sample.at);
+                    let before = baseline.and_then(|b| find_near(&b.containers, index, same));
+                    let times = (baseline.map(|b| b.at), sample.at);
                     let value = self.container(times, before, container);
                     if let Some(value) = value {
                         fold.add(value);
@@ -338,7 +345,7 @@ impl Judge<'_> {
         }
     }
 
-    /// `None` for a container that has no such value.
+    /// `None` if the container has no such value.
     fn container(
         &self,
         (from, to): (Option<BootTime>, BootTime),
@@ -366,7 +373,9 @@ impl Judge<'_> {
     }
 
     fn probe(&self, name: &Arc<str>, fold: &mut Fold) {
-        let Some(answer) = self.answer() else { return };
+        let Some(answer) = self.probe_sample() else {
+            return;
+        };
         for series in answer.series.iter().filter(|series| series.name == *name) {
             if self.selects(&SeriesLabels(&series.labels)) {
                 fold.add(if self.stale(answer.at) {
@@ -378,21 +387,21 @@ impl Judge<'_> {
         }
     }
 
-    fn answer(&self) -> Option<&ProbeSample> {
+    fn probe_sample(&self) -> Option<&ProbeSample> {
         let probe = self.rule.probe.as_ref()?;
-        let answers = self.view.sample.probes.iter();
+        let answers = self.ctx.sample.probes.iter();
         answers
             .filter(|answer| answer.url == probe.url)
             .max_by_key(|answer| answer.at)
     }
 
-    /// Nanoseconds from one look to the next.
+    /// Nanoseconds from one sample to the next.
     fn interval(&self, from: Option<BootTime>, to: BootTime) -> Value {
-        interval(from, to, self.view.period).map(|nanos| nanos as f64)
+        interval(from, to, self.ctx.period).map(|nanos| nanos as f64)
     }
 }
 
-/// Nanoseconds from one look to the next; a look that is missing, later or more than three periods ago is no base.
+/// Nanoseconds from one sample to the next; a sample that is missing, later or older than three periods is no baseline.
 pub(super) fn interval(
     from: Option<BootTime>,
     to: BootTime,
@@ -408,10 +417,10 @@ pub(super) fn interval(
     Ok(to.as_nanos() - from.as_nanos())
 }
 
-/// Whether `nanos` of run time over `interval` is what `capacity` CPUs (or disks) can do.
-pub(super) fn believed(nanos: f64, interval: f64, capacity: f64) -> Result<(), Unknown> {
-    let most = capacity * (interval * BELIEVED + TICKS.as_nanos() as f64);
-    if nanos > most {
+/// Checks that `capacity` CPUs (or disks) can have `nanos` of run time in `interval`.
+pub(super) fn check_plausible(nanos: f64, interval: f64, capacity: f64) -> Result<(), Unknown> {
+    let max = capacity * (interval * MAX_PLAUSIBLE + TICK_TOLERANCE.as_nanos() as f64);
+    if nanos > max {
         return Err(Unknown::Impossible);
     }
     Ok(())
@@ -422,13 +431,13 @@ pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
     if now.online == 0 || interval <= 0.0 {
         return Err(Unknown::Impossible);
     }
-    let busy = grown(before.busy, now.busy)?;
+    let busy = increase(before.busy, now.busy)?;
     let idle = now.idle.saturating_sub(before.idle);
-    if busy + idle as f64 <= 0.0 && interval > TICKS.as_nanos() as f64 {
-        // A CPU is busy or idle: counters that stand still were not read from a kernel that counts.
+    if busy + idle as f64 <= 0.0 && interval > TICK_TOLERANCE.as_nanos() as f64 {
+        // A CPU is either busy or idle, so counters that do not change are not live.
         return Err(Unknown::Impossible);
     }
-    believed(busy, interval, f64::from(now.online.max(before.online)))?;
+    check_plausible(busy, interval, f64::from(now.online.max(before.online)))?;
     Ok(busy * 1000.0 / interval)
 }
 
@@ -445,15 +454,15 @@ impl Labels for SeriesLabels<'_> {
     }
 }
 
-/// The entry that `same` takes, looked for at `index` first: lists seldom change from one look to the next.
-fn at_or_near<T>(list: &[T], index: usize, same: impl Fn(&T) -> bool) -> Option<&T> {
+/// The entry that satisfies `same`, checked at `index` first, since lists rarely change between samples.
+fn find_near<T>(list: &[T], index: usize, same: impl Fn(&T) -> bool) -> Option<&T> {
     match list.get(index) {
         Some(entry) if same(entry) => Some(entry),
         _ => list.iter().find(|entry| same(entry)),
     }
 }
 
-fn grown(from: u64, to: u64) -> Value {
+fn increase(from: u64, to: u64) -> Value {
     to.checked_sub(from)
         .map(|n| n as f64)
         .ok_or(Unknown::Impossible)
@@ -461,10 +470,10 @@ fn grown(from: u64, to: u64) -> Value {
 
 pub(super) fn difference(from: Option<u64>, to: Option<u64>) -> Value {
     let to = to.ok_or(Unknown::Missing)?;
-    grown(from.ok_or(Unknown::Rebased)?, to)
+    increase(from.ok_or(Unknown::Rebased)?, to)
 }
 
-/// Percent of the enforcement periods; a container in which none passed has no ratio.
+/// Percent of the enforcement periods; `None` if no period passed.
 fn throttled_ratio(
     before: &ContainerSample,
     container: &ContainerSample,
@@ -477,7 +486,7 @@ fn throttled_ratio(
     percent(throttled / periods * 100.0).map(Some)
 }
 
-/// Bytes used, and bytes there are.
+/// Used and total bytes.
 pub(super) fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
     let memory = node.memory.ok_or(Unknown::Missing)?;
     match memory.used() {
@@ -494,7 +503,7 @@ fn finite(value: f64) -> Value {
     }
 }
 
-fn possible(value: f64) -> Value {
+fn non_negative(value: f64) -> Value {
     if value < 0.0 {
         return Err(Unknown::Impossible);
     }
@@ -502,8 +511,8 @@ fn possible(value: f64) -> Value {
 }
 
 pub(super) fn percent(value: f64) -> Value {
-    if value > 100.0 * BELIEVED {
+    if value > 100.0 * MAX_PLAUSIBLE {
         return Err(Unknown::Impossible);
     }
-    possible(value)
+    non_negative(value)
 }

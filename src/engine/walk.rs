@@ -1,4 +1,4 @@
-//! What every walk over the victims shares: the candidates, their figures and their order.
+//! Walking over the victims in order, shared by all kinds of action.
 
 use super::metric::ActionKind;
 use super::plan::{Spared, Transition};
@@ -7,37 +7,42 @@ use super::rank::compare;
 use super::run::Run;
 use super::sample::{MemoryParts, Sample};
 use super::time::BootTime;
-use super::track::{Figures, Tracked};
+use super::track::{PodUsage, Tracked};
 use super::units::MilliCpu;
 
-/// Why a candidate is passed over; `None`: not worth telling.
+/// Why a candidate is skipped; `None` if that is not worth reporting.
 pub(super) type Skip = Option<Spared>;
 
-/// One walk: the real one, or the one of a Preview rule with the figures as they would be.
+/// One walk: for the enforced rules, or for a Preview rule with its virtual usage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
     pub(super) pods: &'a [Tracked],
-    /// What each pod uses.
-    pub(super) figures: &'a [Figures],
-    /// The victims.
+    /// Usage of each pod.
+    pub(super) usage: &'a [PodUsage],
+    /// Pod indexes in victim order.
     pub(super) order: &'a [usize],
-    /// Pods that are gone only virtually, sorted.
+    /// Pods that a Preview would have evicted, sorted.
     pub(super) removed: &'a [PodUid],
     /// For Preview.
-    pub(super) would: bool,
+    pub(super) preview: bool,
 }
 
 impl Walk<'_> {
-    /// Whether this walk is for that rule, and it acts in this evaluation.
-    pub(super) fn takes(&self, run: &Run) -> bool {
-        run.would() == self.would && run.acts()
+    /// Whether this walk covers the rule, and the rule acts in this evaluation.
+    pub(super) fn covers(&self, run: &Run) -> bool {
+        run.is_preview() == self.preview && run.is_acting()
     }
 
-    /// Whether the rule may act on the pod at all.
-    pub(super) fn standing(&self, run: &Run, place: usize, kind: ActionKind) -> Result<(), Skip> {
-        let tracked = &self.pods[place];
+    /// Checks whether the rule may act on the pod at all.
+    pub(super) fn check_eligible(
+        &self,
+        run: &Run,
+        pod_index: usize,
+        kind: ActionKind,
+    ) -> Result<(), Skip> {
+        let tracked = &self.pods[pod_index];
         let permit = tracked.permit(run.index);
         let allowed = match kind {
             ActionKind::CpuThrottle | ActionKind::ForceGc => permit.throttle,
@@ -58,63 +63,65 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn fresh(&self, run: &Run, place: usize) -> Option<&Figures> {
-        let figures = &self.figures[place];
-        let at = figures.at?;
-        (self.now.since(at) <= run.rule.sample_ttl).then_some(figures)
+    fn fresh_usage(&self, run: &Run, pod_index: usize) -> Option<&PodUsage> {
+        let usage = &self.usage[pod_index];
+        let at = usage.at?;
+        (self.now.since(at) <= run.rule.sample_ttl).then_some(usage)
     }
 
-    pub(super) fn cpu(&self, run: &Run, place: usize) -> Result<MilliCpu, Skip> {
-        let cpu = self.fresh(run, place).and_then(|figures| figures.cpu);
+    pub(super) fn cpu(&self, run: &Run, pod_index: usize) -> Result<MilliCpu, Skip> {
+        let cpu = self.fresh_usage(run, pod_index).and_then(|usage| usage.cpu);
         cpu.ok_or(Some(Spared::NoSample))
     }
 
-    pub(super) fn memory(&self, run: &Run, place: usize) -> Result<MemoryParts, Skip> {
-        let memory = self.fresh(run, place).and_then(|figures| figures.memory);
+    pub(super) fn memory(&self, run: &Run, pod_index: usize) -> Result<MemoryParts, Skip> {
+        let memory = self
+            .fresh_usage(run, pod_index)
+            .and_then(|usage| usage.memory);
         memory.ok_or(Some(Spared::NoSample))
     }
 
-    /// Tells why a pod was passed over.
-    pub(super) fn spare(
+    /// Reports why a pod was skipped.
+    pub(super) fn record_skip(
         &self,
         run: &mut Run,
-        place: usize,
+        pod_index: usize,
         kind: ActionKind,
         skip: Skip,
         out: &mut Vec<Transition>,
     ) {
         if let Some(reason) = skip {
-            run.spare(self.now, &self.pods[place].pod.uid, kind, reason, out);
+            run.record_skip(self.now, &self.pods[pod_index].pod.uid, kind, reason, out);
         }
     }
 }
 
-/// Sorts all pods into the order of victims by what they use.
+/// Sorts all pods into victim order by their usage.
 pub(super) fn sort(
     order: &mut Vec<usize>,
     pods: &[Tracked],
-    figures: &[Figures],
-    uses: fn(&Figures) -> u64,
+    usage: &[PodUsage],
+    uses: fn(&PodUsage) -> u64,
 ) {
     order.clear();
     order.extend(0..pods.len());
     order.sort_unstable_by(|a, b| {
-        let of = |place: usize| (&*pods[place].pod, uses(&figures[place]));
+        let of = |pod_index: usize| (&*pods[pod_index].pod, uses(&usage[pod_index]));
         compare(of(*a), of(*b))
     });
 }
 
-/// CPU in use, for the order.
-pub(super) fn cpu_used(figures: &Figures) -> u64 {
-    figures.cpu.map_or(0, |cpu| cpu.0)
+/// CPU usage, for ranking.
+pub(super) fn cpu_used(usage: &PodUsage) -> u64 {
+    usage.cpu.map_or(0, |cpu| cpu.0)
 }
 
-/// Bytes read and written, for the order.
-pub(super) fn io_done(figures: &Figures) -> u64 {
-    figures.io.unwrap_or_default()
+/// Bytes read and written, for ranking.
+pub(super) fn io_done(usage: &PodUsage) -> u64 {
+    usage.io.unwrap_or_default()
 }
 
-/// Memory held, for the order.
-pub(super) fn memory_held(figures: &Figures) -> u64 {
-    figures.memory.map_or(0, |memory| memory.held.0)
+/// Unreclaimable memory, for ranking.
+pub(super) fn memory_held(usage: &PodUsage) -> u64 {
+    usage.memory.map_or(0, |memory| memory.held.0)
 }

@@ -1,21 +1,21 @@
-//! The use of the node over longer times, in fixed memory: averages, percentiles and lasting peaks.
+//! The node's usage over longer windows, in fixed memory: averages, percentiles and lasting peaks.
 //!
 //! ```text
 //! samples ─► 3 s means ─► ring of 1 h ─► avg, p50, p90, p95, p99, max of 5 min, 30 min, 1 h
 //!                             │
 //!                             └─ sliding 5 min average ─► maxima by minute (1 h), by 5 minutes (1 d)
 //! ```
-//! Time is cut into slots of 3 s on a grid of its own, and a slot holds the mean over the time in it that samples cover.
-//! A slot of which less than half is covered is a gap: it counts in no figure, and [`Window::coverage`] says how much of
-//! a window is there. What is asked for below half coverage has no figures (Koordinator's `validateTimeRangeRatio`).
+//! Time is divided into slots of 3 s, and a slot is the mean over the part of it that samples cover. A slot that is less
+//! than half covered is a gap: it is not counted, and [`Window::coverage`] is the share of a window that is not gaps. Below
+//! half coverage a window has no value (like Koordinator's `validateTimeRangeRatio`).
 //!
-//! - The averages are running sums of whole numbers, so that nothing drifts.
-//! - Percentiles are by nearest rank over the slots: the least value that at least that share of the slots do not exceed.
-//! - A peak is the highest average of *any* 5 minutes, taken anew with each slot: with blocks of 5 minutes side by side a
-//!   burst across two of them would count half. Maxima are kept by minute and by 5 minutes, so that a peak stays up to so
-//!   much longer than the window, and is never missed within it.
+//! - Averages are running sums of integers, so they do not drift.
+//! - Percentiles are by nearest rank over the slots.
+//! - A peak is the highest average of *any* 5 minutes, updated with each slot: with fixed blocks of 5 minutes, a burst
+//!   across two blocks would count half. Maxima are stored per minute and per 5 minutes, so a peak stays up to that much
+//!   longer than the window, but is never missed within it.
 //!
-//! One [`Series`] takes 3.6 KiB, a node two of them; a sample costs O(1) and no allocation.
+//! One [`Series`] takes 3.6 KiB and a node has two; adding a sample is O(1) and does not allocate.
 
 mod node;
 mod peaks;
@@ -32,21 +32,21 @@ use super::time::BootTime;
 
 /// The length of a slot.
 pub const SLOT: Duration = Duration::from_secs(3);
-/// Two samples further apart leave a gap between them: nobody knows what was there.
-pub const MOST_INTERVAL: Duration = Duration::from_secs(30);
-/// Less than this share of a window tells nothing about it.
-pub const LEAST_COVERAGE: f64 = 0.5;
+/// Samples further apart than this leave a gap.
+pub const MAX_INTERVAL: Duration = Duration::from_secs(30);
+/// A window with less coverage than this has no value.
+pub const MIN_COVERAGE: f64 = 0.5;
 
 const SLOT_NANOS: u64 = SLOT.as_secs() * 1_000_000_000;
 /// Slots of an hour: the longest window with percentiles.
 const SLOTS: usize = 1200;
 const SLOTS_PER_MINUTE: u8 = 20;
 const SLOTS_PER_FIVE_MINUTES: u8 = 100;
-/// Of an hour.
+/// Buckets of an hour.
 const MINUTES: usize = 60;
-/// Of a day.
+/// Buckets of a day.
 const FIVE_MINUTES: usize = 288;
-/// Values are kept in fivehundredths of a percent: 0 to 131 %, with an error of at most 0.001 %.
+/// Values are stored in units of 1/500 percent: 0 to 131 %, with an error of at most 0.001 %.
 const UNITS_PER_PERCENT: f64 = 500.0;
 /// A gap.
 const MISSING: u16 = u16::MAX;
@@ -75,7 +75,7 @@ impl Span {
     }
 }
 
-/// A window of which the highest 5-minute average is kept.
+/// A window with a highest 5-minute average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeakSpan {
     /// 1 hour.
@@ -84,18 +84,18 @@ pub enum PeakSpan {
     Day,
 }
 
-/// What is known of a window.
+/// A value over a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window<T> {
-    /// The share of it for which there are samples: 0 to 1.
+    /// The share of the window that has samples, 0 to 1.
     pub coverage: f64,
-    /// `None` where that is less than half.
+    /// `None` if the coverage is less than half.
     pub figures: Option<T>,
 }
 
 impl<T> Window<T> {
     fn of(coverage: f64, figures: impl FnOnce() -> Option<T>) -> Self {
-        let enough = coverage >= LEAST_COVERAGE;
+        let enough = coverage >= MIN_COVERAGE;
         Self {
             coverage,
             figures: enough.then(figures).flatten(),
@@ -103,10 +103,10 @@ impl<T> Window<T> {
     }
 }
 
-/// How the values of a window are spread, in percent.
+/// The distribution of the values of a window, in percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// Mean over the time that is covered.
+    /// Mean over the covered time.
     pub average: f64,
     /// Median.
     pub p50: f64,
@@ -124,9 +124,9 @@ pub struct Spread {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Series {
-    /// The closed slots of the last hour; slot `n` stands at `n % SLOTS`.
+    /// The closed slots of the last hour; slot `n` is at index `n % SLOTS`.
     slots: Box<[u16]>,
-    /// Over the last slots of each [`Span`].
+    /// Running sums of each [`Span`].
     #[serde(skip)]
     sums: [Sum; 3],
     open: Open,
@@ -134,11 +134,11 @@ pub struct Series {
     day: Peaks,
 }
 
-/// The slot that samples fall into now.
+/// The current slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Open {
     slot: u64,
-    /// Nanoseconds since boot: what came before is told.
+    /// Nanoseconds since boot up to which samples were added.
     until: u64,
     /// Percent times nanoseconds.
     area: f64,
@@ -146,7 +146,7 @@ struct Open {
     covered: u64,
 }
 
-/// Slots that are no gaps.
+/// Sum over the slots that are not gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     total: u32,
@@ -166,35 +166,35 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Takes a series over from where another process left it. `false`: it is none, and nothing may be made of it.
+    /// Recomputes the sums of a deserialized series. Returns `false` if the series is invalid and must not be used.
     #[must_use]
     fn resume(&mut self) -> bool {
-        let sound = self.slots.len() == SLOTS
+        let valid = self.slots.len() == SLOTS
             && self
                 .hour
-                .is_sound(MINUTES, SLOTS_PER_MINUTE, self.open.slot)
+                .is_valid(MINUTES, SLOTS_PER_MINUTE, self.open.slot)
             && self
                 .day
-                .is_sound(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES, self.open.slot)
+                .is_valid(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES, self.open.slot)
             && self.open.slot == self.open.until / SLOT_NANOS
             && self.open.covered <= SLOT_NANOS
             && self.open.area.is_finite();
-        if sound {
+        if valid {
             for span in Span::ALL {
                 let sum = &mut self.sums[span as usize];
                 *sum = Sum::default();
-                let last = (1..=span.slots()).map(|back| place(self.open.slot, back));
-                last.for_each(|place| sum.enter(self.slots[place]));
+                let last = (1..=span.slots()).map(|back| ring_index(self.open.slot, back));
+                last.for_each(|index| sum.add(self.slots[index]));
             }
         }
-        sound
+        valid
     }
 
-    /// The value was `percent` on average from `from` to `to`. An interval that is longer than [`MOST_INTERVAL`], or
-    /// has no finite value, is a gap; what of it was told already does not count again.
+    /// Adds an average of `percent` from `from` to `to`. An interval that is longer than [`MAX_INTERVAL`] or has no finite
+    /// value is a gap; a part that was already added is not counted again.
     pub fn add(&mut self, from: BootTime, to: BootTime, percent: f64) {
-        if percent.is_finite() && to.since(from) <= MOST_INTERVAL {
-            self.begin_anew_before(to);
+        if percent.is_finite() && to.since(from) <= MAX_INTERVAL {
+            self.reset_if_clock_went_back(to);
             let mut at = from.as_nanos().max(self.open.until);
             while at < to.as_nanos() {
                 self.roll(at / SLOT_NANOS);
@@ -205,27 +205,27 @@ impl Series {
                 at = end;
             }
         }
-        self.pass(to);
+        self.advance(to);
     }
 
-    /// Time went by: what no sample covered is a gap.
-    pub fn pass(&mut self, now: BootTime) {
-        self.begin_anew_before(now);
+    /// Advances the time; what no sample covered is a gap.
+    pub fn advance(&mut self, now: BootTime) {
+        self.reset_if_clock_went_back(now);
         self.roll(now.as_nanos() / SLOT_NANOS);
         self.open.until = now.as_nanos();
     }
 
-    /// A clock that goes back leaves nothing to compare with.
-    fn begin_anew_before(&mut self, now: BootTime) {
+    /// Resets the series if the clock went back.
+    fn reset_if_clock_went_back(&mut self, now: BootTime) {
         if now.as_nanos() < self.open.until {
-            self.forget();
+            self.clear();
             self.open = Open::default();
-            self.hour.forget();
-            self.day.forget();
+            self.hour.clear();
+            self.day.clear();
         }
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         self.slots.fill(MISSING);
         self.sums = [Sum::default(); 3];
     }
@@ -235,32 +235,32 @@ impl Series {
         if slot <= self.open.slot {
             return;
         }
-        self.push(self.open.value());
+        self.close_slot(self.open.value());
         if slot - self.open.slot >= SLOTS as u64 {
-            self.forget();
+            self.clear();
             self.hour.roll(slot);
             self.day.roll(slot);
             self.open.slot = slot;
         }
         while self.open.slot < slot {
-            self.push(MISSING);
+            self.close_slot(MISSING);
         }
     }
 
     /// Closes the open slot.
-    fn push(&mut self, value: u16) {
+    fn close_slot(&mut self, value: u16) {
         let slot = self.open.slot;
         for span in Span::ALL {
-            let leaving = self.slots[place(slot, span.slots())];
+            let expired = self.slots[ring_index(slot, span.slots())];
             let sum = &mut self.sums[span as usize];
-            sum.leave(leaving);
-            sum.enter(value);
+            sum.remove(expired);
+            sum.add(value);
         }
-        self.slots[place(slot, 0)] = value;
+        self.slots[ring_index(slot, 0)] = value;
         let known = value != MISSING;
         let average = self.rounded_average();
-        self.hour.put(slot, average, known);
-        self.day.put(slot, average, known);
+        self.hour.add(slot, average, known);
+        self.day.add(slot, average, known);
         self.open = Open {
             slot: slot + 1,
             until: self.open.until,
@@ -268,10 +268,10 @@ impl Series {
         };
     }
 
-    /// That of the last 5 minutes; a gap where too little of them is known.
+    /// The average of the last 5 minutes; a gap if the coverage is too low.
     fn rounded_average(&self) -> u16 {
         let Sum { total, count } = self.sums[Span::FiveMinutes as usize];
-        if self.coverage(Span::FiveMinutes) < LEAST_COVERAGE {
+        if self.coverage(Span::FiveMinutes) < MIN_COVERAGE {
             return MISSING;
         }
         let rounded = (total + count / 2) / count.max(1);
@@ -288,17 +288,17 @@ impl Series {
         Window::of(self.coverage(span), || sum.average())
     }
 
-    /// The average and the percentiles of the last slots. Sorts them: for reports, not for each sample.
+    /// The average and percentiles of the last slots. Sorts them, so use it for reports and not for each sample.
     pub fn spread(&self, span: Span) -> Window<Spread> {
         Window::of(self.coverage(span), || {
-            let mut room = [0; SLOTS];
+            let mut buffer = [0; SLOTS];
             let mut count = 0;
-            let last = (1..=span.slots()).map(|back| self.slots[place(self.open.slot, back)]);
+            let last = (1..=span.slots()).map(|back| self.slots[ring_index(self.open.slot, back)]);
             for value in last.filter(|value| *value != MISSING) {
-                room[count] = value;
+                buffer[count] = value;
                 count += 1;
             }
-            let values = &mut room[..count];
+            let values = &mut buffer[..count];
             values.sort_unstable();
             Some(Spread {
                 average: self.sums[span as usize].average()?,
@@ -331,14 +331,14 @@ impl Open {
 }
 
 impl Sum {
-    fn enter(&mut self, value: u16) {
+    fn add(&mut self, value: u16) {
         if value != MISSING {
             self.total += u32::from(value);
             self.count += 1;
         }
     }
 
-    fn leave(&mut self, value: u16) {
+    fn remove(&mut self, value: u16) {
         if value != MISSING {
             self.total -= u32::from(value);
             self.count -= 1;
@@ -351,30 +351,30 @@ impl Sum {
     }
 }
 
-/// Where the slot `back` before `slot` stands.
+/// The index of the slot that is `back` before `slot`.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "less than the number of slots"
 )]
-const fn place(slot: u64, back: usize) -> usize {
+const fn ring_index(slot: u64, back: usize) -> usize {
     ((slot + (SLOTS - back) as u64) % SLOTS as u64) as usize
 }
 
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "between 0 and the largest value that is no gap"
+    reason = "between 0 and the largest value that is not a gap"
 )]
 fn units(percent: f64) -> u16 {
-    let most = f64::from(MISSING - 1);
-    (percent * UNITS_PER_PERCENT).round().clamp(0.0, most) as u16
+    let max = f64::from(MISSING - 1);
+    (percent * UNITS_PER_PERCENT).round().clamp(0.0, max) as u16
 }
 
 fn percent(units: u16) -> f64 {
     f64::from(units) / UNITS_PER_PERCENT
 }
 
-/// By nearest rank, of sorted values.
+/// Nearest-rank percentile of sorted values.
 fn percentile(sorted: &[u16], hundredths: usize) -> Option<f64> {
     let rank = (sorted.len() * hundredths).div_ceil(100);
     sorted.get(rank.checked_sub(1)?).copied().map(percent)

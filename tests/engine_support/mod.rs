@@ -1,8 +1,8 @@
-//! Builders for the tests of the engine: a small node, its pods, rules, and a clock that the test turns.
+//! Builders for engine tests: a small node, its pods, rules, and a manual clock.
 #![allow(
     dead_code,
     clippy::unwrap_used,
-    reason = "every test file is its own crate and uses a part of this; a builder may fail its test"
+    reason = "every test file is its own crate and uses only part of this; a builder may fail its test"
 )]
 
 pub mod scenario;
@@ -58,7 +58,7 @@ pub fn action(name: &str) -> Action {
     }
 }
 
-pub fn closing(name: &str) -> Action {
+pub fn disabling_scheduling(name: &str) -> Action {
     Action {
         scheduling: Some(TaintEffect::NoSchedule),
         ..action(name)
@@ -76,7 +76,7 @@ pub fn throttling(min_ratio: u8, step: u8) -> Action {
     }
 }
 
-pub fn idling(min_ratio: u8, step: u8) -> Action {
+pub fn idle_action(min_ratio: u8, step: u8) -> Action {
     Action {
         throttle: Some(CpuThrottle {
             min_ratio,
@@ -87,19 +87,19 @@ pub fn idling(min_ratio: u8, step: u8) -> Action {
     }
 }
 
-pub fn evicting(max_pods_per_round: u32) -> Action {
+pub fn eviction_action(max_pods_per_round: u32) -> Action {
     Action {
         eviction: Some(EvictionSpec {
             grace: Some(Duration::from_secs(5)),
             max_pods_per_round,
             evict_unowned: false,
         }),
-        ..closing("away")
+        ..disabling_scheduling("away")
     }
 }
 
-/// Everything may be done to every pod.
-pub fn anything() -> PodPolicy {
+/// Allows every action on every pod.
+pub fn allow_all() -> PodPolicy {
     PodPolicy {
         name: "all".to_owned(),
         labels: Some(Selector::default()),
@@ -111,7 +111,7 @@ pub fn anything() -> PodPolicy {
 pub fn policy(rules: Vec<Rule>) -> Arc<PolicySet> {
     Arc::new(PolicySet {
         rules,
-        pods: vec![anything()],
+        pods: vec![allow_all()],
     })
 }
 
@@ -137,7 +137,7 @@ pub fn pod(uid: &str) -> Pod {
     }
 }
 
-/// A pod with what it uses until the next look.
+/// A pod with its usage until the next sample.
 #[derive(Clone, Debug)]
 pub struct Load {
     pub pod: Pod,
@@ -162,7 +162,7 @@ impl Load {
     }
 }
 
-/// A node whose load the test sets.
+/// A node whose load is set by the test.
 #[derive(Debug)]
 pub struct Node {
     pub engine: Engine,
@@ -170,9 +170,9 @@ pub struct Node {
     pub now: BootTime,
     pub sample: Sample,
     pub pods: Vec<Load>,
-    /// Millicores of the node.
+    /// CPU usage of the node in millicores.
     pub cpu: u64,
-    /// Bytes of the node.
+    /// Memory usage of the node in bytes.
     pub memory: u64,
     busy: u64,
     idle: u64,
@@ -206,8 +206,8 @@ impl Node {
         self.engine.set_pods(pods.collect());
     }
 
-    /// Lets `elapsed` pass under the present load and takes a sample.
-    pub fn pass(&mut self, elapsed: Duration) {
+    /// Advances the time by `elapsed` with the current load and takes a sample.
+    pub fn advance(&mut self, elapsed: Duration) {
         self.now = self.now + elapsed;
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap();
         self.busy += self.cpu * (nanos / 1000);
@@ -257,20 +257,20 @@ impl Node {
         &self.plan
     }
 
-    /// One period under the present load, and its evaluation.
+    /// Advances by one period with the current load and evaluates.
     pub fn tick(&mut self) -> &Plan {
-        self.pass(PERIOD);
+        self.advance(PERIOD);
         self.step()
     }
 
-    /// One period with the node using so many millicores.
+    /// One period with `cpu` millicores used on the node.
     pub fn at(&mut self, cpu: u64) -> &Plan {
         self.cpu = cpu;
         self.tick()
     }
 
-    /// One period with so many bytes of memory used.
-    pub fn holding(&mut self, memory: u64) -> &Plan {
+    /// One period with `memory` bytes used on the node.
+    pub fn at_memory(&mut self, memory: u64) -> &Plan {
         self.memory = memory;
         self.tick()
     }
@@ -287,7 +287,7 @@ impl Node {
         throttles.map(|t| (t.uid.to_string(), t.ratio)).collect()
     }
 
-    /// Quotas in millicores of a pod's levers in the plan.
+    /// Quotas in millicores of a pod's target cgroups in the plan.
     pub fn quotas(&self, uid: &str) -> Vec<Option<u64>> {
         let uid = PodUid::from(uid);
         let throttle = self.plan.throttles.iter().find(|t| t.uid == uid);
@@ -300,7 +300,7 @@ impl Node {
         evictions.map(|evict| evict.uid.to_string()).collect()
     }
 
-    pub fn spared(&self) -> Vec<(String, plimsoll::engine::plan::Spared)> {
+    pub fn skipped(&self) -> Vec<(String, plimsoll::engine::plan::Spared)> {
         let transitions = self.plan.transitions.iter();
         transitions
             .filter_map(|t| match &t.change {
@@ -310,12 +310,12 @@ impl Node {
             .collect()
     }
 
-    pub fn moves(&self) -> Vec<(RuleState, RuleState)> {
-        moves(&self.plan.transitions)
+    pub fn state_changes(&self) -> Vec<(RuleState, RuleState)> {
+        state_changes(&self.plan.transitions)
     }
 }
 
-pub fn moves(transitions: &[Transition]) -> Vec<(RuleState, RuleState)> {
+pub fn state_changes(transitions: &[Transition]) -> Vec<(RuleState, RuleState)> {
     let transitions = transitions.iter();
     transitions
         .filter_map(|t| match t.change {
@@ -325,10 +325,10 @@ pub fn moves(transitions: &[Transition]) -> Vec<(RuleState, RuleState)> {
         .collect()
 }
 
-/// A new engine goes on from what the old one kept and from what is in force, as a journal would tell it.
+/// Replaces the engine by a new one, restored from the saved state and the throttles in force, as from a journal.
 pub fn restart(node: &mut Node, policy: PolicySet) {
-    let kept = serde_json::to_string(&node.engine.state()).unwrap();
-    let state = serde_json::from_str(&kept).unwrap();
+    let saved = serde_json::to_string(&node.engine.state()).unwrap();
+    let state = serde_json::from_str(&saved).unwrap();
     let quota = |uid: &PodUid| {
         let load = node.pods.iter().find(|load| load.pod.uid == *uid);
         load.map_or(Quota::Unlimited, |load| load.quota)

@@ -1,57 +1,60 @@
-//! Random nodes, pods, rules and histories.
+//! Generators of random nodes, pods, rules and histories.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll::engine::policy::{Action, PolicySet, Rule, Strategy as Acting};
+use plimsoll::engine::policy::{Action, PolicySet, Rule, Strategy as RuleStrategy};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::engine::{metric::Metric, pod::QosClass};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{GIB, Load, Node, PERIOD, anything, closing, evicting, idling, rule, throttling};
+use super::{
+    GIB, Load, Node, PERIOD, allow_all, disabling_scheduling, eviction_action, idle_action, rule,
+    throttling,
+};
 
-/// What happens in one period.
+/// The input of one period.
 #[derive(Clone, Debug)]
-pub struct Beat {
-    /// Millicores of the node.
+pub struct PeriodInput {
+    /// CPU usage of the node in millicores.
     pub cpu: u64,
     pub memory: u64,
     pub load: f64,
     pub fault: Fault,
 }
 
-/// What is wrong with the sample of one period.
+/// A fault in the sample of one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
     /// The node's files could not be read.
     NoNode,
     /// The sample is two minutes old.
-    Old,
+    Stale,
     /// The load is not a number, and the CPU counter went back.
-    Nonsense,
+    Invalid,
     /// No pod could be read.
     NoPods,
-    /// The pods' figures are two minutes old.
-    OldPods,
-    /// The machine slept for five periods.
-    Slept,
+    /// The pods' samples are two minutes old.
+    StalePods,
+    /// The machine was suspended.
+    Suspended,
     /// The first pod is gone.
     PodGone,
     /// The last pod is annotated as protected.
     Protected,
 }
 
-pub fn beat() -> impl Strategy<Value = Beat> {
+pub fn input() -> impl Strategy<Value = PeriodInput> {
     let fault = prop_oneof![
         12 => Just(Fault::None),
         1 => Just(Fault::NoNode),
-        1 => Just(Fault::Old),
-        1 => Just(Fault::Nonsense),
+        1 => Just(Fault::Stale),
+        1 => Just(Fault::Invalid),
         1 => Just(Fault::NoPods),
-        1 => Just(Fault::OldPods),
-        1 => Just(Fault::Slept),
+        1 => Just(Fault::StalePods),
+        1 => Just(Fault::Suspended),
         1 => Just(Fault::PodGone),
         1 => Just(Fault::Protected),
     ];
@@ -61,7 +64,7 @@ pub fn beat() -> impl Strategy<Value = Beat> {
         0.0..10.0,
         fault,
     )
-        .prop_map(|(cpu, memory, load, fault)| Beat {
+        .prop_map(|(cpu, memory, load, fault)| PeriodInput {
             cpu,
             memory,
             load,
@@ -112,29 +115,49 @@ pub fn loads() -> impl Strategy<Value = Vec<Load>> {
 fn gc() -> Action {
     Action {
         force_gc: true,
-        ..evicting(2)
+        ..eviction_action(2)
     }
 }
 
-/// One of the rules that a node may have.
+/// One rule.
 fn one_rule() -> impl Strategy<Value = Rule> {
     let kind = prop_oneof![
         (0_u8..=60, 1_u8..=60).prop_map(|(min, step)| {
             rule("n/cpu", "cpu_total_usage", 4000.0, throttling(min, step))
         }),
         (0_u8..=60, 1_u8..=60).prop_map(|(min, step)| {
-            rule("n/idle", "cpu_total_utilization", 60.0, idling(min, step))
+            rule(
+                "n/idle",
+                "cpu_total_utilization",
+                60.0,
+                idle_action(min, step),
+            )
         }),
-        (1_u32..4).prop_map(|most| rule("n/evict", "cpu_total_usage", 5000.0, evicting(most))),
+        (1_u32..4).prop_map(|max_pods| rule(
+            "n/evict",
+            "cpu_total_usage",
+            5000.0,
+            eviction_action(max_pods)
+        )),
         Just(rule(
             "n/memory",
             "memory_total_usage",
             8.0 * GIB as f64,
             gc()
         )),
-        Just(rule("n/close", "cpu_load_1_min", 5.0, closing("close"))),
+        Just(rule(
+            "n/close",
+            "cpu_load_1_min",
+            5.0,
+            disabling_scheduling("close")
+        )),
         Just(rule("n/load", "cpu_load_5_min", 6.0, throttling(20, 30))),
-        Just(rule("n/load-evict", "cpu_load_15_min", 8.0, evicting(1))),
+        Just(rule(
+            "n/load-evict",
+            "cpu_load_15_min",
+            8.0,
+            eviction_action(1)
+        )),
     ];
     (kind, 1_u32..3, 1_u32..3, 0.5..=1.0_f64, 5_u64..40, 1_u32..3).prop_map(
         |(mut rule, avoidance, restore, low, cool_down, periods)| {
@@ -148,7 +171,7 @@ fn one_rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// Rules of one strategy or both, each id once.
+/// Rules with unique IDs, enforced or preview.
 pub fn rules() -> impl Strategy<Value = Vec<Rule>> {
     let preview = prop_oneof![3 => Just(false), 1 => Just(true)];
     vec((one_rule(), preview), 1..6).prop_map(|rules| {
@@ -156,7 +179,7 @@ pub fn rules() -> impl Strategy<Value = Vec<Rule>> {
             .into_iter()
             .map(|(mut rule, preview)| {
                 if preview {
-                    rule.strategy = Acting::Preview;
+                    rule.strategy = RuleStrategy::Preview;
                 }
                 rule
             })
@@ -167,24 +190,24 @@ pub fn rules() -> impl Strategy<Value = Vec<Rule>> {
     })
 }
 
-pub fn set(rules: Vec<Rule>) -> PolicySet {
+pub fn policy_set(rules: Vec<Rule>) -> PolicySet {
     PolicySet {
         rules,
-        pods: vec![anything()],
+        pods: vec![allow_all()],
     }
 }
 
-/// Lets one beat pass and evaluates it. The pods keep to the quotas that they are given.
-pub fn play(node: &mut Node, beat: &Beat) {
-    prepare(node, beat);
+/// Runs one period and evaluates it.
+pub fn run_period(node: &mut Node, input: &PeriodInput) {
+    take_sample(node, input);
     node.step();
 }
 
-/// Takes the sample of one beat.
-pub fn prepare(node: &mut Node, beat: &Beat) {
-    node.cpu = beat.cpu;
-    node.memory = beat.memory;
-    match beat.fault {
+/// Advances by one period and takes its sample.
+pub fn take_sample(node: &mut Node, input: &PeriodInput) {
+    node.cpu = input.cpu;
+    node.memory = input.memory;
+    match input.fault {
         Fault::PodGone if node.pods.len() > 1 => {
             node.pods.remove(0);
             node.set_pods();
@@ -197,37 +220,37 @@ pub fn prepare(node: &mut Node, beat: &Beat) {
         }
         _ => {}
     }
-    node.pass(if beat.fault == Fault::Slept {
+    node.advance(if input.fault == Fault::Suspended {
         PERIOD * 13
     } else {
         PERIOD
     });
-    let loads = [beat.load, beat.load * 1.2, beat.load * 0.9];
+    let loads = [input.load, input.load * 1.2, input.load * 0.9];
     node.sample.node.load = Some(loads);
-    spoil(node, beat.fault);
+    inject_fault(node, input.fault);
 }
 
-fn spoil(node: &mut Node, fault: Fault) {
+fn inject_fault(node: &mut Node, fault: Fault) {
     let age = Duration::from_mins(2).as_nanos();
     let age = u64::try_from(age).unwrap();
-    let old = super::BootTime::from_nanos(node.now.as_nanos() - age);
+    let stale = super::BootTime::from_nanos(node.now.as_nanos() - age);
     let sample = &mut node.sample;
     match fault {
         Fault::NoNode => sample.node = super::NodeSample::default(),
-        Fault::Old => sample.at = old,
-        Fault::Nonsense => {
+        Fault::Stale => sample.at = stale,
+        Fault::Invalid => {
             sample.node.load = Some([f64::NAN, f64::INFINITY, -1.0]);
             if let Some(cpu) = &mut sample.node.cpu {
                 cpu.busy = 0;
             }
         }
         Fault::NoPods => sample.pods.clear(),
-        Fault::OldPods => sample.pods.iter_mut().for_each(|pod| pod.at = old),
+        Fault::StalePods => sample.pods.iter_mut().for_each(|pod| pod.at = stale),
         _ => {}
     }
 }
 
-/// The metric is one that a gap in it can be covered in.
+/// Whether the metric is measured in CPU.
 pub fn is_cpu(rule: &Rule) -> bool {
     matches!(rule.metric, Metric::CpuUsage | Metric::CpuUtilization)
 }

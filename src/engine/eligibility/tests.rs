@@ -25,7 +25,7 @@ fn in_namespace(name: &str) -> Scope {
 }
 
 #[test]
-fn an_entry_allows_the_action_of_that_name_or_the_kind_that_it_names() {
+fn an_entry_allows_an_action_by_name_or_by_kind() {
     let table = [
         ("slow-down", true, true),
         ("Slow-Down", true, true),
@@ -49,7 +49,7 @@ fn an_entry_allows_the_action_of_that_name_or_the_kind_that_it_names() {
 }
 
 #[test]
-fn a_kind_word_allows_that_kind_alone_though_an_action_bears_it_as_its_name() {
+fn a_kind_word_allows_only_that_kind_even_if_an_action_has_that_name() {
     let permit = Permit::of(&[everything(&["throttle"])], &pod("a"), &action("throttle"));
     assert!(permit.throttle && !permit.evict);
     let permit = Permit::of(
@@ -61,7 +61,7 @@ fn a_kind_word_allows_that_kind_alone_though_an_action_bears_it_as_its_name() {
 }
 
 #[test]
-fn several_policies_on_one_pod_allow_together() {
+fn the_permits_of_several_policies_are_combined() {
     let policies = [
         everything(&["throttle"]),
         everything(&["evict"]),
@@ -82,7 +82,7 @@ fn a_policy_without_labels_and_scopes_matches_nothing() {
 }
 
 #[test]
-fn labels_and_every_scope_have_to_hold() {
+fn labels_and_every_scope_must_match() {
     let mut batch = pod("a");
     batch.labels.insert("app".to_owned(), "batch".to_owned());
     let both = |scope| policy(Some(vec![is("app", "batch")]), vec![scope], &[]);
@@ -92,7 +92,7 @@ fn labels_and_every_scope_have_to_hold() {
 }
 
 #[test]
-fn scopes_hold_as_their_operators_say() {
+fn scopes_follow_their_operators() {
     let classes =
         |of: fn(Vec<QosClass>) -> Membership<QosClass>| Scope::Qos(of(vec![QosClass::BestEffort]));
     let ranges = |ranges: &[(i32, i32)]| Scope::Priority(Membership::In(ranges.to_vec()));
@@ -124,8 +124,8 @@ fn scopes_hold_as_their_operators_say() {
             true,
         ),
     ];
-    for (scope, holds) in table {
-        assert_eq!(scope.holds(&pod("a")), holds, "{scope:?}");
+    for (scope, expected) in table {
+        assert_eq!(scope.matches(&pod("a")), expected, "{scope:?}");
     }
 }
 

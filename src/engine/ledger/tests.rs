@@ -8,8 +8,8 @@ const SPEC: CpuThrottle = CpuThrottle {
 };
 const IDLE: CpuThrottle = CpuThrottle { idle: true, ..SPEC };
 
-fn held(cgroup: &str, base: u64, original: Quota) -> Held {
-    Held::new(Arc::from(cgroup), MilliCpu(base), original)
+fn throttled_cgroup(cgroup: &str, base: u64, original: Quota) -> ThrottledCgroup {
+    ThrottledCgroup::new(Arc::from(cgroup), MilliCpu(base), original)
 }
 
 fn limit(millicores: u64) -> Quota {
@@ -37,7 +37,7 @@ fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
 }
 
 #[test]
-fn steps_down_end_at_the_least_ratio_and_steps_up_at_the_original() {
+fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
     let mut depth = Depth::NONE;
     let mut ratios = Vec::new();
     for _ in 0..4 {
@@ -55,7 +55,7 @@ fn steps_down_end_at_the_least_ratio_and_steps_up_at_the_original() {
 }
 
 #[test]
-fn the_idle_class_comes_first_on_the_way_down_and_goes_last_on_the_way_up() {
+fn the_idle_class_is_entered_first_and_left_last() {
     let down = Depth::NONE.lower(IDLE);
     assert_eq!((down.ratio, down.idle), (100, true));
     let down = down.lower(IDLE);
@@ -66,7 +66,7 @@ fn the_idle_class_comes_first_on_the_way_down_and_goes_last_on_the_way_up() {
 }
 
 #[test]
-fn a_least_ratio_above_the_present_one_lowers_nothing() {
+fn a_minimum_ratio_above_the_current_ratio_changes_nothing() {
     let depth = Depth {
         ratio: 5,
         idle: false,
@@ -91,28 +91,28 @@ fn a_quota_stays_above_request_and_ten_millicores_and_below_the_original() {
     for (base, request, original, ratio, expected) in table {
         let mut pod = pod("a");
         pod.cpu_request = MilliCpu(request);
-        let quota = held("", base, original).quota(&pod, ratio);
+        let quota = throttled_cgroup("", base, original).quota(&pod, ratio);
         assert_eq!(quota, expected.map(MilliCpu), "{base} {original} {ratio}");
     }
 }
 
 #[test]
-fn a_container_is_held_to_its_own_request() {
+fn a_container_is_not_throttled_below_its_own_request() {
     let mut pod = pod("a");
     pod.cpu_request = MilliCpu(900);
     pod.container_requests
         .insert("main".to_owned(), MilliCpu(300));
-    let at_half = |cgroup| held(cgroup, 400, Quota::Unlimited).quota(&pod, 50);
+    let at_half = |cgroup| throttled_cgroup(cgroup, 400, Quota::Unlimited).quota(&pod, 50);
     assert_eq!(at_half("main"), Some(MilliCpu(300)));
     assert_eq!(at_half("sidecar"), Some(MilliCpu(200)));
     assert_eq!(at_half(""), Some(MilliCpu(900)));
 }
 
 #[test]
-fn levers_allow_together_what_each_allows() {
+fn the_allowance_is_the_sum_over_the_target_cgroups() {
     let levers = [
-        held("a", 1000, limit(1500)),
-        held("b", 100, Quota::Unlimited),
+        throttled_cgroup("a", 1000, limit(1500)),
+        throttled_cgroup("b", 100, Quota::Unlimited),
     ];
     assert_eq!(allowance(&levers, &pod("a"), 50), limit(550));
     assert_eq!(allowance(&levers, &pod("a"), 100), Quota::Unlimited);
@@ -120,8 +120,8 @@ fn levers_allow_together_what_each_allows() {
 }
 
 #[test]
-fn small_steps_are_not_taken_for_the_floor() {
-    let levers = [held("", 50, Quota::Unlimited)];
+fn a_small_step_is_not_mistaken_for_the_floor() {
+    let levers = [throttled_cgroup("", 50, Quota::Unlimited)];
     assert_eq!(
         levers[0].quota(&pod("a"), 99),
         levers[0].quota(&pod("a"), 98)
@@ -132,20 +132,23 @@ fn small_steps_are_not_taken_for_the_floor() {
 }
 
 #[test]
-fn the_lowest_claim_rules() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
-    grip.put(claim("n/b", 60, false));
-    grip.put(claim("n/c", 100, true));
-    grip.put(claim("n/a", 80, false));
+fn the_claim_with_the_lowest_ratio_is_in_force() {
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("", 1000, Quota::Unlimited)],
+    );
+    entry.set_claim(claim("n/b", 60, false));
+    entry.set_claim(claim("n/c", 100, true));
+    entry.set_claim(claim("n/a", 80, false));
     assert_eq!(
-        grip.depth(),
+        entry.depth(),
         Depth {
             ratio: 60,
             idle: true
         }
     );
     let mut throttles = Vec::new();
-    let mut ledger = Ledger(vec![grip]);
+    let mut ledger = Ledger(vec![entry]);
     assert!(ledger.write(&pod("a"), 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].levers[0].quota, Some(MilliCpu(600)));
@@ -156,47 +159,53 @@ fn the_lowest_claim_rules() {
 }
 
 #[test]
-fn a_restarted_container_takes_over_the_share_of_the_one_before() {
+fn a_restarted_container_inherits_the_share_of_its_predecessor() {
     let levers = vec![
-        held("old", 600, limit(1000)),
-        held("side", 200, Quota::Unlimited),
+        throttled_cgroup("old", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut grip = Grip::new(PodUid::from("a"), levers);
-    grip.follow(&pod("a"), &[]);
+    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
+    entry.sync_cgroups(&pod("a"), &[]);
     assert_eq!(
-        grip.levers.len(),
+        entry.levers.len(),
         2,
         "a pod that could not be read is left as it is"
     );
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    grip.follow(&pod("a"), &now);
+    entry.sync_cgroups(&pod("a"), &now);
     let expected = [
-        held("side", 200, Quota::Unlimited),
-        held("new", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
+        throttled_cgroup("new", 600, limit(1000)),
     ];
-    assert_eq!(grip.levers, expected);
-    grip.follow(
+    assert_eq!(entry.levers, expected);
+    entry.sync_cgroups(
         &pod("a"),
         &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
     );
-    assert_eq!(grip.levers[1], held("tiny", 600, limit(50)));
+    assert_eq!(entry.levers[1], throttled_cgroup("tiny", 600, limit(50)));
 }
 
 #[test]
-fn containers_that_appear_together_share_and_have_at_least_their_requests() {
+fn containers_that_appear_together_share_and_get_at_least_their_requests() {
     let mut pod = pod("a");
     pod.container_requests.insert("y".to_owned(), MilliCpu(700));
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("old", 600, limit(1000))],
+    );
     let now = [lever("x", limit(1000)), lever("y", limit(1000))];
-    grip.follow(&pod, &now);
+    entry.sync_cgroups(&pod, &now);
     assert_eq!(
-        grip.levers,
-        [held("x", 300, limit(1000)), held("y", 700, limit(1000))]
+        entry.levers,
+        [
+            throttled_cgroup("x", 300, limit(1000)),
+            throttled_cgroup("y", 700, limit(1000))
+        ]
     );
 }
 
 #[test]
-fn a_container_that_is_not_known_yet_is_held_to_what_the_pod_requests_beyond_the_others() {
+fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
     let mut pod = pod("a");
     pod.cpu_request = MilliCpu(400);
     let requests = [("old", 300), ("side", 100)];
@@ -204,36 +213,44 @@ fn a_container_that_is_not_known_yet_is_held_to_what_the_pod_requests_beyond_the
         .map(|(name, request)| (name.to_owned(), MilliCpu(request)))
         .into();
     let levers = vec![
-        held("old", 600, limit(1000)),
-        held("side", 200, Quota::Unlimited),
+        throttled_cgroup("old", 600, limit(1000)),
+        throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut grip = Grip::new(PodUid::from("a"), levers);
+    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
     let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
-    grip.follow(&pod, &now);
-    let at_floor = |grip: &Grip, pod: &Pod| grip.levers[1].quota(pod, 10);
-    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(300)));
+    entry.sync_cgroups(&pod, &now);
+    let at_floor = |entry: &ThrottledPod, pod: &Pod| entry.levers[1].quota(pod, 10);
+    assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
-    assert_eq!(at_floor(&grip, &pod), Some(MilliCpu(60)), "it is known");
+    assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(60)), "it is known");
 }
 
 #[test]
-fn a_lever_whose_quota_cannot_be_read_is_taken_in_later() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("old", 600, limit(1000))]);
+fn a_cgroup_with_an_unreadable_quota_is_added_later() {
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("old", 600, limit(1000))],
+    );
     let mut unread = lever("new", limit(1000));
     unread.quota = None;
-    grip.follow(&pod("a"), &[unread]);
-    assert_eq!(grip.levers, []);
-    grip.follow(&pod("a"), &[lever("new", limit(1000))]);
-    assert_eq!(grip.levers, [held("new", 600, limit(1000))]);
+    entry.sync_cgroups(&pod("a"), &[unread]);
+    assert_eq!(entry.levers, []);
+    entry.sync_cgroups(&pod("a"), &[lever("new", limit(1000))]);
+    assert_eq!(entry.levers, [throttled_cgroup("new", 600, limit(1000))]);
 }
 
 #[test]
-fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
+fn a_resize_updates_the_original_and_the_base() {
     let resized = |base, from, to| {
-        let mut grip = Grip::new(PodUid::from("a"), vec![held("", base, from)]);
-        grip.resize("", to);
-        (grip.levers[0].base.0, grip.levers[0].original, grip.base.0)
+        let mut entry =
+            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
+        entry.resize("", to);
+        (
+            entry.levers[0].base.0,
+            entry.levers[0].original,
+            entry.base.0,
+        )
     };
     let table = [
         (500, limit(500), limit(800), 800),
@@ -251,33 +268,37 @@ fn a_resize_gives_a_new_original_and_a_base_that_fits_it() {
     }
 }
 
-/// A smaller quota of another writer, such as a resize that is undone, leaves nothing behind when it goes.
+/// A smaller quota set by another writer, such as a reverted resize, has no lasting effect.
 #[test]
-fn the_base_follows_when_a_smaller_quota_goes() {
+fn the_base_recovers_when_a_smaller_quota_is_removed() {
     for (wanted, first) in [
         (800, limit(1000)),
         (800, Quota::Unlimited),
         (1000, limit(1000)),
     ] {
-        let mut grip = Grip::new(PodUid::from("a"), vec![held("", wanted, first)]);
-        grip.resize("", limit(200));
-        assert_eq!(grip.levers[0].base, MilliCpu(200));
-        grip.resize("", first);
-        assert_eq!(grip.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
-        assert_eq!(grip.base, MilliCpu(wanted));
+        let mut entry =
+            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
+        entry.resize("", limit(200));
+        assert_eq!(entry.levers[0].base, MilliCpu(200));
+        entry.resize("", first);
+        assert_eq!(entry.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
+        assert_eq!(entry.base, MilliCpu(wanted));
     }
 }
 
 #[test]
-fn a_step_that_could_not_be_put_in_force_is_taken_back() {
-    let mut grip = Grip::new(PodUid::from("a"), vec![held("", 1000, Quota::Unlimited)]);
+fn a_step_that_could_not_be_applied_is_reverted() {
+    let mut entry = ThrottledPod::new(
+        PodUid::from("a"),
+        vec![throttled_cgroup("", 1000, Quota::Unlimited)],
+    );
     let mut stepped = claim("n/a", 80, false);
     stepped.depth.ratio = 60;
-    grip.put(stepped);
-    let mut begun = claim("n/b", 90, true);
-    begun.before = Depth::NONE;
-    grip.put(begun);
-    let mut ledger = Ledger(vec![grip]);
+    entry.set_claim(stepped);
+    let mut started = claim("n/b", 90, true);
+    started.before = Depth::NONE;
+    entry.set_claim(started);
+    let mut ledger = Ledger(vec![entry]);
     ledger.revert(&PodUid::from("a"));
     assert_eq!(ledger.0[0].claims, [claim("n/a", 80, false)]);
 }

@@ -12,14 +12,14 @@ use crate::engine::values::memory;
 /// CPU and memory over time, in percent of the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeWindows {
-    last: Option<Look>,
+    last: Option<LastSample>,
     cpu: Series,
     memory: Series,
 }
 
-/// What the next sample is compared with.
+/// The last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Look {
+struct LastSample {
     at: BootTime,
     cpu: Option<CpuTimes>,
     /// Percent.
@@ -27,18 +27,18 @@ struct Look {
 }
 
 impl NodeWindows {
-    /// Goes on from what an earlier process of this boot kept; `None` where that cannot be.
+    /// Continues with windows saved by an earlier process of the same boot; `None` if they are invalid.
     #[must_use]
     pub fn resumed(mut self) -> Option<Self> {
         (self.cpu.resume() && self.memory.resume()).then_some(self)
     }
 
-    /// Takes a sample of the node. CPU comes from the counter of busy time, so that nothing between two samples is
-    /// missed; memory is taken to go straight from one sample to the next.
+    /// Adds a sample of the node. CPU is computed from the busy time counter, so nothing between samples is missed; memory
+    /// is interpolated linearly.
     ///
-    /// Returns the percent of the CPUs that were busy since the sample before, where both are known.
+    /// Returns the percentage of busy CPUs since the previous sample, if both are known.
     pub fn take(&mut self, sample: &Sample) -> Option<f64> {
-        let now = Look {
+        let now = LastSample {
             at: sample.at,
             cpu: sample.node.cpu,
             memory: memory(&sample.node)
@@ -47,14 +47,14 @@ impl NodeWindows {
         };
         let last = self.last.replace(now)?;
         let busy = cpu_percent(last, now);
-        keep(&mut self.cpu, last, now, busy);
+        record(&mut self.cpu, last, now, busy);
         let mean = last.memory.zip(now.memory);
         let mean = mean.map(|(before, now)| before.midpoint(now));
-        keep(&mut self.memory, last, now, mean);
+        record(&mut self.memory, last, now, mean);
         busy
     }
 
-    /// What is kept of a resource.
+    /// The series of a resource.
     pub const fn of(&self, resource: Resource) -> &Series {
         match resource {
             Resource::Cpu => &self.cpu,
@@ -65,7 +65,7 @@ impl NodeWindows {
     /// The value of a metric, in percent.
     ///
     /// # Errors
-    /// [`Unknown::Sparse`] where less than half of the window has samples.
+    /// [`Unknown::Sparse`] if less than half of the window has samples.
     pub fn value(&self, resource: Resource, windowed: Windowed) -> Result<f64, Unknown> {
         let series = self.of(resource);
         let window = match windowed {
@@ -77,14 +77,14 @@ impl NodeWindows {
     }
 }
 
-fn keep(series: &mut Series, last: Look, now: Look, mean: Option<f64>) {
+fn record(series: &mut Series, last: LastSample, now: LastSample, mean: Option<f64>) {
     match mean {
         Some(mean) if last.at <= now.at => series.add(last.at, now.at, mean),
-        _ => series.pass(now.at),
+        _ => series.advance(now.at),
     }
 }
 
-fn cpu_percent(last: Look, now: Look) -> Option<f64> {
+fn cpu_percent(last: LastSample, now: LastSample) -> Option<f64> {
     let cpu = now.cpu?;
     let busy = cpu.busy_since(last.cpu?, now.at.since(last.at))?;
     Some(cpu.percent(busy).min(100.0))

@@ -1,23 +1,24 @@
-//! The highest values of many short times side by side: what is kept of a day.
+//! Maxima over many short buckets, for windows up to a day.
 
 use serde::{Deserialize, Serialize};
 
 use super::MISSING;
 
-/// Maxima by bucket of so many slots.
+/// Maximum per bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Peaks {
+    /// Slots per bucket.
     slots: u8,
-    /// The one that slots fall into now.
+    /// The current bucket.
     bucket: u64,
-    /// Bucket `n` stands at `n % length`; one more than the window has, so that the whole window is always there.
+    /// Bucket `n` is at index `n % length`. One more bucket than the window has, so the whole window is always covered.
     highest: Box<[u16]>,
-    /// How many slots of each bucket were no gaps.
+    /// How many slots of each bucket were not gaps.
     known: Box<[u8]>,
 }
 
 impl Peaks {
-    /// A window of so many buckets.
+    /// A window of `buckets` buckets of `slots` slots each.
     pub(super) fn new(buckets: usize, slots: u8) -> Self {
         Self {
             slots,
@@ -27,8 +28,8 @@ impl Peaks {
         }
     }
 
-    /// Whether it is one that [`Self::new`] makes, filled up to `slot`.
-    pub(super) fn is_sound(&self, buckets: usize, slots: u8, slot: u64) -> bool {
+    /// Whether it is a valid state for these parameters, filled up to `slot`.
+    pub(super) fn is_valid(&self, buckets: usize, slots: u8, slot: u64) -> bool {
         self.slots == slots
             && self.bucket <= slot / u64::from(slots)
             && self.highest.len() == buckets + 1
@@ -36,42 +37,42 @@ impl Peaks {
             && self.known.iter().all(|known| *known <= slots)
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.highest.fill(MISSING);
         self.known.fill(0);
         self.bucket = 0;
     }
 
-    /// Makes room for the bucket that `slot` falls into.
+    /// Moves on to the bucket of `slot`.
     pub(super) fn roll(&mut self, slot: u64) {
         let bucket = slot / u64::from(self.slots);
         let steps = bucket.saturating_sub(self.bucket);
         for step in 1..=steps.min(self.highest.len() as u64) {
-            let place = self.place(self.bucket + step);
-            self.highest[place] = MISSING;
-            self.known[place] = 0;
+            let index = self.index_of(self.bucket + step);
+            self.highest[index] = MISSING;
+            self.known[index] = 0;
         }
         self.bucket = self.bucket.max(bucket);
     }
 
-    /// Takes the value at the end of `slot`, which may be a gap; `known`: the slot itself is none.
-    pub(super) fn put(&mut self, slot: u64, value: u16, known: bool) {
+    /// Adds the value at the end of `slot`, which may be a gap; `known` if the slot itself is not a gap.
+    pub(super) fn add(&mut self, slot: u64, value: u16, known: bool) {
         self.roll(slot);
-        let place = self.place(self.bucket);
-        self.known[place] += u8::from(known);
-        let highest = &mut self.highest[place];
+        let index = self.index_of(self.bucket);
+        self.known[index] += u8::from(known);
+        let highest = &mut self.highest[index];
         if value != MISSING && (*highest == MISSING || value > *highest) {
             *highest = value;
         }
     }
 
-    /// The highest value of the window; up to a bucket more is looked at.
+    /// The highest value of the window, or of up to one bucket more.
     pub(super) fn highest(&self) -> Option<u16> {
-        let there = self.highest.iter().filter(|value| **value != MISSING);
-        there.max().copied()
+        let present = self.highest.iter().filter(|value| **value != MISSING);
+        present.max().copied()
     }
 
-    /// The share of the window's slots that are no gaps.
+    /// The share of the window's slots that are not gaps.
     pub(super) fn coverage(&self) -> f64 {
         let known: u32 = self.known.iter().map(|known| u32::from(*known)).sum();
         let slots = (self.known.len() - 1) * usize::from(self.slots);
@@ -82,7 +83,7 @@ impl Peaks {
         clippy::cast_possible_truncation,
         reason = "less than the number of buckets"
     )]
-    fn place(&self, bucket: u64) -> usize {
+    fn index_of(&self, bucket: u64) -> usize {
         (bucket % self.highest.len() as u64) as usize
     }
 }

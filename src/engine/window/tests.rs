@@ -1,4 +1,4 @@
-//! The windows against everything that was put into them.
+//! Checks the windows against the complete history.
 
 use proptest::prelude::*;
 
@@ -10,21 +10,21 @@ use crate::engine::units::Bytes;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
-/// Half of what a value is rounded to.
+/// Rounding error of a value.
 const ROUNDING: f64 = 0.0011;
 
 fn at(seconds: f64) -> BootTime {
     BootTime::default() + Duration::from_secs_f64(seconds)
 }
 
-/// A second by second history: `value(second)`; `None` is a gap.
+/// A history with one value per second; `None` is a gap.
 fn series(seconds: u64, value: impl Fn(u64) -> Option<f64>) -> Series {
     let mut series = Series::default();
     for second in 0..seconds {
         let (from, to) = (at(second as f64), at((second + 1) as f64));
         match value(second) {
             Some(value) => series.add(from, to, value),
-            None => series.pass(to),
+            None => series.advance(to),
         }
     }
     series
@@ -35,7 +35,7 @@ fn near(found: Option<f64>, expected: f64, error: f64) {
     assert!((found - expected).abs() <= error, "{found}, not {expected}");
 }
 
-/// All that was put in, and what follows from it by the definitions.
+/// The complete history, and the expected values computed from it.
 #[derive(Default)]
 struct Reference {
     /// Nanoseconds and percent.
@@ -53,9 +53,9 @@ impl Reference {
             while at < *to {
                 let slot = at / SLOT_NANOS;
                 let end = (*to).min((slot + 1) * SLOT_NANOS);
-                let place = &mut slots[usize::try_from(slot).unwrap()];
-                place.0 += value * (end - at) as f64;
-                place.1 += end - at;
+                let entry = &mut slots[usize::try_from(slot).unwrap()];
+                entry.0 += value * (end - at) as f64;
+                entry.1 += end - at;
                 at = end;
             }
         }
@@ -75,7 +75,7 @@ impl Reference {
             let coverage = known.len() as f64 / span.slots() as f64;
             let spread = series.spread(span);
             assert!((spread.coverage - coverage).abs() < 1e-9, "{span:?}");
-            assert_eq!(spread.figures.is_some(), coverage >= LEAST_COVERAGE);
+            assert_eq!(spread.figures.is_some(), coverage >= MIN_COVERAGE);
             let average = series.average(span);
             assert_eq!(spread.figures.map(|f| f.average), average.figures);
             let Some(found) = spread.figures else {
@@ -90,7 +90,7 @@ impl Reference {
                 (found.p99, 0.99),
                 (found.max, 1.0),
             ] {
-                // The least value that at least this share does not exceed.
+                // The smallest value that at least this share does not exceed.
                 let enough = |value: &&f64| {
                     let below = known.iter().filter(|known| known <= value).count();
                     below as f64 >= share * known.len() as f64 - 1e-9
@@ -102,7 +102,7 @@ impl Reference {
         Self::check_peak(series, &slots, PeakSpan::Day, 24 * HOUR, 5 * MINUTE);
     }
 
-    /// A peak within the window is there, and none that is a bucket older than it.
+    /// A peak within the window is included, and one that is a bucket older is not.
     fn check_peak(
         series: &Series,
         slots: &[Option<f64>],
@@ -124,48 +124,48 @@ impl Reference {
             last.iter().copied().flatten().max_by(f64::total_cmp)
         };
         let peak = series.peak(span);
-        let (least, most) = (highest(seconds), highest(seconds + bucket));
+        let (min, max) = (highest(seconds), highest(seconds + bucket));
         if let Some(found) = peak.figures {
-            assert!(least.is_none_or(|least| found >= least - ROUNDING * 2.0));
-            assert!(found <= most.expect("a peak from somewhere") + ROUNDING * 2.0);
+            assert!(min.is_none_or(|min| found >= min - ROUNDING * 2.0));
+            assert!(found <= max.expect("a peak from somewhere") + ROUNDING * 2.0);
         }
         let known = |seconds: u64| {
             let first = usize::try_from(seconds / SLOT.as_secs()).unwrap();
             let tail = &slots[slots.len().saturating_sub(first)..];
             tail.iter().flatten().count() as f64 * SLOT.as_secs_f64()
         };
-        let (least, most) = (
+        let (min, max) = (
             known(seconds) / seconds as f64,
             known(seconds + bucket) / seconds as f64,
         );
         assert!(
-            peak.coverage >= least.min(1.0) - 1e-9,
-            "{span:?} {least} {}",
+            peak.coverage >= min.min(1.0) - 1e-9,
+            "{span:?} {min} {}",
             peak.coverage
         );
-        assert!(peak.coverage <= most.min(1.0) + 1e-9, "{span:?}");
-        assert!(peak.coverage < LEAST_COVERAGE || peak.figures.is_some() || most < 0.6);
+        assert!(peak.coverage <= max.min(1.0) + 1e-9, "{span:?}");
+        assert!(peak.coverage < MIN_COVERAGE || peak.figures.is_some() || max < 0.6);
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Milliseconds, and the value over them.
+    /// Duration in milliseconds, and the value.
     Sample(u64, f64),
-    /// Milliseconds without a sample.
+    /// Duration without a sample, in milliseconds.
     Gap(u64),
-    /// Samples further apart than is believed, in milliseconds.
+    /// An interval longer than the maximum, in milliseconds.
     Stall(u64, f64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let most = u64::try_from(MOST_INTERVAL.as_millis()).unwrap();
+    let max = u64::try_from(MAX_INTERVAL.as_millis()).unwrap();
     prop_oneof![
-        60 => (50..=most, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
-        20 => (most - 1000..=most, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
+        60 => (50..=max, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
+        20 => (max - 1000..=max, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Sample(ms, value)),
         10 => (1_u64..60_000).prop_map(Step::Gap),
         2 => (60_000_u64..5_000_000).prop_map(Step::Gap),
-        2 => (most + 1..600_000, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Stall(ms, value)),
+        2 => (max + 1..600_000, 0.0..=100.0_f64).prop_map(|(ms, value)| Step::Stall(ms, value)),
     ]
 }
 
@@ -173,41 +173,41 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_figures_are_those_of_the_whole_history(
+    fn windows_match_the_whole_history(
         steps in proptest::collection::vec(step(), 1..900),
         start in 0_u64..100_000_000,
     ) {
         let mut series = Series::default();
         let mut reference = Reference { now: start * 1_000_000, ..Reference::default() };
-        series.pass(BootTime::from_nanos(reference.now));
+        series.advance(BootTime::from_nanos(reference.now));
         for (index, step) in steps.iter().enumerate() {
             let from = reference.now;
             let (Step::Sample(ms, _) | Step::Gap(ms) | Step::Stall(ms, _)) = step;
             let to = from + ms * 1_000_000;
             reference.now = to;
-            let (begin, end) = (BootTime::from_nanos(from), BootTime::from_nanos(to));
+            let (start, end) = (BootTime::from_nanos(from), BootTime::from_nanos(to));
             match step {
                 Step::Sample(_, value) => {
                     reference.intervals.push((from, to, *value));
-                    series.add(begin, end, *value);
+                    series.add(start, end, *value);
                 }
-                Step::Stall(_, value) => series.add(begin, end, *value),
-                Step::Gap(_) => series.pass(end),
+                Step::Stall(_, value) => series.add(start, end, *value),
+                Step::Gap(_) => series.advance(end),
             }
             if index % 300 == 299 || index + 1 == steps.len() {
                 reference.check(&series);
             }
         }
-        // A process that goes on from what was kept knows the same.
-        let kept = serde_json::to_string(&series).unwrap();
-        let mut resumed: Series = serde_json::from_str(&kept).unwrap();
+        // A process that resumes from the saved state has the same values.
+        let saved = serde_json::to_string(&series).unwrap();
+        let mut resumed: Series = serde_json::from_str(&saved).unwrap();
         prop_assert!(resumed.resume());
         prop_assert_eq!(resumed.sums, series.sums);
         reference.check(&resumed);
     }
 
     #[test]
-    fn a_clock_that_jumps_breaks_nothing(
+    fn clock_jumps_break_nothing(
         steps in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<f64>()), 1..50),
     ) {
         let mut series = Series::default();
@@ -223,9 +223,9 @@ proptest! {
 }
 
 #[test]
-fn a_burst_of_five_minutes_is_seen_whole_wherever_it_begins() {
-    for begin in [1201, 1300, 1333, 1499] {
-        let burst = |second| (begin..begin + 300).contains(&second);
+fn a_five_minute_burst_counts_fully_wherever_it_starts() {
+    for start in [1201, 1300, 1333, 1499] {
+        let burst = |second| (start..start + 300).contains(&second);
         let series = series(HOUR, |s| Some(if burst(s) { 100.0 } else { 10.0 }));
         // Within 2.5 % of the burst's height.
         near(series.peak(PeakSpan::Hour).figures, 100.0, 2.25);
@@ -233,7 +233,7 @@ fn a_burst_of_five_minutes_is_seen_whole_wherever_it_begins() {
 }
 
 #[test]
-fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
+fn a_peak_leaves_the_hour_window_and_stays_in_the_day_window() {
     let burst = |second| (600..1200).contains(&second);
     let hours = |count| {
         series(count, |s| {
@@ -244,7 +244,7 @@ fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
     near(then.peak(PeakSpan::Hour).figures, 80.0, 0.1);
     let later = hours(1200 + HOUR + 6 * MINUTE);
     near(later.peak(PeakSpan::Hour).figures, 20.0, 0.1);
-    // Nothing is said of a day of which little is known.
+    // The day window has no value with little coverage.
     assert_eq!(later.peak(PeakSpan::Day).figures, None);
     let day = hours(13 * HOUR);
     near(day.peak(PeakSpan::Day).figures, 80.0, 0.1);
@@ -252,7 +252,7 @@ fn a_peak_is_over_an_hour_later_and_the_day_still_has_it() {
 }
 
 #[test]
-fn a_gap_is_no_idle_time() {
+fn a_gap_does_not_count_as_idle_time() {
     let series = series(20 * MINUTE, |s| (s % 300 >= 120).then_some(60.0));
     let window = series.average(Span::FiveMinutes);
     near(window.figures, 60.0, ROUNDING);
@@ -262,25 +262,25 @@ fn a_gap_is_no_idle_time() {
 }
 
 #[test]
-fn a_suspended_machine_forgets_what_is_older_than_the_window() {
+fn values_older_than_the_window_are_dropped_after_suspend() {
     let mut series = series(HOUR, |_| Some(50.0));
     series.add(at(3600.0), at(3600.0 + 1500.0), 0.0);
     assert_eq!(series.average(Span::FiveMinutes).figures, None);
     near(series.average(Span::Hour).figures, 50.0, ROUNDING);
-    series.pass(at(9000.0));
+    series.advance(at(9000.0));
     assert!(series.average(Span::Hour).coverage.abs() < f64::EPSILON);
 }
 
 #[test]
-fn what_no_series_can_be_is_not_resumed() {
+fn an_invalid_series_is_not_resumed() {
     let written = serde_json::to_value(Series::default()).unwrap();
     let mut short = written.clone();
     short["slots"] = serde_json::json!([1, 2, 3]);
     let mut tall = written.clone();
     tall["hour"]["known"][0] = 200.into();
-    for (value, sound) in [(written, true), (short, false), (tall, false)] {
+    for (value, valid) in [(written, true), (short, false), (tall, false)] {
         let mut series: Series = serde_json::from_value(value).unwrap();
-        assert_eq!(series.resume(), sound);
+        assert_eq!(series.resume(), valid);
     }
 }
 
@@ -302,7 +302,7 @@ fn sample(second: u64, busy_percent: u64, used_percent: u64) -> Sample {
 }
 
 #[test]
-fn a_node_has_windows_of_its_cpu_and_its_memory() {
+fn a_node_has_cpu_and_memory_windows() {
     let mut windows = NodeWindows::default();
     let value = |windows: &NodeWindows, resource| windows.value(resource, Windowed::Average5m);
     for second in 0..140 {
@@ -310,7 +310,7 @@ fn a_node_has_windows_of_its_cpu_and_its_memory() {
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     for second in 140..400 {
-        // The same sample twice is one.
+        // A repeated sample counts once.
         windows.take(&sample(second, 75, 40));
         windows.take(&sample(second, 75, 40));
     }
@@ -324,13 +324,13 @@ fn a_node_has_windows_of_its_cpu_and_its_memory() {
         windows.take(&unreadable(second));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
-    // What was known of the longer time stays known.
+    // The longer window stays known.
     let half = windows.of(Resource::Cpu).average(Span::HalfHour);
     assert!((half.coverage - 400.0 / 1800.0).abs() < 0.01);
 }
 
 #[test]
-fn a_nodes_windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
+fn windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
     let mut windows = NodeWindows::default();
     let made = allocation_counter::measure(|| windows = NodeWindows::default());
     let bytes = made.bytes_total + size_of::<NodeWindows>() as u64;

@@ -1,9 +1,9 @@
-//! The plant beside real kernels, and the engine in a closed loop with them.
+//! Compares the simulated node with real kernels, and runs the engine in a closed loop on them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
 mod kernel_support;
-mod plant;
+mod simulation;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use engine_support::{pod, rule, throttling};
 use kernel_support::{World, assert_fine, wait_for, world};
-use plant::{Plant, Worker};
 use plimsoll::engine::plan::Plan;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
@@ -22,19 +21,20 @@ use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::CgroupPath;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
+use simulation::{Simulation, Worker};
 
-/// Pods of real cgroups, one test at a time.
-struct Bed {
+/// Pods as real cgroups, one test at a time.
+struct Testbed {
     world: World,
     sampler: Sampler,
     pods: Vec<(&'static str, CgroupPath)>,
-    _quiet: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
-impl Bed {
+impl Testbed {
     fn new(names: &[&'static str]) -> Option<Self> {
-        static QUIET: Mutex<()> = Mutex::new(());
-        let quiet = QUIET.lock().unwrap_or_else(PoisonError::into_inner);
+        static LOCK: Mutex<()> = Mutex::new(());
+        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let world = world()?;
         world.prefer();
         let pods: Vec<_> = names.iter().map(|name| (*name, world.pod(name))).collect();
@@ -47,7 +47,7 @@ impl Bed {
             world,
             sampler,
             pods,
-            _quiet: quiet,
+            _lock: lock,
         })
     }
 
@@ -68,8 +68,7 @@ impl Bed {
         sample
     }
 
-    /// Over some seconds: CPUs and the stalled share of each pod, the stalled share of the node, and the CPUs that were
-    /// neither theirs nor idle.
+    /// Measures over some seconds: CPUs and stalled share of each pod, stalled share of the node, and CPUs used by others.
     fn measure(&mut self) -> (Vec<(f64, Option<f64>)>, f64, f64) {
         let demand = Demand {
             pressure: [true; 3],
@@ -99,19 +98,19 @@ fn cpus() -> usize {
     std::thread::available_parallelism().unwrap().get()
 }
 
-/// The kernel does what the plant says: each pod's CPU and stall, and that the node is stalled with its pods.
-fn compare(bed: &mut Bed, workers: Vec<Worker>) {
-    let mut plant = Plant::new(u32::try_from(cpus()).unwrap(), Vec::new(), workers);
-    plant.pass(10);
-    // What the last enforcement period had left is used up first.
+/// Checks each pod's CPU usage and stall against the simulation, and that the node is stalled with its pods.
+fn compare(testbed: &mut Testbed, workers: Vec<Worker>) {
+    let mut sim = Simulation::new(u32::try_from(cpus()).unwrap(), Vec::new(), workers);
+    sim.advance(10);
+    // Use up the rest of the last enforcement period first.
     wait_for(Duration::from_millis(300), || false);
-    let (pods, node, others) = bed.measure();
+    let (pods, node, others) = testbed.measure();
     if others > 0.15 {
         eprintln!("skipped: other work, or the host of this machine, took {others:.2} CPUs");
         return;
     }
     let mut highest = 0.0_f64;
-    for (worker, (used, stalled)) in plant.workers.iter().zip(&pods) {
+    for (worker, (used, stalled)) in sim.workers.iter().zip(&pods) {
         let name = &worker.pod.name;
         println!(
             "{name}: {used:.2} CPUs of {:.2}, stalled {stalled:?} of {:.2}",
@@ -127,56 +126,56 @@ fn compare(bed: &mut Bed, workers: Vec<Worker>) {
         highest = highest.max(worker.stalls);
     }
     println!("node stalled {node:.2}");
-    // The kernel takes the mean over the CPUs: a wait on one of two counts half.
+    // The kernel averages over the CPUs: a wait on one of two counts half.
     assert!(node >= 0.5 * highest - 0.1, "{node} of {highest}");
 }
 
 #[test]
 fn a_quota_stalls_its_pod_and_the_node() {
-    let Some(mut bed) = Bed::new(&["held"]) else {
+    let Some(mut testbed) = Testbed::new(&["held"]) else {
         return;
     };
-    bed.burn("held", 2);
-    bed.world.set_quota(&bed.path("held"), Some(30_000));
+    testbed.burn("held", 2);
+    testbed.world.set_quota(&testbed.path("held"), Some(30_000));
     let held = Worker {
         limit: Some(0.3),
         ..Worker::new(pod("held"), 2.0)
     };
-    compare(&mut bed, vec![held]);
+    compare(&mut testbed, vec![held]);
 }
 
 #[test]
 fn equal_weights_share_the_cpus_and_all_wait() {
-    let Some(mut bed) = Bed::new(&["a", "b"]) else {
+    let Some(mut testbed) = Testbed::new(&["a", "b"]) else {
         return;
     };
     let threads = cpus();
-    bed.burn("a", threads);
-    bed.burn("b", threads);
+    testbed.burn("a", threads);
+    testbed.burn("b", threads);
     let worker = |name| Worker::new(pod(name), threads as f64);
-    compare(&mut bed, vec![worker("a"), worker("b")]);
+    compare(&mut testbed, vec![worker("a"), worker("b")]);
 }
 
 #[test]
-fn the_idle_class_gets_what_is_left() {
-    let Some(mut bed) = Bed::new(&["idle", "other"]) else {
+fn the_idle_class_gets_the_remaining_cpu() {
+    let Some(mut testbed) = Testbed::new(&["idle", "other"]) else {
         return;
     };
-    let idle = bed.path("idle");
-    if !bed.world.has(&idle, "cpu.idle") {
+    let idle = testbed.path("idle");
+    if !testbed.world.has(&idle, "cpu.idle") {
         eprintln!("skipped: this kernel has no cpu.idle");
         return;
     }
     let threads = cpus();
-    bed.world.write(&idle, "cpu.idle", "1");
-    bed.burn("idle", threads);
-    bed.burn("other", threads - 1);
+    testbed.world.write(&idle, "cpu.idle", "1");
+    testbed.burn("idle", threads);
+    testbed.burn("other", threads - 1);
     let idle = Worker {
         idle: true,
         ..Worker::new(pod("idle"), threads as f64)
     };
     let other = Worker::new(pod("other"), threads as f64 - 1.0);
-    compare(&mut bed, vec![idle, other]);
+    compare(&mut testbed, vec![idle, other]);
 }
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -193,9 +192,9 @@ fn pressure_rule(metric: &str) -> Rule {
     }
 }
 
-/// The engine, the sampler and the throttler on real cgroups, once a second.
+/// The engine, the sampler and the throttler on real cgroups, once per second.
 struct Loop {
-    bed: Bed,
+    testbed: Testbed,
     engine: Engine,
     throttler: Throttler,
     plan: Plan,
@@ -203,18 +202,18 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(bed: Bed, metric: &str) -> Self {
+    fn new(testbed: Testbed, metric: &str) -> Self {
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(PolicySet {
             rules: vec![pressure_rule(metric)],
-            pods: vec![plant::batch()],
+            pods: vec![simulation::batch()],
         }));
         let mut greedy = pod("greedy");
         "batch".clone_into(&mut greedy.namespace);
         engine.set_pods(vec![Arc::new(greedy), Arc::new(pod("important"))]);
-        let throttler = bed.world.throttler();
+        let throttler = testbed.world.throttler();
         Self {
-            bed,
+            testbed,
             engine,
             throttler,
             plan: Plan::default(),
@@ -224,21 +223,25 @@ impl Loop {
 
     fn step(&mut self) {
         let (now, demand) = (boot_time(), self.engine.demand());
-        self.bed.sampler.sample_node(now, &demand, &mut self.sample);
-        self.bed.sampler.sample_pods(now, &demand, &mut self.sample);
+        self.testbed
+            .sampler
+            .sample_node(now, &demand, &mut self.sample);
+        self.testbed
+            .sampler
+            .sample_pods(now, &demand, &mut self.sample);
         self.engine.step(boot_time(), &self.sample, &mut self.plan);
         if self.plan.evaluated {
-            let find = self.bed.world.find();
+            let find = self.testbed.world.find();
             assert_fine(&self.throttler.apply(now, &self.plan.throttles, &find));
         }
         wait_for(PERIOD, || false);
     }
 
-    /// Steps until the condition holds; for how long that was, or `None` where it was not in time.
-    fn until(&mut self, most: Duration, holds: impl Fn(&Self) -> bool) -> Option<Duration> {
+    /// Steps until the condition is true. Returns how long that took; `None` on timeout.
+    fn until(&mut self, timeout: Duration, condition: impl Fn(&Self) -> bool) -> Option<Duration> {
         let start = boot_time();
-        while !holds(self) {
-            if boot_time().since(start) > most {
+        while !condition(self) {
+            if boot_time().since(start) > timeout {
                 return None;
             }
             self.step();
@@ -246,64 +249,68 @@ impl Loop {
         Some(boot_time().since(start))
     }
 
-    /// By the estimate of cgroup v1.
+    /// Whether the cgroup v1 estimate sees a busy machine.
     fn is_machine_busy(&self) -> bool {
         let guard = self.engine.reports().next().unwrap().guard;
         matches!(guard, Some(Guard::BusiestSample(percent)) if percent >= 90.0)
     }
 
-    fn is_held(&self) -> bool {
-        self.bed.world.quota(&self.bed.path("greedy")) != self.bed.world.quota_text(None)
+    fn is_throttled(&self) -> bool {
+        self.testbed.world.quota(&self.testbed.path("greedy"))
+            != self.testbed.world.quota_text(None)
     }
 }
 
-/// Protected work waits for half a minute beside a pod that goes on wanting more than its quota gives. Without the judgement
-/// by the protected the pod's own stall keeps the node's pressure, and so its quota, up for ever.
+/// Protected pods wait for half a minute next to a pod that demands more than its quota forever. If the rule did not look at
+/// protected pods, the stall of the throttled pod would keep the node's pressure up, and so the throttle in force.
 fn a_spike_of(metric: &str) {
-    let Some(mut bed) = Bed::new(&["greedy", "important"]) else {
+    let Some(mut testbed) = Testbed::new(&["greedy", "important"]) else {
         return;
     };
-    let is_v2 = bed.world.is_v2();
+    let is_v2 = testbed.world.is_v2();
     if !is_v2 && metric.starts_with("protected") {
-        eprintln!("skipped: cgroup v1 has no pressure by cgroup");
+        eprintln!("skipped: cgroup v1 has no per-cgroup pressure");
         return;
     }
-    bed.burn("greedy", cpus());
-    let mut node = Loop::new(bed, metric);
-    let important = node.bed.path("important");
+    testbed.burn("greedy", cpus());
+    let mut node = Loop::new(testbed, metric);
+    let important = node.testbed.path("important");
     let threads = cpus();
-    node.bed.burn("important", threads);
+    node.testbed.burn("important", threads);
     let spike = boot_time();
-    let begun = node.until(Duration::from_secs(30), Loop::is_held);
+    let started = node.until(Duration::from_secs(30), Loop::is_throttled);
     assert!(
-        begun.is_some(),
+        started.is_some(),
         "{metric}: no throttle while protected work waits"
     );
     while boot_time().since(spike) < Duration::from_secs(30) {
         node.step();
     }
-    assert!(node.is_held(), "{metric}: released during the spike");
-    // The greedy pod goes on wanting one CPU, ten times what its floor gives.
-    let greedy = node.bed.path("greedy");
-    node.bed.world.end_all_but(0, &important);
-    node.bed.world.end_all_but(1, &greedy);
+    assert!(node.is_throttled(), "{metric}: released during the spike");
+    // The greedy pod still demands one CPU, ten times its floor.
+    let greedy = node.testbed.path("greedy");
+    node.testbed.world.end_all_but(0, &important);
+    node.testbed.world.end_all_but(1, &greedy);
     let steps = PERIOD * 3;
     let released = node.until(COOL_DOWN + steps + Duration::from_secs(15), |node| {
-        !node.is_held()
+        !node.is_throttled()
     });
-    println!("{metric}: held after {begun:?}, released after {released:?}");
+    println!("{metric}: throttled after {started:?}, released after {released:?}");
     if !is_v2 && released.is_none() && node.is_machine_busy() {
         eprintln!(
-            "skipped: other work keeps the CPUs of this machine busy, which cgroup v1 can't be told from ours"
+            "skipped: other work keeps the CPUs of this machine busy, which cgroup v1 cannot distinguish from ours"
         );
         return;
     }
-    assert!(released.is_some(), "{metric}: the throttle keeps itself up");
-    // Without pressure by cgroup other work on the machine is a reason to throttle, too.
+    assert!(
+        released.is_some(),
+        "{metric}: the throttle keeps itself in force"
+    );
+    // Without per-cgroup pressure, other work on the machine also causes throttling.
     for _ in 0..if is_v2 { 15 } else { 0 } {
         node.step();
         assert!(
-            !node.is_held(),
+            !node.is_throttled(),
             "{metric}: throttled again for its own waiting"
         );
     }
@@ -315,6 +322,6 @@ fn cpu_pressure_releases_a_pod_that_wants_more_than_its_quota() {
 }
 
 #[test]
-fn the_delay_of_the_protected_throttles_and_releases() {
+fn the_delay_of_protected_pods_throttles_and_releases() {
     a_spike_of("protected_cpu_delay_max");
 }

@@ -1,4 +1,4 @@
-//! What holds over any history of any node.
+//! Invariants over random histories.
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 mod engine_support;
@@ -7,12 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_support::scenario::{Beat, Fault, beat, loads, play, prepare, rules, set};
+use engine_support::scenario::{
+    Fault, PeriodInput, input, loads, policy_set, rules, run_period, take_sample,
+};
 use engine_support::{Load, Node, PERIOD, policy};
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::plan::{Change, Plan, RuleState, Scheduling, Transition};
 use plimsoll::engine::pod::PodUid;
-use plimsoll::engine::policy::{Rule, RuleId, Strategy as Acting};
+use plimsoll::engine::policy::{Rule, RuleId, Strategy as RuleStrategy};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -47,8 +49,8 @@ fn quotas_are_between_floor_and_original(node: &Node) {
     }
 }
 
-/// The pod that a transition takes something from.
-fn harmed(transition: &Transition) -> Option<&PodUid> {
+/// The pod that a transition takes resources from.
+fn affected_pod(transition: &Transition) -> Option<&PodUid> {
     match &transition.change {
         Change::Throttle {
             pod,
@@ -62,11 +64,11 @@ fn harmed(transition: &Transition) -> Option<&PodUid> {
     }
 }
 
-/// I5: nothing destructive rests on a sample that is missing, old or nonsense; nor is it done to the wrong pods.
-fn harm_is_done_on_fresh_facts_only(node: &Node) {
+/// I5: nothing destructive is based on a missing, stale or invalid sample, or done to a pod that may not be acted on.
+fn destructive_actions_need_fresh_samples(node: &Node) {
     let reports = reports(node);
     for transition in &node.plan.transitions {
-        let Some(uid) = harmed(transition) else {
+        let Some(uid) = affected_pod(transition) else {
             continue;
         };
         let report = &reports[&transition.rule];
@@ -82,11 +84,11 @@ fn harm_is_done_on_fresh_facts_only(node: &Node) {
     }
 }
 
-/// I6: closed exactly while a rule in force needs it.
-fn scheduling_is_closed_exactly_while_a_rule_needs_it(node: &Node, rules: &[Rule]) {
+/// I6: scheduling is disabled exactly while an enforced rule needs it.
+fn scheduling_is_disabled_exactly_while_needed(node: &Node, rules: &[Rule]) {
     let reports = reports(node);
     let needs = |rule: &&Rule| {
-        rule.strategy == Acting::Enforce
+        rule.strategy == RuleStrategy::Enforce
             && rule.action.scheduling.is_some()
             && reports[&rule.id].state != RuleState::Normal
     };
@@ -97,10 +99,10 @@ fn scheduling_is_closed_exactly_while_a_rule_needs_it(node: &Node, rules: &[Rule
     }
 }
 
-fn preview_touches_nothing(node: &Node, rules: &[Rule]) {
+fn preview_changes_nothing(node: &Node, rules: &[Rule]) {
     let preview = |id: &RuleId| {
         let rule = rules.iter().find(|rule| rule.id == *id).unwrap();
-        rule.strategy == Acting::Preview
+        rule.strategy == RuleStrategy::Preview
     };
     assert!(node.plan.throttles.iter().all(|t| !preview(&t.rule)));
     assert!(node.plan.evictions.iter().all(|e| !preview(&e.rule)));
@@ -109,8 +111,8 @@ fn preview_touches_nothing(node: &Node, rules: &[Rule]) {
     assert!(transitions.iter().all(|t| t.would == preview(&t.rule)));
 }
 
-/// Every step is told: whoever adds the transitions up knows what is in force.
-fn transitions_add_up(node: &Node, told: &mut BTreeMap<PodUid, BTreeMap<RuleId, (u8, bool)>>) {
+/// Every step is reported: the sum of the transitions is what is in force.
+fn transitions_add_up(node: &Node, reported: &mut BTreeMap<PodUid, BTreeMap<RuleId, (u8, bool)>>) {
     for transition in node.plan.transitions.iter().filter(|t| !t.would) {
         if let Change::Throttle {
             pod,
@@ -120,14 +122,14 @@ fn transitions_add_up(node: &Node, told: &mut BTreeMap<PodUid, BTreeMap<RuleId, 
             ..
         } = &transition.change
         {
-            let claims = told.entry(pod.clone()).or_default();
+            let claims = reported.entry(pod.clone()).or_default();
             let before = claims.insert(transition.rule.clone(), (*to, *idle));
             assert_eq!(before.unwrap_or((100, false)).0, *from, "{transition:?}");
         }
     }
     let listed = |uid: &PodUid| node.plan.throttles.iter().find(|t| t.uid == *uid);
     for load in &node.pods {
-        let claims = told
+        let claims = reported
             .get(&load.pod.uid)
             .into_iter()
             .flat_map(BTreeMap::values);
@@ -139,20 +141,20 @@ fn transitions_add_up(node: &Node, told: &mut BTreeMap<PodUid, BTreeMap<RuleId, 
     }
 }
 
-/// With quiet metrics, or without rules, everything is back and told within this time.
+/// With quiet metrics, or without rules, everything is restored within this time.
 fn time_to_restore(rules: &[Rule]) -> Duration {
     let of = |rule: &Rule| {
         let step = rule.action.throttle.map_or(100, |spec| spec.step);
         let steps = 100_u32.div_ceil(u32::from(step)) + 1 + rule.restore_threshold;
-        // A throttle that came right back is held up to 8 times as long.
+        // After relapses the cool-down is up to 8 times as long.
         let doubled = if rule.action.throttle.is_some() { 8 } else { 1 };
         rule.period * (steps + 3) + rule.action.cool_down * doubled
     };
     rules.iter().map(of).max().unwrap_or_default()
 }
 
-fn quiet() -> Beat {
-    Beat {
+fn quiet() -> PeriodInput {
+    PeriodInput {
         cpu: 100,
         memory: 0,
         load: 0.0,
@@ -160,9 +162,9 @@ fn quiet() -> Beat {
     }
 }
 
-fn assert_calm(node: &mut Node) {
+fn assert_steady(node: &mut Node) {
     for _ in 0..4 {
-        play(node, &quiet());
+        run_period(node, &quiet());
         if node.plan.evaluated {
             assert_eq!(node.plan.throttles, []);
             assert_eq!(node.plan.scheduling, Scheduling::Enabled);
@@ -171,60 +173,60 @@ fn assert_calm(node: &mut Node) {
     }
 }
 
-fn restored(node: &mut Node, rules: &[Rule]) {
+fn assert_restored(node: &mut Node, rules: &[Rule]) {
     let periods = time_to_restore(rules).as_secs().div_ceil(PERIOD.as_secs());
     for _ in 0..periods {
-        play(node, &quiet());
+        run_period(node, &quiet());
     }
-    assert_calm(node);
+    assert_steady(node);
 }
 
-fn case() -> impl Strategy<Value = (Vec<Rule>, Vec<Load>, Vec<Beat>)> {
-    (rules(), loads(), vec(beat(), 1..30))
+fn case() -> impl Strategy<Value = (Vec<Rule>, Vec<Load>, Vec<PeriodInput>)> {
+    (rules(), loads(), vec(input(), 1..30))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn every_step_keeps_the_invariants((rules, loads, beats) in case()) {
-        let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        let mut told = BTreeMap::new();
-        for beat in &beats {
-            play(&mut node, beat);
+    fn every_step_satisfies_the_invariants((rules, loads, inputs) in case()) {
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads);
+        let mut reported = BTreeMap::new();
+        for input in &inputs {
+            run_period(&mut node, input);
             if !node.plan.evaluated {
                 continue;
             }
             quotas_are_between_floor_and_original(&node);
-            harm_is_done_on_fresh_facts_only(&node);
-            scheduling_is_closed_exactly_while_a_rule_needs_it(&node, &rules);
-            preview_touches_nothing(&node, &rules);
-            transitions_add_up(&node, &mut told);
+            destructive_actions_need_fresh_samples(&node);
+            scheduling_is_disabled_exactly_while_needed(&node, &rules);
+            preview_changes_nothing(&node, &rules);
+            transitions_add_up(&node, &mut reported);
         }
     }
 
     #[test]
-    fn quiet_metrics_put_everything_back((rules, loads, beats) in case()) {
-        let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        for beat in &beats {
-            play(&mut node, beat);
+    fn quiet_metrics_restore_everything((rules, loads, inputs) in case()) {
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads);
+        for input in &inputs {
+            run_period(&mut node, input);
         }
-        restored(&mut node, &rules);
+        assert_restored(&mut node, &rules);
     }
 
     #[test]
-    fn without_rules_everything_is_put_back_whatever_the_metrics_say(
-        (rules, loads, beats) in case()
+    fn without_rules_everything_is_restored_whatever_the_metrics_are(
+        (rules, loads, inputs) in case()
     ) {
-        let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        for beat in &beats {
-            play(&mut node, beat);
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads);
+        for input in &inputs {
+            run_period(&mut node, input);
         }
         node.engine.set_policy(policy(Vec::new()));
         let periods = time_to_restore(&rules).as_secs().div_ceil(PERIOD.as_secs());
-        let hot = Beat { cpu: 8000, memory: 0, load: 50.0, fault: Fault::None };
+        let hot = PeriodInput { cpu: 8000, memory: 0, load: 50.0, fault: Fault::None };
         for _ in 0..periods {
-            play(&mut node, &hot);
+            run_period(&mut node, &hot);
         }
         prop_assert_eq!(node.engine.next_due(), None);
         prop_assert_eq!(&node.plan.throttles, &[]);
@@ -232,16 +234,16 @@ proptest! {
     }
 
     #[test]
-    fn the_order_and_duplication_of_objects_changes_nothing(
-        (rules, loads, beats) in case(), seed in any::<u64>()
+    fn order_and_duplication_of_objects_change_nothing(
+        (rules, loads, inputs) in case(), seed in any::<u64>()
     ) {
-        let mut node = Node::with(Arc::new(set(rules.clone())), loads.clone());
-        let mut shuffled_rules = [rules.clone(), rules].concat();
-        shuffle(&mut shuffled_rules, seed);
-        let mut other = Node::with(Arc::new(set(shuffled_rules)), loads);
-        for (round, beat) in beats.iter().enumerate() {
-            prepare(&mut node, beat);
-            prepare(&mut other, beat);
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads.clone());
+        let mut shuffled = [rules.clone(), rules].concat();
+        shuffle(&mut shuffled, seed);
+        let mut other = Node::with(Arc::new(policy_set(shuffled)), loads);
+        for (round, input) in inputs.iter().enumerate() {
+            take_sample(&mut node, input);
+            take_sample(&mut other, input);
             let pods = other.sample.pods.clone();
             other.sample.pods.extend(pods);
             shuffle(&mut other.sample.pods, seed ^ round as u64);
@@ -254,15 +256,15 @@ proptest! {
     }
 
     #[test]
-    fn a_gap_is_never_covered_by_more_victims_than_it_takes(
+    fn a_gap_is_never_covered_by_more_victims_than_needed(
         loads in loads(), cpu in 4001_u64..8000, min in 0_u8..60, step in 1_u8..60
     ) {
         let rule = engine_support::rule(
             "n/cpu", "cpu_total_usage", 4000.0, engine_support::throttling(min, step),
         );
-        let mut node = Node::with(Arc::new(set(vec![rule])), loads);
+        let mut node = Node::with(Arc::new(policy_set(vec![rule])), loads);
         let gap = ((cpu - 4000) as f64 * 1.1).round();
-        let mut passed_over = BTreeSet::new();
+        let mut skipped = BTreeSet::new();
         node.at(cpu);
         for _ in 0..6 {
             node.at(cpu);
@@ -270,26 +272,26 @@ proptest! {
             if let Some((_, others)) = releases.split_last() {
                 prop_assert!((others.iter().sum::<u64>() as f64) < gap, "one victim too many");
             }
-            passed_over.extend(node.spared().into_iter().map(|(uid, _)| uid));
+            skipped.extend(node.skipped().into_iter().map(|(uid, _)| uid));
             let covered = releases.iter().sum::<u64>() as f64 >= gap;
-            let tried = |uid: &String| stepped.contains(uid) || passed_over.contains(uid);
+            let tried = |uid: &String| stepped.contains(uid) || skipped.contains(uid);
             prop_assert!(covered || node.pods.iter().all(|load| tried(&load.pod.name)));
         }
     }
 
     #[test]
-    fn a_restart_between_any_two_steps_changes_nothing_that_is_in_force(
-        (rules, loads, beats) in case(), at in 0_usize..30
+    fn a_restart_between_steps_does_not_change_what_is_in_force(
+        (rules, loads, inputs) in case(), at in 0_usize..30
     ) {
-        let mut node = Node::with(Arc::new(set(rules.clone())), loads);
-        for beat in beats.iter().take(at) {
-            play(&mut node, beat);
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads);
+        for input in inputs.iter().take(at) {
+            run_period(&mut node, input);
         }
-        engine_support::restart(&mut node, set(rules.clone()));
+        engine_support::restart(&mut node, policy_set(rules.clone()));
         let mut before = node.plan.clone();
         let alive = |uid: &PodUid| node.pods.iter().any(|load| load.pod.uid == *uid);
         before.throttles.retain(|throttle| alive(&throttle.uid));
-        node.pass(Duration::from_millis(10));
+        node.advance(Duration::from_millis(10));
         node.sample.node = plimsoll::engine::sample::NodeSample::default();
         node.step();
         prop_assert!(node.plan.evaluated);
@@ -298,11 +300,11 @@ proptest! {
         if let Scheduling::Disabled { .. } = before.scheduling {
             prop_assert_eq!(&node.plan.scheduling, &before.scheduling);
         }
-        restored(&mut node, &rules);
+        assert_restored(&mut node, &rules);
     }
 }
 
-/// The pods that went a step down, and what that releases, in order.
+/// The pods that were throttled further and the predicted releases, in order.
 fn steps(plan: &Plan) -> (Vec<String>, Vec<u64>) {
     let steps = plan.transitions.iter().filter_map(|t| match &t.change {
         Change::Throttle { pod, release, .. } => Some((pod.to_string(), release.0)),
@@ -311,7 +313,7 @@ fn steps(plan: &Plan) -> (Vec<String>, Vec<u64>) {
     steps.unzip()
 }
 
-/// The throttles by UID: without usage there is no other order.
+/// The throttles by UID, since there is no other order without usage.
 fn sorted(plan: &Plan) -> Vec<(PodUid, u8, bool)> {
     let throttles = plan.throttles.iter();
     let mut sorted: Vec<_> = throttles

@@ -1,11 +1,11 @@
-//! The plant: a simulated node on which the engine's actions have effects. Quotas, the idle class, reclaim and evictions change
-//! what pods use; that changes busy time, pressure and load averages, as a kernel would; the engine sees only these.
+//! A simulated node on which the engine's actions have effects: quotas, the idle class, reclaim and evictions change what
+//! pods use, which changes busy time, pressure and load averages like a kernel would. The engine only sees these.
 //!
-//! One tick is a second. `tests/kernel_plant.rs` holds its arithmetic against real kernels.
+//! One tick is a second. `tests/kernel_simulation.rs` compares it with real kernels.
 #![allow(
     dead_code,
     clippy::unwrap_used,
-    reason = "every test file is its own crate and uses a part of this; a model may fail its test"
+    reason = "every test file is its own crate and uses only part of this; a model may fail its test"
 )]
 
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use plimsoll::engine::units::{Bytes, Quota};
 
 const TICK: Duration = Duration::from_secs(1);
 const NANOS: f64 = 1e9;
-/// The kernel folds its averages this often.
+/// Seconds between updates of the kernel's averages.
 const LOAD_STEP: u64 = 5;
 const PRESSURE_STEP: u64 = 2;
 
-/// A pod of the plant.
+/// A pod of the simulation.
 #[derive(Clone, Debug)]
 pub struct Worker {
     pub pod: Pod,
-    /// CPUs that it would use if it had the node for itself.
+    /// CPUs that it would use if it had the node to itself.
     pub demand: f64,
     /// Share of contended CPUs, relative to others (`cpu.weight`).
     pub weight: f64,
@@ -41,17 +41,17 @@ pub struct Worker {
     pub limit: Option<f64>,
     /// Anonymous memory in bytes.
     pub memory: u64,
-    /// Page cache in bytes, and how much of it a second it reads in.
+    /// Page cache in bytes, and how many bytes it reads per second.
     pub cache: u64,
     pub reads: u64,
-    /// Seconds that it goes on after an eviction was accepted.
+    /// Seconds that it keeps running after its eviction.
     pub lingers: u64,
-    /// CPUs that the engine's throttle leaves it.
+    /// The engine's quota, in CPUs.
     pub quota: Option<f64>,
     pub idle: bool,
     /// The tick at which it is gone.
     pub ends: Option<u64>,
-    /// CPUs that it got in the last tick, and the share of the tick in which it was stalled.
+    /// CPUs that it got in the last tick, and the share of the tick that it was stalled.
     pub gets: f64,
     pub stalls: f64,
     /// Counters of its cgroup.
@@ -91,14 +91,14 @@ impl Worker {
         }
     }
 
-    /// What it may use, whoever else wants CPU.
+    /// CPUs that it would use without contention.
     fn wants(&self) -> f64 {
         self.cap().map_or(self.demand, |cap| self.demand.min(cap))
     }
 
-    fn pass(&mut self) {
-        // Its work takes `demand / gets` as long, and is stalled for the rest; and where threads for a CPU or more do not run,
-        // there is always one that waits.
+    fn advance(&mut self) {
+        // Its work takes `demand / gets` as long and is stalled for the rest. If threads for a full CPU or more do not run,
+        // one always waits.
         self.stalls = if self.demand > 0.0 {
             let stretched = 1.0 - self.gets / self.demand;
             stretched.max(self.demand - self.gets).clamp(0.0, 1.0)
@@ -109,12 +109,12 @@ impl Worker {
         self.stalled += self.stalls * NANOS;
         if self.cap().is_some() {
             self.periods += 10.0;
-            self.throttled += 10.0 * self.held_back();
+            self.throttled += 10.0 * self.throttled_share();
         }
     }
 
-    /// Share of the enforcement periods that its quota cut short: all where the quota is what binds.
-    fn held_back(&self) -> f64 {
+    /// Share of the enforcement periods in which it is throttled: all of them if the quota is the limit.
+    fn throttled_share(&self) -> f64 {
         let binds = self
             .cap()
             .is_some_and(|cap| cap < self.demand && self.gets >= cap - 1e-9);
@@ -122,7 +122,7 @@ impl Worker {
     }
 }
 
-/// Divides `cpus` among those that want them, in proportion to their weights and never more than each wants.
+/// Divides `cpus` in proportion to the weights, but gives no one more than it wants.
 pub fn share(cpus: f64, wants: &[f64], weights: &[f64]) -> Vec<f64> {
     let mut gets = vec![0.0; wants.len()];
     let mut left = cpus;
@@ -130,19 +130,19 @@ pub fn share(cpus: f64, wants: &[f64], weights: &[f64]) -> Vec<f64> {
     while !open.is_empty() && left > 1e-9 {
         let total: f64 = open.iter().map(|i| weights[*i]).sum();
         let fair = |i: usize| left * weights[i] / total;
-        let (sated, hungry): (Vec<_>, Vec<_>) =
+        let (satisfied, unsatisfied): (Vec<_>, Vec<_>) =
             open.iter().partition(|i| wants[**i] <= fair(**i) + 1e-9);
-        if sated.is_empty() {
-            for i in hungry {
+        if satisfied.is_empty() {
+            for i in unsatisfied {
                 gets[i] = fair(i);
             }
             return gets;
         }
-        for i in &sated {
+        for i in &satisfied {
             gets[*i] = wants[*i];
         }
-        left -= sated.iter().map(|i| wants[*i]).sum::<f64>();
-        open = hungry;
+        left -= satisfied.iter().map(|i| wants[*i]).sum::<f64>();
+        open = unsatisfied;
     }
     gets
 }
@@ -162,15 +162,15 @@ impl Stalled {
         let stalled = (self.total - self.before) / (PRESSURE_STEP as f64 * NANOS);
         self.before = self.total;
         for (average, seconds) in self.averages.iter_mut().zip([10.0, 60.0, 300.0]) {
-            let keeps = (-(PRESSURE_STEP as f64) / seconds).exp();
-            *average = *average * keeps + stalled * 100.0 * (1.0 - keeps);
+            let decay = (-(PRESSURE_STEP as f64) / seconds).exp();
+            *average = *average * decay + stalled * 100.0 * (1.0 - decay);
         }
     }
 }
 
 /// A node, its pods, and the engine that acts on them.
 #[derive(Debug)]
-pub struct Plant {
+pub struct Simulation {
     pub cpus: u32,
     pub memory: u64,
     pub workers: Vec<Worker>,
@@ -180,28 +180,28 @@ pub struct Plant {
     pub now: u64,
     /// Pressure by cgroup, as cgroup v2 has it.
     pub v2: bool,
-    /// Evictions so far: when, whom.
+    /// Evictions so far: time and pod.
     pub evicted: Vec<(u64, String)>,
-    /// Reclaims so far: when, whom, bytes.
+    /// Reclaims so far: time, pod and bytes.
     pub reclaimed: Vec<(u64, String, u64)>,
     busy: f64,
     idle: f64,
     load: [f64; 3],
-    /// Of CPU and of memory.
+    /// CPU and memory.
     stalled: [Stalled; 2],
     shares: Vec<f64>,
-    /// Tasks of all ticks so far: a sample shows a whole number of them, and the mean of samples is right.
+    /// Sum of tasks over all ticks, so that rounding to whole tasks per sample keeps the mean.
     task_seconds: f64,
 }
 
-impl Plant {
+impl Simulation {
     pub fn new(cpus: u32, rules: Vec<Rule>, workers: Vec<Worker>) -> Self {
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(PolicySet {
             rules,
             pods: vec![batch()],
         }));
-        let mut plant = Self {
+        let mut sim = Self {
             cpus,
             memory: 32 << 30,
             workers,
@@ -218,11 +218,11 @@ impl Plant {
             shares: Vec::new(),
             task_seconds: 0.0,
         };
-        plant.set_pods();
-        plant
+        sim.set_pods();
+        sim
     }
 
-    /// On a kernel that keeps no pressure by cgroup.
+    /// Without per-cgroup pressure, as on cgroup v1.
     pub fn on_v1(mut self) -> Self {
         self.v2 = false;
         self
@@ -238,13 +238,13 @@ impl Plant {
         self.shares.iter().sum()
     }
 
-    /// Percent of the last tick in which the pod was stalled, whatever the cause.
+    /// Percentage of the last tick that the pod was stalled, for any cause.
     pub fn stalls(&self, name: &str) -> f64 {
         let mut workers = self.workers.iter();
         workers.find(|it| it.pod.name == name).unwrap().stalls * 100.0
     }
 
-    /// CPUs that would be used if the pods that are on their way out were gone.
+    /// CPUs that would be used without the terminating pods.
     pub fn remaining(&self) -> f64 {
         let stays = |worker: &&Worker| worker.ends.is_none();
         let wants = self.workers.iter().filter(stays).map(Worker::wants);
@@ -256,7 +256,7 @@ impl Plant {
         self.engine.set_pods(pods.collect());
     }
 
-    /// One second passes; the engine samples, decides and acts.
+    /// Advances by one second: samples, evaluates and acts.
     pub fn tick(&mut self) {
         self.now += 1;
         let before = self.workers.len();
@@ -275,11 +275,11 @@ impl Plant {
         }
     }
 
-    pub fn pass(&mut self, seconds: u64) {
+    pub fn advance(&mut self, seconds: u64) {
         (0..seconds).for_each(|_| self.tick());
     }
 
-    /// Divides the CPUs of this second and keeps the kernel's books.
+    /// Divides the CPUs for this second and updates the kernel's counters.
     fn run(&mut self) {
         let cpus = f64::from(self.cpus);
         let class = |idle: bool| move |it: &Worker| if it.idle == idle { it.wants() } else { 0.0 };
@@ -291,12 +291,12 @@ impl Plant {
         let second = share(rest, &second, &weights);
         for (worker, (a, b)) in self.workers.iter_mut().zip(first.iter().zip(&second)) {
             worker.gets = a + b;
-            worker.pass();
+            worker.advance();
         }
         self.shares = self.workers.iter().map(|it| it.gets).collect();
         self.busy += self.uses() * NANOS;
         self.idle += (cpus - self.uses()) * NANOS;
-        // Some task of the node is stalled where one of any pod is.
+        // A task of the node is stalled if one of any pod is.
         let free: f64 = self.workers.iter().map(|it| 1.0 - it.stalls).product();
         self.stalled[0].total += (1.0 - free) * NANOS;
         self.read_files();
@@ -304,7 +304,7 @@ impl Plant {
         self.average();
     }
 
-    /// Tasks that run or can run: those that a quota holds back are not on a run queue.
+    /// Running and runnable tasks; those throttled by a quota are not on a run queue.
     pub fn tasks(&self) -> f64 {
         let tasks = self.workers.iter().map(|it| {
             let waits = (it.wants() - it.gets).max(0.0);
@@ -317,8 +317,8 @@ impl Plant {
         if self.now.is_multiple_of(LOAD_STEP) {
             let tasks = self.tasks();
             for (load, minutes) in self.load.iter_mut().zip([1.0, 5.0, 15.0]) {
-                let keeps = (-(LOAD_STEP as f64) / (minutes * 60.0)).exp();
-                *load = *load * keeps + tasks * (1.0 - keeps);
+                let decay = (-(LOAD_STEP as f64) / (minutes * 60.0)).exp();
+                *load = *load * decay + tasks * (1.0 - decay);
             }
         }
         if self.now.is_multiple_of(PRESSURE_STEP) {
@@ -326,8 +326,7 @@ impl Plant {
         }
     }
 
-    /// Pages that are read in push out others once the memory is full, and who reads waits for that: half of the time while
-    /// nothing is free.
+    /// Once memory is full, reads evict page cache, and readers wait for that half of the time.
     fn read_files(&mut self) {
         let reads: u64 = self.workers.iter().map(|it| it.reads).sum();
         let used: u64 = self.workers.iter().map(|it| it.memory + it.cache).sum();
@@ -343,7 +342,7 @@ impl Plant {
 
     fn sample(&self) -> Sample {
         let at = BootTime::from_nanos(self.now * 1_000_000_000);
-        let held: u64 = self.workers.iter().map(|it| it.memory).sum();
+        let used: u64 = self.workers.iter().map(|it| it.memory).sum();
         let pressure = |stalled: Stalled| Pressure {
             some: stalled.averages,
             full: None,
@@ -360,7 +359,7 @@ impl Plant {
                 }),
                 memory: Some(NodeMemory {
                     total: Bytes(self.memory),
-                    available: Bytes(self.memory.saturating_sub(held)),
+                    available: Bytes(self.memory.saturating_sub(used)),
                 }),
                 load: Some(self.load),
                 tasks: Some(whole(self.task_seconds) - whole(self.task_seconds - self.tasks())),
@@ -398,7 +397,7 @@ impl Plant {
         }
     }
 
-    /// Puts the plan in force, as the kernel and the API server would.
+    /// Applies the plan, as the kernel and the API server would.
     fn act(&mut self) {
         for worker in &mut self.workers {
             let throttle = self
@@ -435,7 +434,7 @@ impl Plant {
     }
 }
 
-/// Batch pods may be throttled and evicted: those of the namespace `batch`.
+/// Pods in the namespace `batch` may be throttled and evicted.
 pub fn batch() -> PodPolicy {
     use plimsoll::engine::policy::Membership;
     PodPolicy {
