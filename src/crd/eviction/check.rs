@@ -14,7 +14,7 @@ pub enum Objection {
     #[error("it is already being terminated")]
     Terminating,
     /// It is on another node.
-    #[error("it is no longer on this node")]
+    #[error("it is not on this node any more")]
     OtherNode,
     /// Its phase is not Running.
     #[error("it is not running")]
@@ -26,13 +26,13 @@ pub enum Objection {
     #[error("{}", why_never_evicted(*.0))]
     NeverEvicted(Kept),
     /// It has no controller that would replace it.
-    #[error("it has no controller, and the action does not set evictUnowned")]
+    #[error("it has no controller, and the action has no evictUnowned")]
     Unowned,
     /// The policies or the labels of the pod have changed.
-    #[error("no PodQOS allows it any longer")]
+    #[error("no PodQOS allows it any more")]
     NotAllowed,
     /// The rule was deleted, or no longer evicts.
-    #[error("no rule requests it any longer")]
+    #[error("no rule asks for it any more")]
     NotWanted,
     /// The object is invalid.
     #[error("the pod can't be read: {0}")]
