@@ -26,7 +26,8 @@ fn root() -> &'static Path {
 
 /// The reference program for each version, built once; `None`, with a message, if Go is not installed.
 static REFERENCE: LazyLock<Option<PathBuf>> = LazyLock::new(|| reference("go.mod"));
-static REFERENCE_1_33: LazyLock<Option<PathBuf>> = LazyLock::new(|| reference("kubernetes-1.33.mod"));
+static REFERENCE_1_33: LazyLock<Option<PathBuf>> =
+    LazyLock::new(|| reference("kubernetes-1.33.mod"));
 
 fn reference(modules: &str) -> Option<PathBuf> {
     if Command::new("go").arg("version").output().is_err() {
@@ -88,7 +89,9 @@ fn array(value: &Value) -> &[Value] {
 
 #[test]
 fn the_api_server_accepts_the_definitions() {
-    let Some(answer) = run_reference(&[]) else { return };
+    let Some(answer) = run_reference(&[]) else {
+        return;
+    };
     let definitions = array(&answer["definitions"]);
     assert_eq!(definitions.len(), 4);
     for definition in definitions {
@@ -104,7 +107,9 @@ fn the_api_server_accepts_the_definitions() {
 #[test]
 fn the_api_server_sets_the_same_defaults_in_every_example() {
     let files = policies();
-    let Some(answer) = run_reference(&files) else { return };
+    let Some(answer) = run_reference(&files) else {
+        return;
+    };
     for (file, theirs) in files.iter().zip(array(&answer["manifests"])) {
         let ours = manifest::read(&std::fs::read_to_string(file).unwrap());
         let theirs = array(&theirs["documents"]);
@@ -190,7 +195,9 @@ fn bad_files(dir: &Path) -> (Vec<Case>, Vec<PathBuf>) {
 fn the_api_server_rejects_the_same_fields() {
     let dir = tempfile::tempdir().unwrap();
     let (cases, files) = bad_files(dir.path());
-    let Some(answer) = run_reference(&files) else { return };
+    let Some(answer) = run_reference(&files) else {
+        return;
+    };
     let mut wrong = Vec::new();
     for (case, answer) in cases.iter().zip(array(&answer["manifests"])) {
         let documents = array(&answer["documents"]);
@@ -336,7 +343,9 @@ fn assert_agreement(objects: &[Value]) {
     let file = dir.path().join("all.json");
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     std::fs::write(&file, serde_json::to_string(&list).unwrap()).unwrap();
-    let Some(answer) = run_reference(&[file]) else { return };
+    let Some(answer) = run_reference(&[file]) else {
+        return;
+    };
     let documents = array(&answer["manifests"][0]["documents"]);
     assert_eq!(documents.len(), objects.len());
     let mut wrong = Vec::new();

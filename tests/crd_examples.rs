@@ -256,7 +256,13 @@ fn pressure() {
     let expected = Rule {
         restore: 5.0,
         period: secs(5),
-        ..rule("cpu-pressure/protected-wait", delay, 10.0, (3, 6), throttles)
+        ..rule(
+            "cpu-pressure/protected-wait",
+            delay,
+            10.0,
+            (3, 6),
+            throttles,
+        )
     };
     assert_eq!(policy.rules, [expected]);
 }

@@ -73,7 +73,9 @@ impl FromStr for KubernetesVersion {
         let parts = text.strip_prefix('v').unwrap_or(text).split_once('.');
         parts
             .and_then(|(major, rest)| Self::from_numbers(major, rest.split('.').next()?))
-            .ok_or_else(|| format!("{text:?} is not a version of Kubernetes; write for example 1.33"))
+            .ok_or_else(|| {
+                format!("{text:?} is not a version of Kubernetes; write for example 1.33")
+            })
     }
 }
 

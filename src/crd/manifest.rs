@@ -151,8 +151,7 @@ impl Manifest {
         };
         let size: usize = nodes.iter().map(|node| node.size).sum();
         let Some(left) = budget.checked_sub(size.saturating_sub(text.len())) else {
-            let message =
-                "the file is too large when its aliases are expanded; split it";
+            let message = "the file is too large when its aliases are expanded; split it";
             return self.add_error(base + 1, message);
         };
         *budget = left;
@@ -202,7 +201,10 @@ impl Manifest {
             if value.is_object() {
                 self.objects.push(Object { value, lines });
             } else {
-                self.add_error(lines.line, "an item of the list is not an object; remove it");
+                self.add_error(
+                    lines.line,
+                    "an item of the list is not an object; remove it",
+                );
             }
         }
     }

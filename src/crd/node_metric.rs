@@ -346,7 +346,8 @@ impl NodeMetric {
             "type": "string",
             "description": "The API version: metrics.plimsoll.dev/v1alpha1.",
         });
-        schema["properties"]["kind"] = json!({"type": "string", "description": "The kind: NodeMetric."});
+        schema["properties"]["kind"] =
+            json!({"type": "string", "description": "The kind: NodeMetric."});
         schema
     }
 }

@@ -230,7 +230,10 @@ mod tests {
         };
         let text = r#"{"epoch":null,"leading":false,"nextIntervalSeconds":10}"#;
         assert_eq!(serde_json::to_string(&answer).unwrap(), text);
-        assert_eq!(serde_json::from_str::<Acknowledgement>(text).unwrap(), answer);
+        assert_eq!(
+            serde_json::from_str::<Acknowledgement>(text).unwrap(),
+            answer
+        );
     }
 
     #[test]

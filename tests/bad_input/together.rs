@@ -49,7 +49,12 @@ pub fn texts() -> Vec<Case> {
         ),
         ("alias bomb", bomb, "", "split it"),
         ("5 MB in one object", huge, "", "at most 1536"),
-        ("not an object", "---\n- a\n".to_owned(), "", "is not an object"),
+        (
+            "not an object",
+            "---\n- a\n".to_owned(),
+            "",
+            "is not an object",
+        ),
         (
             "no kind",
             "---\napiVersion: ensurance.crane.io/v1alpha1\nspec: {}\n".to_owned(),

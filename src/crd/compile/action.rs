@@ -21,7 +21,10 @@ pub(super) fn compile_all<'a>(
 ) -> BTreeMap<&'a str, Arc<Action>> {
     let compile = |(name, spec): (&'a String, &AvoidanceActionSpec)| {
         let action = compile(name, spec);
-        report(&action, &mut findings.for_object(Kind::AvoidanceAction, name));
+        report(
+            &action,
+            &mut findings.for_object(Kind::AvoidanceAction, name),
+        );
         (name.as_str(), Arc::new(action))
     };
     objects.actions.iter().map(compile).collect()
@@ -83,7 +86,8 @@ pub(super) fn seconds(count: i64) -> Duration {
 }
 
 fn report(action: &Action, findings: &mut ObjectFindings<'_>) {
-    let has_no_effect = |throttle: &policy::CpuThrottle| throttle.min_ratio == 100 && !throttle.idle;
+    let has_no_effect =
+        |throttle: &policy::CpuThrottle| throttle.min_ratio == 100 && !throttle.idle;
     if action.throttle.as_ref().is_some_and(has_no_effect) {
         findings.error(
             Reason::ActionWithoutEffect,

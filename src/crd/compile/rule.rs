@@ -49,7 +49,12 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    fn compile(&self, rule: &NodeRule, path: &str, findings: &mut ObjectFindings<'_>) -> Option<Rule> {
+    fn compile(
+        &self,
+        rule: &NodeRule,
+        path: &str,
+        findings: &mut ObjectFindings<'_>,
+    ) -> Option<Rule> {
         let Some(metric_rule) = &rule.metric_rule else {
             findings.error(
                 Reason::Invalid,
@@ -88,7 +93,12 @@ impl Frame<'_> {
     }
 
     /// A name of both a metric of the node and a series of the probe means that of the node.
-    fn metric(&self, rule: &MetricRule, path: &str, findings: &mut ObjectFindings<'_>) -> Option<Metric> {
+    fn metric(
+        &self,
+        rule: &MetricRule,
+        path: &str,
+        findings: &mut ObjectFindings<'_>,
+    ) -> Option<Metric> {
         let known = Metric::parse(&rule.name);
         if known.is_none() && self.probe.is_some() {
             return Some(Metric::Probe(rule.name.as_str().into()));
@@ -174,7 +184,11 @@ impl Thresholds {
 }
 
 /// Fails only for a value that validation has already rejected.
-fn quantity(value: &RawQuantity, path: &str, findings: &mut ObjectFindings<'_>) -> Option<Quantity> {
+fn quantity(
+    value: &RawQuantity,
+    path: &str,
+    findings: &mut ObjectFindings<'_>,
+) -> Option<Quantity> {
     value
         .parse()
         .map_err(|error| findings.error(Reason::Invalid, path, error.to_string()))

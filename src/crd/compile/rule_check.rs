@@ -209,7 +209,10 @@ impl RuleCheck<'_, '_> {
         if given && is_usage(metric) && (low == 0.0 || low < min) {
             let suggested = self.rule.watermark * 0.8;
             let cure = if suggested > min {
-                format!("write for example {}, or leave", suggestion(metric, suggested))
+                format!(
+                    "write for example {}, or leave",
+                    suggestion(metric, suggested)
+                )
             } else {
                 "leave".to_owned()
             };
@@ -238,10 +241,7 @@ impl RuleCheck<'_, '_> {
         let cure = if rejected.is_empty() {
             format!("add one with allowedActions: [{}]", action.name)
         } else {
-            format!(
-                "or correct the invalid ones: {}",
-                list(rejected.iter())
-            )
+            format!("or correct the invalid ones: {}", list(rejected.iter()))
         };
         let message = format!(
             "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod; {cure}",

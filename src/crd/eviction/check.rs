@@ -85,7 +85,10 @@ pub fn permit(
     Ok(eviction.grace_of(&facts))
 }
 
-fn requested_eviction<'a>(rule: &RuleId, policy: &'a PolicySet) -> Option<(&'a Action, EvictionSpec)> {
+fn requested_eviction<'a>(
+    rule: &RuleId,
+    policy: &'a PolicySet,
+) -> Option<(&'a Action, EvictionSpec)> {
     let mut rules = policy.rules.iter();
     let rule = rules.find(|known| known.id == *rule && known.strategy == Strategy::Enforce)?;
     let action = &*rule.action;

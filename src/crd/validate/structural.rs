@@ -127,8 +127,9 @@ impl Structure {
         if let Some(max) = schema["maxLength"].as_u64()
             && length > max
         {
-            let message =
-                format!("{name} is {length} characters long, and may have at most {max}; shorten it");
+            let message = format!(
+                "{name} is {length} characters long, and may have at most {max}; shorten it"
+            );
             self.blocking(path, message);
         }
         if let Some(min) = schema["minLength"].as_u64()
@@ -164,7 +165,9 @@ impl Structure {
 
 fn too_many(count: usize, max: u64, path: &str) -> String {
     let name = hint::name_of(path);
-    format!("{name} has {count} entries, and may have at most {max}; remove some, or use several objects")
+    format!(
+        "{name} has {count} entries, and may have at most {max}; remove some, or use several objects"
+    )
 }
 
 fn strings(list: &Value) -> impl Iterator<Item = &str> {
