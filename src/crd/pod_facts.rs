@@ -1,6 +1,6 @@
 //! Extracts the facts that decisions need from a `v1` Pod.
 //!
-//! The QoS class follows `ComputePodQOS` of Kubernetes 1.34 (`pkg/apis/core/v1/helper/qos`), the requests follow
+//! The quality-of-service class follows `ComputePodQOS` of Kubernetes 1.34 (`pkg/apis/core/v1/helper/qos`), the requests follow
 //! `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that did not pass an API server gets the same defaults: a
 //! limit without a request is also the request.
 

@@ -66,7 +66,7 @@ pub struct PodQosSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::schema::label_selector")]
     pub label_selector: Option<LabelSelector>,
-    /// The selector over the QoS class, priority and namespace of pods.
+    /// The selector over the quality-of-service class, priority and namespace of pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope_selector: Option<ScopeSelector>,
     /// The allowed actions: names of `AvoidanceActions`, or the keywords `throttle`, `eviction` (or `evict`) and

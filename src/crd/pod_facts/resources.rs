@@ -1,4 +1,4 @@
-//! Requests and limits of a pod: its QoS class, CPU request and CPU quota.
+//! Requests and limits of a pod: its quality-of-service class, CPU request and CPU quota.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::engine::units::{MilliCpu, Quota};
 
 use super::object::{Container, PodSpec, Resources};
 
-/// The resources that determine the QoS class.
+/// The resources that determine the quality-of-service class.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
 
 /// An invalid quantity.
@@ -41,7 +41,7 @@ fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.containers.iter().flatten()
 }
 
-/// The QoS class as computed by Kubernetes: from the pod-level resources if set, else from the sums over all containers,
+/// The quality-of-service class as computed by Kubernetes: from the pod-level resources if set, else from the sums over all containers,
 /// including init containers.
 pub(super) fn qos_class(spec: &PodSpec) -> Result<QosClass, ResourceError> {
     let mut totals = Totals::default();
