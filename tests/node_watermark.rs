@@ -1,4 +1,4 @@
-//! Compiled policies survive the round trip through a NodeWatermark; parts that the agent does not support are reported.
+//! Compiled policies survive the round trip through a `NodeWatermark`; parts that the agent does not support are reported.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
