@@ -249,7 +249,7 @@ fn explains(plane: &ControlPlane) {
     ];
     assert_eq!(words(line), wanted);
     let explained = plane.kubectl(&["explain", "nm.status.windows.cpu.last5m.p99"]);
-    assert!(explained.contains("99 % of the time"), "{explained}");
+    assert!(explained.contains("99th percentile"), "{explained}");
     let metadata = plane.kubectl(&["explain", "nodemetrics.metadata.labels"]);
     assert!(metadata.contains("FIELD: labels"), "{metadata}");
     let old = plane.kubectl(&["get", "--raw", "/openapi/v2"]);

@@ -1,4 +1,4 @@
-//! `plimsoll check` names the field and the cure of every mistake, and a mistake harms nothing beside it.
+//! `plimsoll check` reports the field and the fix of every mistake, and a mistake does not affect other objects.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bad_input;
@@ -22,7 +22,7 @@ fn check(text: &str, args: &[&str]) -> Output {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A reader that refuses a huge file may stop before its end.
+    // A huge file may be rejected before its end is read.
     let _ = stdin.write_all(text.as_bytes());
     drop(stdin);
     child.wait_with_output().unwrap()
@@ -48,7 +48,7 @@ fn facts() -> NodeFacts {
 }
 
 #[test]
-fn every_mistake_is_told_with_its_field_and_its_cure() {
+fn every_mistake_is_reported_with_its_field_and_a_fix() {
     let mut wrong = Vec::new();
     for Case {
         name,
@@ -75,7 +75,7 @@ fn every_mistake_is_told_with_its_field_and_its_cure() {
 }
 
 #[test]
-fn a_mistake_harms_no_other_object() {
+fn a_mistake_does_not_affect_other_objects() {
     for Case { name, text, .. } in cases() {
         for text in [text.clone() + GOOD, GOOD.to_owned() + &text] {
             let objects = manifest::read(&text)
@@ -101,9 +101,9 @@ fn a_mistake_harms_no_other_object() {
     }
 }
 
-/// Cases whose mistake is in rule 0 alone: the rule after it stays in force.
+/// Covers the cases whose mistake is only in rule 0: the rule after it stays in force.
 #[test]
-fn a_bad_rule_is_off_alone() {
+fn an_invalid_rule_does_not_affect_the_next() {
     let mut seen = 0;
     for Case {
         name,
@@ -140,7 +140,7 @@ fn a_bad_rule_is_off_alone() {
 }
 
 #[test]
-fn a_quoted_fraction_is_fine() {
+fn a_quoted_fraction_is_accepted() {
     let text = "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: a}\nspec:\n  rules:\n  - {name: a, actionName: good-action, metricRule: {name: cpu_load_1_min, value: \"0.5\"}}\n";
     let (code, findings) = findings(&format!("{text}{GOOD}"));
     assert_eq!(findings, Vec::<Value>::new());
@@ -148,13 +148,13 @@ fn a_quoted_fraction_is_fine() {
 }
 
 #[test]
-fn an_empty_label_selector_selects_everything_and_is_fine() {
+fn an_empty_label_selector_is_accepted() {
     let (code, findings) = findings(GOOD);
     assert_eq!((code, findings), (Some(0), Vec::new()));
 }
 
 #[test]
-fn anchors_and_a_list_are_read_as_kubectl_reads_them() {
+fn anchors_and_lists_are_read_as_by_kubectl() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: &v ensurance.crane.io/v1alpha1\n  kind: AvoidanceAction\n  metadata: {name: a}\n  spec: &spec {coolDownSeconds: 5}\n- apiVersion: *v\n  kind: AvoidanceAction\n  metadata: {name: b}\n  spec:\n    <<: *spec\n    coolDownSecond: 6\n";
     let (code, findings) = findings(text);
     assert_eq!(code, Some(1));
@@ -169,7 +169,7 @@ fn anchors_and_a_list_are_read_as_kubectl_reads_them() {
 }
 
 #[test]
-fn what_is_accepted_and_not_enforced_is_a_warning_that_may_be_allowed() {
+fn a_field_that_is_not_enforced_is_a_warning() {
     let text = "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: a}\nspec:\n  allowedActions: [throttle]\n  labelSelector: {}\n  resourceQOS: {cpuQOS: {cpuPriority: 3}}\n";
     let (code, findings) = findings(text);
     assert_eq!(code, Some(1));
@@ -182,7 +182,7 @@ fn what_is_accepted_and_not_enforced_is_a_warning_that_may_be_allowed() {
 }
 
 #[test]
-fn text_output_is_a_line_a_finding_as_compilers_print_them() {
+fn text_output_has_one_line_per_finding() {
     let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: AvoidanceAction\nmetadata: {name: a}\nspec:\n  throttle:\n    cpuThrottle:\n      stepCPURatio: 0\n";
     let output = check(text, &[]);
     assert_eq!(
@@ -196,7 +196,7 @@ fn text_output_is_a_line_a_finding_as_compilers_print_them() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_exit_2_and_the_others_are_checked_all_the_same() {
+fn an_unreadable_file_is_exit_2_and_the_others_are_checked() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("good.yaml"), GOOD).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
@@ -214,12 +214,12 @@ fn a_file_that_cannot_be_read_is_exit_2_and_the_others_are_checked_all_the_same(
 }
 
 #[test]
-fn a_folder_is_read_with_what_is_below_it_and_other_kinds_are_skipped() {
+fn folders_are_read_recursively_and_other_kinds_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
-    let below = dir.path().join("below/..data");
-    std::fs::create_dir_all(&below).unwrap();
+    let hidden = dir.path().join("below/..data");
+    std::fs::create_dir_all(&hidden).unwrap();
     std::fs::write(dir.path().join("below/good.yml"), GOOD).unwrap();
-    std::fs::write(below.join("hidden.yaml"), "not: [read").unwrap();
+    std::fs::write(hidden.join("hidden.yaml"), "not: [read").unwrap();
     std::fs::write(dir.path().join("notes.txt"), "not: [read").unwrap();
     std::fs::write(
         dir.path().join("pod.yaml"),
@@ -246,13 +246,13 @@ fn a_folder_is_read_with_what_is_below_it_and_other_kinds_are_skipped() {
 }
 
 #[test]
-fn a_file_of_many_objects_is_checked_whole() {
+fn a_file_with_many_objects_is_accepted() {
     let (code, findings) = findings(&GOOD.repeat(300));
     assert_eq!((code, findings.len()), (Some(0), 0));
 }
 
 #[test]
-fn where_there_is_no_policy_nothing_was_checked() {
+fn input_without_policies_is_a_warning() {
     for text in [
         "",
         "# later\n",
@@ -260,10 +260,10 @@ fn where_there_is_no_policy_nothing_was_checked() {
     ] {
         let output = check(text, &[]);
         assert_eq!(output.status.code(), Some(1), "{text}");
-        let told = String::from_utf8(output.stderr).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(
-            told.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
-            "{told}"
+            stderr.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
+            "{stderr}"
         );
         let allowed = check(text, &["--allow-warnings"]);
         assert_eq!(allowed.status.code(), Some(0), "{text}");
@@ -271,7 +271,7 @@ fn where_there_is_no_policy_nothing_was_checked() {
 }
 
 #[test]
-fn a_policy_of_a_misspelt_group_is_none_that_is_skipped() {
+fn a_policy_with_a_misspelt_group_is_an_error() {
     let (code, findings) = findings(&GOOD.replace("crane.io", "crane.oi"));
     assert_eq!(code, Some(1));
     assert_eq!(findings.len(), 3, "{findings:?}");
@@ -288,7 +288,7 @@ fn a_policy_of_a_misspelt_group_is_none_that_is_skipped() {
 }
 
 #[test]
-fn findings_are_the_exit_status_also_where_nobody_reads_them() {
+fn the_exit_status_reports_findings_with_closed_outputs() {
     let (reader, writer) = std::io::pipe().unwrap();
     let (errors, closed) = std::io::pipe().unwrap();
     drop((reader, errors));
@@ -302,7 +302,7 @@ fn findings_are_the_exit_status_also_where_nobody_reads_them() {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_no_failure() {
+fn a_closed_stdout_is_no_failure() {
     for args in [
         &["completions", "bash"][..],
         &["man", "run"],
@@ -319,8 +319,8 @@ fn a_reader_that_has_had_enough_is_no_failure() {
             .unwrap()
             .wait_with_output()
             .unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{args:?}: {told}");
-        assert_eq!(told, "", "{args:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {stderr}");
+        assert_eq!(stderr, "", "{args:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Our verdicts and defaults are those of the API server: its own code (`tests/apiserver`, Go) judges the same
+//! Compares our validation and defaults with the code of the API server itself (`tests/apiserver`, Go), on the same
 //! definitions and manifests.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,13 +24,14 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The programs, with the code of each version, built once; `None` (said aloud) where there is no Go to build it with.
-static ORACLE: LazyLock<Option<PathBuf>> = LazyLock::new(|| oracle("go.mod"));
-static ORACLE_OF_1_33: LazyLock<Option<PathBuf>> = LazyLock::new(|| oracle("kubernetes-1.33.mod"));
+/// The reference program for each version, built once; `None`, with a message, if Go is not installed.
+static REFERENCE: LazyLock<Option<PathBuf>> = LazyLock::new(|| reference("go.mod"));
+static REFERENCE_1_33: LazyLock<Option<PathBuf>> =
+    LazyLock::new(|| reference("kubernetes-1.33.mod"));
 
-fn oracle(modules: &str) -> Option<PathBuf> {
+fn reference(modules: &str) -> Option<PathBuf> {
     if Command::new("go").arg("version").output().is_err() {
-        eprintln!("skipped: `go` is not installed, so the API server's own code can't be asked");
+        eprintln!("skipped: `go` is not installed, so the code of the API server cannot be built");
         return None;
     }
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{modules}"));
@@ -49,13 +50,13 @@ fn oracle(modules: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Asks the API server's code about these files; `None` where it can't be asked.
-fn ask(files: &[PathBuf]) -> Option<Value> {
-    let program = ORACLE.as_ref()?;
-    Some(ask_with(program, &root().join("crds"), files))
+/// Runs the reference on these files; `None` if it is not available.
+fn run_reference(files: &[PathBuf]) -> Option<Value> {
+    let program = REFERENCE.as_ref()?;
+    Some(run_program(program, &root().join("crds"), files))
 }
 
-fn ask_with(program: &Path, definitions: &Path, files: &[PathBuf]) -> Value {
+fn run_program(program: &Path, definitions: &Path, files: &[PathBuf]) -> Value {
     let output = Command::new(program)
         .arg(definitions)
         .args(files)
@@ -87,8 +88,10 @@ fn array(value: &Value) -> &[Value] {
 }
 
 #[test]
-fn the_api_server_takes_the_definitions() {
-    let Some(answer) = ask(&[]) else { return };
+fn the_api_server_accepts_the_definitions() {
+    let Some(answer) = run_reference(&[]) else {
+        return;
+    };
     let definitions = array(&answer["definitions"]);
     assert_eq!(definitions.len(), 4);
     for definition in definitions {
@@ -102,18 +105,20 @@ fn the_api_server_takes_the_definitions() {
 }
 
 #[test]
-fn the_api_server_takes_every_example_and_gives_it_the_same_defaults() {
+fn the_api_server_sets_the_same_defaults_in_every_example() {
     let files = policies();
-    let Some(answer) = ask(&files) else { return };
+    let Some(answer) = run_reference(&files) else {
+        return;
+    };
     for (file, theirs) in files.iter().zip(array(&answer["manifests"])) {
         let ours = manifest::read(&std::fs::read_to_string(file).unwrap());
         let theirs = array(&theirs["documents"]);
         assert_eq!(ours.objects.len(), theirs.len(), "{}", file.display());
         for (ours, theirs) in ours.objects.iter().zip(theirs) {
-            let verdict = validate(Kind::of(&ours.value).unwrap(), &ours.value);
-            assert_eq!(verdict.problems, [], "{}", file.display());
+            let validation = validate(Kind::of(&ours.value).unwrap(), &ours.value);
+            assert_eq!(validation.problems, [], "{}", file.display());
             assert_eq!(theirs["accepted"], true, "{}: {theirs:#}", file.display());
-            assert_eq!(verdict.object, theirs["defaulted"], "{}", file.display());
+            assert_eq!(validation.object, theirs["defaulted"], "{}", file.display());
         }
         let raw = ours.objects.iter().map(|object| object.value.clone());
         let defaulted = theirs.iter().map(|document| document["defaulted"].clone());
@@ -121,19 +126,19 @@ fn the_api_server_takes_every_example_and_gives_it_the_same_defaults() {
         assert_eq!(
             compile(&Objects::from_values(raw), &node),
             compile(&Objects::from_values(defaulted), &node),
-            "{}: the defaults are resolved in the same way when compiled",
+            "{}: compilation resolves the same defaults",
             file.display()
         );
     }
 }
 
-/// The verdict on one document: what refuses it, as paths in one notation; empty where it is accepted.
-type Refusal = BTreeSet<String>;
+/// The rejected fields of a document, as normalized paths; empty if it is accepted.
+type Rejected = BTreeSet<String>;
 
-fn refusal(paths: impl Iterator<Item = String>) -> Refusal {
-    let plain = |path: String| {
+fn rejected(paths: impl Iterator<Item = String>) -> Rejected {
+    let normalize = |path: String| {
         let path = path.replace(['[', ']'], ".").replace("..", ".");
-        // The API server decodes metadata as a whole, and names the whole where it can't.
+        // The API server decodes metadata as a whole, and reports only the whole if it fails.
         let path = if path.starts_with("metadata") {
             "metadata"
         } else {
@@ -143,27 +148,27 @@ fn refusal(paths: impl Iterator<Item = String>) -> Refusal {
     };
     // "some validation rules were not checked because the object was invalid"
     let is_note = |path: &String| path.is_empty() || path == "<nil>";
-    paths.map(plain).filter(|path| !is_note(path)).collect()
+    paths.map(normalize).filter(|path| !is_note(path)).collect()
 }
 
-fn ours(object: &Value) -> Refusal {
-    let verdict = validate(Kind::of(object).unwrap(), object);
-    refusal(verdict.problems.into_iter().map(|problem| problem.path))
+fn ours(object: &Value) -> Rejected {
+    let validation = validate(Kind::of(object).unwrap(), object);
+    rejected(validation.problems.into_iter().map(|problem| problem.path))
 }
 
-fn theirs(document: &Value) -> Refusal {
+fn theirs(document: &Value) -> Rejected {
     let errors = array(&document["errors"]).iter();
-    let refusal = refusal(errors.map(|error| error["field"].as_str().unwrap().to_owned()));
+    let rejected = rejected(errors.map(|error| error["field"].as_str().unwrap().to_owned()));
     assert_eq!(
         document["accepted"] == true,
-        refusal.is_empty(),
+        rejected.is_empty(),
         "{document:#}"
     );
-    refusal
+    rejected
 }
 
-/// The same fields, or, where a whole value is of the wrong type, also what they say of its insides.
-fn agree(ours: &Refusal, theirs: &Refusal) -> bool {
+/// Whether both reject the same fields. If a value has the wrong type, the API server may also reject its fields.
+fn agree(ours: &Rejected, theirs: &Rejected) -> bool {
     let within = |path: &String| {
         ours.iter()
             .any(|outer| path.starts_with(&format!("{outer}.")))
@@ -171,7 +176,7 @@ fn agree(ours: &Refusal, theirs: &Refusal) -> bool {
     ours.is_subset(theirs) && theirs.difference(ours).all(within)
 }
 
-/// The table of bad input, each case in a file with a right object after it.
+/// The cases of invalid input, each in a file with valid objects after it.
 fn bad_files(dir: &Path) -> (Vec<Case>, Vec<PathBuf>) {
     let cases: Vec<_> = cases()
         .into_iter()
@@ -187,19 +192,21 @@ fn bad_files(dir: &Path) -> (Vec<Case>, Vec<PathBuf>) {
 }
 
 #[test]
-fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
+fn the_api_server_rejects_the_same_fields() {
     let dir = tempfile::tempdir().unwrap();
     let (cases, files) = bad_files(dir.path());
-    let Some(answer) = ask(&files) else { return };
+    let Some(answer) = run_reference(&files) else {
+        return;
+    };
     let mut wrong = Vec::new();
     for (case, answer) in cases.iter().zip(array(&answer["manifests"])) {
         let documents = array(&answer["documents"]);
-        let refused = documents
+        let rejected = documents
             .iter()
             .any(|document| !array(&document["errors"]).is_empty());
-        if refused != case.refused {
+        if rejected != case.rejected {
             wrong.push(format!(
-                "{}: refused by the API server: {refused}: {documents:#?}",
+                "{}: rejected by the API server: {rejected}: {documents:#?}",
                 case.name
             ));
             continue;
@@ -222,8 +229,8 @@ fn the_api_server_refuses_what_we_refuse_for_the_same_fields() {
 }
 
 #[test]
-fn an_api_server_of_1_33_takes_its_definitions_and_refuses_bad_values_by_them() {
-    let Some(program) = ORACLE_OF_1_33.as_ref() else {
+fn an_api_server_1_33_validates_with_its_definitions() {
+    let Some(program) = REFERENCE_1_33.as_ref() else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
@@ -236,24 +243,24 @@ fn an_api_server_of_1_33_takes_its_definitions_and_refuses_bad_values_by_them() 
     assert!(written.status.success(), "{written:?}");
     let (cases, bad) = bad_files(dir.path());
     let good = policies();
-    let answer = ask_with(program, &definitions, &[&bad[..], &good[..]].concat());
+    let answer = run_program(program, &definitions, &[&bad[..], &good[..]].concat());
     for definition in array(&answer["definitions"]) {
         let file = &definition["file"];
         assert_eq!(array(&definition["errors"]), &[] as &[Value], "{file}");
     }
-    let (refused, accepted) = array(&answer["manifests"]).split_at(bad.len());
+    let (rejected, accepted) = array(&answer["manifests"]).split_at(bad.len());
     for answer in accepted {
         for document in array(&answer["documents"]) {
             assert_eq!(document["accepted"], true, "{document:#}");
         }
     }
-    for (case, answer) in cases.iter().zip(refused) {
+    for (case, answer) in cases.iter().zip(rejected) {
         let documents = array(&answer["documents"]);
-        let refused = documents.iter().any(|it| !array(&it["errors"]).is_empty());
-        assert_eq!(refused, case.refused, "{}: {answer:#}", case.name);
+        let is_rejected = documents.iter().any(|it| !array(&it["errors"]).is_empty());
+        assert_eq!(is_rejected, case.rejected, "{}: {answer:#}", case.name);
     }
-    // Why it has definitions of its own.
-    let answer = ask_with(program, &root().join("crds"), &[]);
+    // The definitions for newer versions exceed its CEL cost budget.
+    let answer = run_program(program, &root().join("crds"), &[]);
     let errors = array(&answer["definitions"])
         .iter()
         .flat_map(|it| array(&it["errors"]));
@@ -261,7 +268,7 @@ fn an_api_server_of_1_33_takes_its_definitions_and_refuses_bad_values_by_them() 
     assert!(costs.count() > 0, "{answer:#}");
 }
 
-/// Values of every type, among them many that are nearly right.
+/// Values of every type, including many that are almost valid.
 fn values() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -291,25 +298,25 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Every place in a value, as JSON pointers.
-fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+/// The JSON pointers of all values in a value.
+fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
-                places(value, &format!("{at}/{}", name.replace('/', "~1")), found);
+                pointers(value, &format!("{at}/{}", name.replace('/', "~1")), found);
             }
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                places(item, &format!("{at}/{index}"), found);
+                pointers(item, &format!("{at}/{index}"), found);
             }
         }
         _ => {}
     }
 }
 
-/// A right object of each kind with every field that the kind has.
+/// A valid object of each kind with every field.
 fn full_objects() -> Vec<Value> {
     let full = std::fs::read_to_string(root().join("tests/bad_input/full.yaml")).unwrap();
     let manifest = manifest::read(&full);
@@ -321,7 +328,7 @@ fn full_objects() -> Vec<Value> {
         .collect()
 }
 
-/// The definition's schema of a kind.
+/// The schema of a kind.
 fn schema(kind: Kind) -> Value {
     let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
     let definition = definitions
@@ -330,20 +337,22 @@ fn schema(kind: Kind) -> Value {
     definition.unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
-/// Asks about all objects at once, and compares field by field.
+/// Runs the reference once on all objects, and compares the rejected fields.
 fn assert_agreement(objects: &[Value]) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("all.json");
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     std::fs::write(&file, serde_json::to_string(&list).unwrap()).unwrap();
-    let Some(answer) = ask(&[file]) else { return };
+    let Some(answer) = run_reference(&[file]) else {
+        return;
+    };
     let documents = array(&answer["manifests"][0]["documents"]);
     assert_eq!(documents.len(), objects.len());
     let mut wrong = Vec::new();
-    let mut refused = 0;
+    let mut rejected = 0;
     for (object, document) in objects.iter().zip(documents) {
         let (ours, theirs) = (ours(object), theirs(document));
-        refused += usize::from(!theirs.is_empty());
+        rejected += usize::from(!theirs.is_empty());
         if !agree(&ours, &theirs) {
             wrong.push(format!(
                 "ours {ours:?}, theirs {theirs:?}\n  {}\n  {}",
@@ -351,7 +360,7 @@ fn assert_agreement(objects: &[Value]) {
             ));
         }
     }
-    println!("{} objects, of which {refused} are refused", objects.len());
+    println!("{} objects, {rejected} rejected", objects.len());
     assert!(
         wrong.is_empty(),
         "{} of {}:\n{}",
@@ -359,11 +368,11 @@ fn assert_agreement(objects: &[Value]) {
         objects.len(),
         wrong.join("\n")
     );
-    assert!(refused > objects.len() / 2 && refused < objects.len());
+    assert!(rejected > objects.len() / 2 && rejected < objects.len());
 }
 
 #[test]
-fn every_limit_is_where_the_api_server_has_it() {
+fn every_limit_is_that_of_the_api_server() {
     let variants = |object: &Value| {
         let mut schema = schema(Kind::of(object).unwrap());
         schema["properties"]["metadata"]["properties"]["name"] =
@@ -378,14 +387,14 @@ fn every_limit_is_where_the_api_server_has_it() {
 }
 
 #[test]
-fn a_random_value_anywhere_is_judged_as_the_api_server_judges_it() {
+fn random_values_are_validated_like_in_the_api_server() {
     let mut runner = TestRunner::deterministic();
     let full = full_objects();
     let mut objects = full.clone();
     for object in &full {
-        let mut pointers = Vec::new();
-        places(&object["spec"], "/spec", &mut pointers);
-        for pointer in pointers {
+        let mut found = Vec::new();
+        pointers(&object["spec"], "/spec", &mut found);
+        for pointer in found {
             for _ in 0..8 {
                 let mut changed = object.clone();
                 *changed.pointer_mut(&pointer).unwrap() =
@@ -398,8 +407,8 @@ fn a_random_value_anywhere_is_judged_as_the_api_server_judges_it() {
 }
 
 #[test]
-fn quantities_are_what_kubernetes_says_they_are() {
-    let Some(program) = ORACLE.as_ref() else {
+fn quantities_are_parsed_like_in_kubernetes() {
+    let Some(program) = REFERENCE.as_ref() else {
         return;
     };
     let text = prop_oneof![
@@ -425,13 +434,13 @@ fn quantities_are_what_kubernetes_says_they_are() {
     assert_eq!(theirs.len(), texts.len());
     let mut wrong = Vec::new();
     // The two differences that `engine::quantity` states.
-    let most = i128::from(i64::MAX) * 1_000_000_000;
+    let max = i128::from(i64::MAX) * 1_000_000_000;
     let capped = |nanos: &String| {
-        let bound = if nanos.starts_with('-') { -most } else { most };
+        let bound = if nanos.starts_with('-') { -max } else { max };
         nanos
             .parse::<i128>()
             .unwrap_or(bound)
-            .clamp(-most, most)
+            .clamp(-max, max)
             .to_string()
     };
     for (text, theirs) in texts.iter().zip(&theirs) {

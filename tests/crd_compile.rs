@@ -1,4 +1,4 @@
-//! Policy objects compile to what one node has to keep.
+//! Compilation of policy objects to the policies of a node.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::float_cmp, reason = "the values are exact")]
 
@@ -47,7 +47,7 @@ fn compiled(values: Vec<Value>) -> Compiled {
 }
 
 #[test]
-fn the_guides_throttle_policy_compiles_to_one_rule_with_its_alias_heeded() {
+fn the_throttle_policy_of_the_guide_compiles_to_one_rule() {
     let compiled = compiled(guide_throttle());
     assert_eq!(compiled.findings, []);
     let [rule] = &compiled.policy.rules[..] else {
@@ -80,15 +80,15 @@ fn an_action_without_throttle_and_eviction_disables_scheduling() {
 }
 
 #[test]
-fn a_rule_that_names_no_action_is_off_and_the_others_are_not() {
+fn a_rule_with_an_unknown_action_does_not_affect_the_others() {
     let mut objects = guide_throttle();
-    let mut lost = objects[1]["spec"]["rules"][0].clone();
-    lost["name"] = json!("lost");
-    lost["actionName"] = json!("thorttle");
+    let mut misspelt = objects[1]["spec"]["rules"][0].clone();
+    misspelt["name"] = json!("misspelt");
+    misspelt["actionName"] = json!("thorttle");
     objects[1]["spec"]["rules"]
         .as_array_mut()
         .unwrap()
-        .insert(0, lost);
+        .insert(0, misspelt);
     let compiled = compiled(objects);
     assert_eq!(compiled.policy.rules.len(), 1);
     let [finding] = &compiled.findings[..] else {
@@ -99,7 +99,7 @@ fn a_rule_that_names_no_action_is_off_and_the_others_are_not() {
     assert!(finding.message.contains("did you mean throttle?"));
 }
 
-/// A set with good and bad objects, among them two of one name.
+/// Valid and invalid objects, including two with the same name.
 fn mixed() -> Vec<Value> {
     let mut objects = guide_throttle();
     let evict = json!({"eviction": {}});
@@ -129,11 +129,11 @@ proptest! {
     #[test]
     fn order_duplication_and_replay_of_objects_change_nothing(
         order in Just((0..mixed().len()).collect::<Vec<usize>>()).prop_shuffle(),
-        again in prop::collection::vec(0..mixed().len(), 0..20),
+        repeated in prop::collection::vec(0..mixed().len(), 0..20),
     ) {
         let objects = mixed();
         let expected = compiled(objects.clone());
-        let shuffled = order.iter().chain(&again).map(|index| objects[*index].clone()).collect();
+        let shuffled = order.iter().chain(&repeated).map(|index| objects[*index].clone()).collect();
         prop_assert_eq!(compiled(shuffled), expected);
     }
 
@@ -175,7 +175,7 @@ fn collect(value: &Value, at: String, spots: &mut Vec<String>) {
 }
 
 #[test]
-fn of_two_different_objects_of_one_name_neither_is_in_force() {
+fn two_different_objects_with_the_same_name_are_not_in_force() {
     let compiled = compiled(mixed());
     let finding = compiled
         .findings
@@ -193,7 +193,7 @@ fn of_two_different_objects_of_one_name_neither_is_in_force() {
 }
 
 #[test]
-fn copies_that_differ_in_their_metadata_alone_are_judged_alike_in_either_order() {
+fn copies_that_differ_in_metadata_do_not_depend_on_order() {
     let mut labelled = guide_throttle();
     labelled[2]["metadata"]["labels"] = json!({"team": "shop"});
     let mut invalid = guide_throttle();
@@ -214,7 +214,7 @@ fn copies_that_differ_in_their_metadata_alone_are_judged_alike_in_either_order()
 }
 
 #[test]
-fn a_word_for_a_kind_allows_that_kind_alone_and_says_so_where_an_action_of_that_name_does_more() {
+fn a_keyword_that_is_also_the_name_of_an_action_is_a_warning() {
     let mut objects = guide_throttle();
     objects[0]["spec"]["eviction"] = json!({});
     let compiled = compiled(objects);
@@ -228,7 +228,7 @@ fn a_word_for_a_kind_allows_that_kind_alone_and_says_so_where_an_action_of_that_
 }
 
 #[test]
-fn reclaim_for_a_metric_that_counts_page_cache_as_free_is_a_warning() {
+fn reclaim_for_a_metric_that_ignores_page_cache_is_a_warning() {
     for (metric, reasons) in [
         ("memory_total_utilization", &[Reason::PartialLeverage][..]),
         ("memory_pressure_some_avg60", &[]),
@@ -244,7 +244,7 @@ fn reclaim_for_a_metric_that_counts_page_cache_as_free_is_a_warning() {
 }
 
 #[test]
-fn a_throttle_by_the_pressure_of_the_node_is_explained_and_one_by_the_protected_is_not() {
+fn throttling_on_a_metric_that_it_raises_is_a_warning() {
     for (metric, instead) in [
         ("cpu_pressure_some_avg10", Some("protected_cpu_delay_max")),
         ("io_pressure_full_avg60", Some("protected_io_stall_max")),
@@ -282,7 +282,7 @@ fn naming_kube_system_is_a_warning() {
 }
 
 #[test]
-fn a_watermark_is_judged_by_the_node_that_it_is_for() {
+fn a_threshold_is_checked_against_the_capacity_of_the_node() {
     let on = |cpus: u32| {
         let node = NodeFacts {
             cpus,
@@ -304,7 +304,7 @@ fn a_watermark_is_judged_by_the_node_that_it_is_for() {
 }
 
 #[test]
-fn a_node_selector_is_over_the_labels_of_the_node() {
+fn a_node_selector_matches_labels_of_the_node() {
     let mut objects = guide_throttle();
     objects[1]["spec"]["selector"] = json!({"matchLabels": {"pool": "batch"}});
     let objects = Objects::from_values(objects);
@@ -351,7 +351,7 @@ fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
 }
 
 #[test]
-fn less_than_an_idle_node_uses_is_a_warning_where_the_size_of_the_node_is_not_known() {
+fn a_tiny_threshold_is_a_warning_if_the_capacity_is_unknown() {
     for (metric, value, cure) in [
         ("cpu_total_usage", json!(6), Some("did you mean 6000?")),
         ("cpu_total_usage", json!("0.5"), Some("did you mean 500?")),
@@ -367,41 +367,41 @@ fn less_than_an_idle_node_uses_is_a_warning_where_the_size_of_the_node_is_not_kn
             compiled.policy.rules.len(),
             usize::from(metric.starts_with("cpu"))
         );
-        let doubts = compiled.findings.iter();
-        let doubts = doubts.filter(|finding| finding.reason == Reason::WatermarkTooLow);
-        let doubts: Vec<_> = doubts.map(|finding| &*finding.message).collect();
+        let warnings = compiled.findings.iter();
+        let warnings = warnings.filter(|finding| finding.reason == Reason::WatermarkTooLow);
+        let warnings: Vec<_> = warnings.map(|finding| &*finding.message).collect();
         assert_eq!(
-            doubts.len(),
+            warnings.len(),
             usize::from(cure.is_some()),
-            "{metric} {value}: {doubts:?}"
+            "{metric} {value}: {warnings:?}"
         );
         assert!(
-            doubts
+            warnings
                 .iter()
-                .all(|doubt| cure.is_some_and(|cure| doubt.contains(cure))),
-            "{doubts:?}"
+                .all(|warning| cure.is_some_and(|cure| warning.contains(cure))),
+            "{warnings:?}"
         );
     }
 }
 
 #[test]
-fn a_rule_with_nobody_to_act_on_names_the_pod_qos_that_is_refused() {
+fn a_rule_without_pods_names_the_invalid_pod_qos() {
     let mut objects = guide_throttle();
     objects[2]["spec"]["scopeSelector"] =
         json!({"matchExpressions": [{"scopeName": "QOSClass", "operator": "In"}]});
     let findings = compiled(objects).findings;
-    let nobody = findings
+    let finding = findings
         .iter()
         .find(|finding| finding.reason == Reason::NobodyToActOn);
-    let message = &nobody.unwrap().message;
+    let message = &finding.unwrap().message;
     assert!(
-        message.contains("of those that are not in force, correct "),
+        message.contains("or correct the invalid ones: "),
         "{message}"
     );
 }
 
 #[test]
-fn a_probe_without_a_host_leaves_it_to_the_node() {
+fn a_probe_without_a_host_has_no_host_in_its_url() {
     let mut objects = guide_throttle();
     objects[1]["spec"]["nodeQualityProbe"] = json!({"httpGet": {"port": 9100, "path": "/m"}});
     let compiled = compiled(objects);
@@ -409,7 +409,7 @@ fn a_probe_without_a_host_leaves_it_to_the_node() {
     assert_eq!(&*probe.url, "http://:9100/m");
 }
 
-/// So many `NodeQOS` of 60 rules each.
+/// This many `NodeQOS` objects with 60 rules each.
 fn many(objects: usize) -> Vec<Value> {
     let rule = |index: usize| {
         json!({
@@ -427,7 +427,7 @@ fn many(objects: usize) -> Vec<Value> {
 }
 
 #[test]
-fn a_node_keeps_256_rules_and_the_node_qos_of_the_others_say_so() {
+fn a_node_has_at_most_256_rules() {
     assert_eq!(compiled(many(4)).findings, []);
     let five = compiled(many(5));
     assert_eq!(five.policy.rules.len(), 256);
@@ -440,18 +440,18 @@ fn a_node_keeps_256_rules_and_the_node_qos_of_the_others_say_so() {
     );
     let message = &finding.message;
     assert!(
-        message.contains("300 are meant for one")
+        message.contains("300 rules select the same node")
             && message.contains("rule16")
             && message.contains("34 more"),
         "{message}"
     );
-    // What is told of objects whatever the node does not know how many of them select one.
+    // Without a node it is not known how many objects select the same one.
     let every = Objects::from_values(many(5)).for_every_node();
     assert_eq!(compile(&every, &NodeFacts::default()).findings, []);
 }
 
 #[test]
-fn a_node_keeps_1024_pod_qos_and_the_others_say_so() {
+fn a_node_has_at_most_1024_pod_policies() {
     let mut objects = guide_throttle();
     let pods = objects.pop().unwrap();
     objects.extend((0..1025).map(|index| {

@@ -1,4 +1,4 @@
-//! The definitions of the kinds, as they are checked in.
+//! The checked-in definitions of the kinds.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -18,34 +18,34 @@ fn schema(definition: &Value) -> &Value {
     &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 }
 
-/// Calls `see` with the path and schema of every field that a user writes.
-fn walk(schema: &Value, path: &str, see: &mut dyn FnMut(&str, &Value)) {
-    see(path, schema);
+/// Calls `visit` with the path and schema of every field.
+fn walk(schema: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
+    visit(path, schema);
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-        walk(field, &format!("{path}.{name}"), see);
+        walk(field, &format!("{path}.{name}"), visit);
     }
-    for (key, mark) in [("items", "[]"), ("additionalProperties", "{}")] {
+    for (key, suffix) in [("items", "[]"), ("additionalProperties", "{}")] {
         if let Some(inner) = schema.get(key) {
-            walk(inner, &format!("{path}{mark}"), see);
+            walk(inner, &format!("{path}{suffix}"), visit);
         }
     }
 }
 
 #[test]
-fn the_checked_in_definitions_are_those_of_the_code() {
+fn the_checked_in_definitions_are_up_to_date() {
     for folder in ["crds", "charts/plimsoll/files/crds"] {
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["crds", "--check"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{said}\nrepair: make generate");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{stderr}\nrepair: make generate");
     }
 }
 
 #[test]
-fn the_chart_has_the_definitions_for_older_clusters_that_are_not_those_for_newer_ones() {
+fn the_chart_has_all_definitions_that_differ_for_older_clusters() {
     let dir = tempfile::tempdir().unwrap();
     let written = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
         .args(["crds", "--kubernetes", "v1.33.4", "--output-dir"])
@@ -61,16 +61,16 @@ fn the_chart_has_the_definitions_for_older_clusters_that_are_not_those_for_newer
         let ours = text(dir.path());
         let differs = ours != text(&files.join("crds"));
         let expected = if differs { ours } else { None };
-        let kept = text(&files.join("crds-before-1.34"));
-        assert!(kept == expected, "{name:?}; repair: make generate");
+        let checked_in = text(&files.join("crds-before-1.34"));
+        assert!(checked_in == expected, "{name:?}; repair: make generate");
         differing += usize::from(differs);
     }
     assert_eq!(differing, 1);
 }
 
 #[test]
-fn a_version_that_is_none_or_too_old_is_refused() {
-    for (version, said) in [
+fn an_invalid_or_too_old_version_is_rejected() {
+    for (version, expected) in [
         ("new", "write for example 1.33"),
         ("1.32", "needs Kubernetes 1.33"),
     ] {
@@ -80,12 +80,12 @@ fn a_version_that_is_none_or_too_old_is_refused() {
             .unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(stderr.contains(said), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
     }
 }
 
 #[test]
-fn a_definition_that_differs_is_named_with_the_command_that_repairs_it() {
+fn an_outdated_definition_is_reported_with_the_command_to_update_it() {
     let dir = tempfile::tempdir().unwrap();
     let run = |flag: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
@@ -101,10 +101,10 @@ fn a_definition_that_differs_is_named_with_the_command_that_repairs_it() {
     std::fs::write(&file, "changed").unwrap();
     let output = run("--check");
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("podqoss.yaml") && said.contains("run: plimsoll crds --output-dir"),
-        "{said}"
+        stderr.contains("podqoss.yaml") && stderr.contains("run: plimsoll crds --output-dir"),
+        "{stderr}"
     );
 }
 
@@ -145,7 +145,7 @@ fn names_short_names_scope_and_status_are_cranes_and_ours_beside_them() {
 }
 
 #[test]
-fn every_field_that_a_user_writes_is_described() {
+fn every_field_of_the_spec_has_a_description() {
     for definition in all() {
         walk(
             &schema(&definition)["properties"]["spec"],
@@ -169,7 +169,7 @@ fn every_field_that_a_user_writes_is_described() {
 }
 
 #[test]
-fn every_list_map_and_text_has_a_maximum_so_that_rules_have_a_cost() {
+fn every_list_map_and_string_has_a_maximum() {
     for definition in all() {
         walk(
             &schema(&definition)["properties"]["spec"],
@@ -192,7 +192,7 @@ fn every_list_map_and_text_has_a_maximum_so_that_rules_have_a_cost() {
 }
 
 #[test]
-fn a_definition_uses_only_words_that_our_own_validation_heeds() {
+fn definitions_use_only_keywords_that_our_validation_supports() {
     let known = [
         "type",
         "description",
@@ -218,8 +218,8 @@ fn a_definition_uses_only_words_that_our_own_validation_heeds() {
     ];
     for definition in all() {
         walk(schema(&definition), "", &mut |path, schema| {
-            for word in schema.as_object().unwrap().keys() {
-                assert!(known.contains(&word.as_str()), "{path} uses {word}");
+            for keyword in schema.as_object().unwrap().keys() {
+                assert!(known.contains(&keyword.as_str()), "{path} uses {keyword}");
             }
             let list_type = schema["x-kubernetes-list-type"].as_str();
             assert!(
@@ -231,7 +231,7 @@ fn a_definition_uses_only_words_that_our_own_validation_heeds() {
 }
 
 #[test]
-fn the_fields_resolved_when_compiled_have_no_default_in_the_definition() {
+fn fields_with_computed_defaults_have_no_default_in_the_schema() {
     for definition in all() {
         walk(schema(&definition), "", &mut |path, schema| {
             let resolved = ["restoreThreshold", "restoredThreshold", "restoreValue"];
@@ -243,7 +243,7 @@ fn the_fields_resolved_when_compiled_have_no_default_in_the_definition() {
 }
 
 #[test]
-fn every_rule_says_what_is_wrong_and_what_to_write() {
+fn every_cel_rule_has_a_message_with_a_fix() {
     for definition in all() {
         walk(schema(&definition), "", &mut |path, schema| {
             for rule in schema["x-kubernetes-validations"]

@@ -1,4 +1,4 @@
-//! Every example says what it is meant to say: nothing is found in it, and exactly these rules come out.
+//! Every example has no findings and compiles to the expected rules.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::float_cmp, reason = "the values are exact")]
 
@@ -52,7 +52,7 @@ fn action(name: &str, cool_down: u64) -> Action {
     }
 }
 
-/// A rule as the defaults make it.
+/// A rule with default values.
 fn rule(id: &str, metric: Metric, watermark: f64, thresholds: (u32, u32), action: Action) -> Rule {
     Rule {
         id: id.into(),
@@ -70,7 +70,7 @@ fn rule(id: &str, metric: Metric, watermark: f64, thresholds: (u32, u32), action
     }
 }
 
-fn within(key: &str, values: &[&str]) -> Requirement {
+fn is_in(key: &str, values: &[&str]) -> Requirement {
     Requirement::In(
         key.to_owned(),
         values.iter().map(|value| (*value).to_owned()).collect(),
@@ -86,7 +86,7 @@ const fn throttle(min_ratio: u8, step: u8) -> CpuThrottle {
 }
 
 #[test]
-fn nothing_is_found_in_any_example_nor_in_all_together() {
+fn no_example_has_findings() {
     for target in [
         "examples/ensurance",
         "tests/guide",
@@ -103,7 +103,7 @@ fn nothing_is_found_in_any_example_nor_in_all_together() {
 }
 
 #[test]
-fn the_guides_documents_and_the_examples_with_comments_are_the_same_objects() {
+fn the_guide_and_the_examples_have_the_same_objects() {
     for file in ["disable-scheduling.yaml", "throttle.yaml", "eviction.yaml"] {
         let read = |folder: &str| {
             let text = std::fs::read_to_string(path(folder).join(file)).unwrap();
@@ -119,7 +119,7 @@ fn the_guides_documents_and_the_examples_with_comments_are_the_same_objects() {
 
 #[test]
 fn disable_scheduling() {
-    let closes = Action {
+    let disables_scheduling = Action {
         scheduling: Some(TaintEffect::NoSchedule),
         ..action("disablescheduling", 300)
     };
@@ -130,7 +130,7 @@ fn disable_scheduling() {
             Metric::CpuUsage,
             4000.0,
             (2, 2),
-            closes.clone(),
+            disables_scheduling.clone(),
         );
         assert_eq!(policy.rules, [expected]);
     }
@@ -138,7 +138,7 @@ fn disable_scheduling() {
 
 #[test]
 fn throttling() {
-    let slows = Action {
+    let throttles = Action {
         throttle: Some(throttle(10, 10)),
         ..action("throttle", 300)
     };
@@ -149,7 +149,7 @@ fn throttling() {
             Metric::CpuUsage,
             6000.0,
             (2, 2),
-            slows.clone(),
+            throttles.clone(),
         );
         assert_eq!(policy.rules, [expected]);
         assert_eq!(policy.pods[0].name, "all-be-pods");
@@ -187,7 +187,7 @@ fn eviction() {
         };
         assert_eq!(policy.rules, [expected]);
         let labels = Selector {
-            requirements: vec![within("preemptible_job", &["true"])],
+            requirements: vec![is_in("preemptible_job", &["true"])],
         };
         assert_eq!(policy.pods[0].labels, Some(labels));
         assert_eq!(policy.pods[0].scopes, []);
@@ -244,7 +244,7 @@ fn memory() {
 fn pressure() {
     assert_eq!(compiled("examples/ensurance/pressure.yaml", &[]).rules, []);
     let policy = compiled("examples/ensurance/pressure.yaml", &[("pool", "batch")]);
-    let squeezes = Action {
+    let throttles = Action {
         throttle: Some(CpuThrottle {
             min_ratio: 20,
             step: 20,
@@ -256,7 +256,13 @@ fn pressure() {
     let expected = Rule {
         restore: 5.0,
         period: secs(5),
-        ..rule("cpu-pressure/protected-wait", delay, 10.0, (3, 6), squeezes)
+        ..rule(
+            "cpu-pressure/protected-wait",
+            delay,
+            10.0,
+            (3, 6),
+            throttles,
+        )
     };
     assert_eq!(policy.rules, [expected]);
 }
@@ -264,13 +270,13 @@ fn pressure() {
 #[test]
 fn disk() {
     let policy = compiled("examples/ensurance/disk.yaml", &[]);
-    let slows = Action {
+    let throttles = Action {
         scheduling: Some(TaintEffect::NoSchedule),
         throttle: Some(throttle(25, 25)),
         ..action("slow-writers", 180)
     };
     let devices = Selector {
-        requirements: vec![within("device", &["nvme0n1", "sda", "vda"])],
+        requirements: vec![is_in("device", &["nvme0n1", "sda", "vda"])],
     };
     let busy = Rule {
         series: Some(devices),
@@ -281,7 +287,7 @@ fn disk() {
             Metric::Disk(DiskRate::Utilization),
             95.0,
             (6, 6),
-            slows.clone(),
+            throttles.clone(),
         )
     };
     let storm = Rule {
@@ -291,7 +297,7 @@ fn disk() {
             Metric::Disk(DiskRate::WriteKib),
             200_000.0,
             (3, 3),
-            slows,
+            throttles,
         )
     };
     assert_eq!(policy.rules, [busy, storm]);
@@ -300,14 +306,14 @@ fn disk() {
 #[test]
 fn node_probe() {
     let policy = compiled("examples/ensurance/node-probe.yaml", &[]);
-    let cools = Action {
+    let throttles = Action {
         throttle: Some(throttle(50, 5)),
         ..action("cool-the-node", 300)
     };
     let sensor = Selector {
         requirements: vec![
-            within("chip", &["pci0000:00_0000:00:18_3", "platform_coretemp_0"]),
-            within("sensor", &["temp1"]),
+            is_in("chip", &["pci0000:00_0000:00:18_3", "platform_coretemp_0"]),
+            is_in("sensor", &["temp1"]),
         ],
     };
     let probe = Probe {
@@ -321,31 +327,31 @@ fn node_probe() {
         restore: 75.0,
         period: secs(15),
         probe: Some(probe),
-        ..rule("temperature/package-hot", metric, 82.5, (4, 8), cools)
+        ..rule("temperature/package-hot", metric, 82.5, (4, 8), throttles)
     };
     assert_eq!(policy.rules, [expected]);
 }
 
 #[test]
-fn the_charts_presets_only_look_or_are_gentle() {
-    let looks = compiled("charts/plimsoll/files/policies/preview.yaml", &[]);
-    assert_eq!(looks.rules.len(), 4);
+fn the_presets_of_the_chart_preview_or_act_conservatively() {
+    let preview = compiled("charts/plimsoll/files/policies/preview.yaml", &[]);
+    assert_eq!(preview.rules.len(), 4);
     assert!(
-        looks
+        preview
             .rules
             .iter()
             .all(|it| it.strategy == Strategy::Preview)
     );
 
-    let acts = compiled("charts/plimsoll/files/policies/conservative.yaml", &[]);
-    assert_eq!(acts.rules.len(), 2);
-    for rule in &acts.rules {
+    let conservative = compiled("charts/plimsoll/files/policies/conservative.yaml", &[]);
+    assert_eq!(conservative.rules.len(), 2);
+    for rule in &conservative.rules {
         let action = &rule.action;
         assert_eq!(rule.strategy, Strategy::Enforce);
         assert!(rule.watermark >= 90.0 && rule.restore < rule.watermark);
         assert!(
             rule.avoidance_threshold * 10 >= 60,
-            "after a minute or more"
+            "after at least a minute"
         );
         assert_eq!(action.eviction, None);
         assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));

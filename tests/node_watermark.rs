@@ -1,4 +1,4 @@
-//! What is compiled arrives at the agent as it was; what the agent does not understand it says, and does not do.
+//! Compiled policies survive the round trip through a `NodeWatermark`; parts that the agent does not support are reported.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll::crd::node_watermark::{
-    AgentStatus, Counts, NodeWatermarkSpec, NodeWatermarkStatus, RuleStatus, Unread,
+    AgentStatus, Counts, NodeWatermarkSpec, NodeWatermarkStatus, RuleStatus, SpecError,
 };
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::pod::QosClass;
@@ -146,7 +146,7 @@ fn policy_set() -> impl Strategy<Value = PolicySet> {
     })
 }
 
-/// As an API server gives it back: numbers without a fraction are whole.
+/// The spec as an API server returns it: numbers without a fraction are integers.
 fn over_the_wire(spec: &NodeWatermarkSpec) -> NodeWatermarkSpec {
     fn go(value: Value) -> Value {
         match value {
@@ -165,21 +165,21 @@ fn over_the_wire(spec: &NodeWatermarkSpec) -> NodeWatermarkSpec {
 
 proptest! {
     #[test]
-    fn what_is_compiled_arrives_as_it_was(policy in policy_set()) {
+    fn a_policy_survives_the_round_trip(policy in policy_set()) {
         let spec = NodeWatermarkSpec::new("uid", &policy, false, Vec::new());
-        let arrived = over_the_wire(&spec);
-        prop_assert_eq!(&arrived, &spec);
-        prop_assert_eq!(arrived.content_hash().to_string(), spec.hash);
-        let read = arrived.read().unwrap();
+        let received = over_the_wire(&spec);
+        prop_assert_eq!(&received, &spec);
+        prop_assert_eq!(received.content_hash().to_string(), spec.hash);
+        let read = received.read().unwrap();
         prop_assert_eq!(read.refused, vec![]);
         prop_assert_eq!(read.policy, policy);
     }
 
     #[test]
-    fn a_softened_node_is_never_closed_and_differs_in_nothing_else(policy in policy_set()) {
+    fn soften_scheduling_only_changes_the_taint_effect(policy in policy_set()) {
         let spec = NodeWatermarkSpec::new("uid", &policy, true, Vec::new());
-        let hard = NodeWatermarkSpec::new("uid", &policy, false, Vec::new());
-        prop_assert_ne!(&spec.hash, &hard.hash);
+        let unchanged = NodeWatermarkSpec::new("uid", &policy, false, Vec::new());
+        prop_assert_ne!(&spec.hash, &unchanged.hash);
         let mut read = over_the_wire(&spec).read().unwrap().policy;
         for (rule, before) in read.rules.iter_mut().zip(&policy.rules) {
             prop_assert_ne!(rule.action.scheduling, Some(TaintEffect::NoSchedule));
@@ -202,7 +202,7 @@ proptest! {
     }
 }
 
-fn closing(name: &str) -> Rule {
+fn scheduling_rule(name: &str) -> Rule {
     Rule {
         id: RuleId::from(format!("watermark1/{name}").as_str()),
         metric: Metric::CpuUsage,
@@ -232,7 +232,7 @@ fn closing(name: &str) -> Rule {
 
 fn two_rules() -> Value {
     let policy = PolicySet {
-        rules: vec![closing("a"), closing("b")],
+        rules: vec![scheduling_rule("a"), scheduling_rule("b")],
         pods: vec![PodPolicy {
             name: "batch".into(),
             labels: None,
@@ -253,7 +253,7 @@ fn refused(spec: Value) -> Vec<String> {
     read.refused.iter().map(ToString::to_string).collect()
 }
 
-/// Where, what stands there, what is said of it.
+/// The path, the value, and a part of the reported error.
 fn later_versions() -> Vec<(&'static str, Value, &'static str)> {
     vec![
         ("/rules/0/onlyAtNight", json!(true), "onlyAtNight"),
@@ -314,7 +314,7 @@ fn later_versions() -> Vec<(&'static str, Value, &'static str)> {
 }
 
 #[test]
-fn a_rule_that_says_more_than_is_understood_is_off_and_the_others_are_not() {
+fn an_unsupported_rule_does_not_affect_the_others() {
     for (path, value, expected) in later_versions() {
         let mut spec = two_rules();
         let (parent, field) = path.rsplit_once('/').unwrap();
@@ -331,30 +331,30 @@ fn a_rule_that_says_more_than_is_understood_is_off_and_the_others_are_not() {
 }
 
 #[test]
-fn a_spec_that_says_more_than_is_understood_is_not_kept_at_all() {
+fn a_spec_with_an_unknown_field_is_rejected() {
     let mut spec = two_rules();
     spec["suspended"] = json!(true);
     let spec: NodeWatermarkSpec = serde_json::from_value(spec).unwrap();
     assert_eq!(
         spec.read(),
-        Err(Unread::UnknownField("suspended".to_owned()))
+        Err(SpecError::UnknownField("suspended".to_owned()))
     );
 }
 
 #[test]
-fn of_two_rules_with_one_id_neither_is_kept() {
+fn two_rules_with_the_same_id_are_both_refused() {
     let mut spec = two_rules();
     spec["rules"][1]["id"] = spec["rules"][0]["id"].clone();
     let spec: NodeWatermarkSpec = serde_json::from_value(spec).unwrap();
     let read = spec.read().unwrap();
     assert_eq!(read.policy.rules, []);
-    assert_eq!(read.refused[0].why, Unread::Twice);
+    assert_eq!(read.refused[0].why, SpecError::Duplicate);
 }
 
 #[test]
-fn twenty_rules_with_their_states_take_at_most_eight_kib() {
+fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
     let rules: Vec<Rule> = (0..20)
-        .map(|index| closing(&format!("cpu-usage-{index:02}")))
+        .map(|index| scheduling_rule(&format!("cpu-usage-{index:02}")))
         .collect();
     let rule_status = |rule: &Rule| RuleStatus {
         id: rule.id.to_string(),

@@ -304,7 +304,7 @@ fn a_rule_that_can_do_nothing_on_a_node_is_told_of_and_the_others_shown() {
     let output = server.preview(&["-f", &file]);
     let told = text(&output.stderr);
     assert!(
-        told.contains("4000 millicores can't be passed") && told.contains("(on busy, calm)"),
+        told.contains("4000 millicores can't be exceeded") && told.contains("(on busy, calm)"),
         "{told}"
     );
     assert!(

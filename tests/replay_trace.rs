@@ -122,7 +122,7 @@ fn policies_without_a_rule_are_refused_and_those_with_an_error_are_exit_1() {
     let flawed = throttle() + "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: Nonsense\n";
     let table = [
         ("", 2, "there is no rule to replay in "),
-        ("spec: [", 2, "is no valid YAML"),
+        ("spec: [", 2, "is not valid YAML"),
         (flawed.as_str(), 1, "there is no kind Nonsense"),
     ];
     for (text, code, why) in table {

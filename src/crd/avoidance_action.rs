@@ -1,4 +1,4 @@
-//! `AvoidanceAction`: what to do when a rule is broken.
+//! `AvoidanceAction`: what to do when a rule is breached.
 #![expect(
     clippy::duplicated_attributes,
     reason = "the printer columns share their types"
@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// What to do when a rule of a `NodeQOS` is broken. With neither `throttle` nor `eviction` it disables scheduling: new
-/// pods are kept away from the node. With `eviction` scheduling is disabled too while it is in force, so that an
-/// evicted pod doesn't come straight back. With `throttle` alone the node stays open, unless `disableScheduling` is
-/// given.
+/// What to do when a rule of a `NodeQOS` is breached. An action with neither `throttle` nor `eviction` disables
+/// scheduling on the node. An action with `eviction` also disables scheduling while it is in force, so that evicted pods
+/// are not scheduled back to the node. An action with only `throttle` leaves the node schedulable, unless
+/// `disableScheduling` is set.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, KubeSchema,
 )]
@@ -24,36 +24,36 @@ use serde::{Deserialize, Serialize};
     category = "plimsoll",
     status = "AvoidanceActionStatus",
     derive = "PartialEq",
-    doc = "An AvoidanceAction says what to do when a rule of a NodeQOS is broken: keep new pods away, throttle CPU, evict.",
+    doc = "An AvoidanceAction defines what to do when a rule of a NodeQOS is breached: disable scheduling, throttle pods, evict pods.",
     printcolumn(
         name = "Cool-Down",
         type_ = "integer",
         json_path = ".spec.coolDownSeconds",
-        description = "Seconds in force after the last breach, at least"
+        description = "Minimum seconds that the action stays in force after the last breach"
     ),
     printcolumn(
         name = "Throttle-Step",
         type_ = "integer",
         json_path = ".spec.throttle.cpuThrottle.stepCPURatio",
-        description = "Percent of the base quota taken at each step"
+        description = "Percent of the base quota removed at each step"
     ),
     printcolumn(
         name = "Throttle-Floor",
         type_ = "integer",
         json_path = ".spec.throttle.cpuThrottle.minCPURatio",
-        description = "Percent of the base quota that is left"
+        description = "Minimum percent of the base quota that a pod keeps"
     ),
     printcolumn(
         name = "Evict-Per-Round",
         type_ = "integer",
         json_path = ".spec.eviction.maxPodsPerRound",
-        description = "Pods evicted at a time, at most"
+        description = "Maximum number of pods evicted per round"
     ),
     printcolumn(
         name = "Used-By",
         type_ = "string",
         json_path = ".status.usedBy",
-        description = "The NodeQOS whose rules name it"
+        description = "The NodeQOS objects that use the action"
     ),
     printcolumn(
         name = "Description",
@@ -69,36 +69,36 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AvoidanceActionSpec {
-    /// Least time in seconds that the action stays in force after the last breach, before it is undone. Default 300.
+    /// The minimum number of seconds that the action stays in force after the last breach. Defaults to 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = i32::MAX), extend("default" = 300))]
     pub cool_down_seconds: Option<i64>,
-    /// Keep new pods away from the node, by a taint with key `interference.crane.io`. Only needed beside `throttle`, or
-    /// to choose the effect: an action without `throttle` disables scheduling anyway.
+    /// Disables scheduling on the node with a taint whose key is `interference.crane.io`. Only needed together with
+    /// `throttle`, or to choose the effect: an action without `throttle` always disables scheduling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable_scheduling: Option<DisableScheduling>,
-    /// Slow pods down that a `PodQOS` allows it for. Say what to throttle: `throttle: {}` is rejected.
+    /// Throttles pods for which a `PodQOS` allows it. At least one of its fields is required: `throttle: {}` is rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new("has(self.cpuThrottle) || (has(self.memoryThrottle) && has(self.memoryThrottle.forceGC) && self.memoryThrottle.forceGC)")
-            .message("throttle says nothing to throttle; write cpuThrottle: {minCPURatio: 10, stepCPURatio: 10}, or memoryThrottle: {forceGC: true}, or remove throttle"),
+            .message("throttle is empty; write cpuThrottle: {minCPURatio: 10, stepCPURatio: 10}, or memoryThrottle: {forceGC: true}, or remove throttle"),
     )]
     pub throttle: Option<Throttle>,
-    /// Evict pods that a `PodQOS` allows it for, through the API server, so that `PodDisruptionBudgets` hold.
+    /// Evicts pods for which a `PodQOS` allows it, through the eviction API, which respects `PodDisruptionBudgets`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
-    /// What the action is for, in your words. At most 1024 characters.
+    /// A description of the action for people. At most 1024 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub description: Option<String>,
 }
 
-/// How new pods are kept away.
+/// How scheduling is disabled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DisableScheduling {
-    /// `NoSchedule` (default): no new pod is placed on the node. `PreferNoSchedule`: new pods go elsewhere where they
-    /// can. Pods that run are not touched by either.
+    /// The effect of the taint. `NoSchedule` (default): no new pods are scheduled to the node. `PreferNoSchedule`: the
+    /// scheduler avoids the node where it can. Neither affects running pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["NoSchedule", "PreferNoSchedule"], "default" = "NoSchedule"))]
     pub effect: Option<String>,
@@ -108,20 +108,21 @@ pub struct DisableScheduling {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Throttle {
-    /// Lower the CPU quota of pods step by step. `{}` takes the defaults.
+    /// Lowers the CPU quota of pods step by step. `{}` uses the defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_throttle: Option<CpuThrottle>,
-    /// Take memory back from pods without hurting them.
+    /// Reclaims memory from pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_throttle: Option<MemoryThrottle>,
 }
 
-/// How CPU is throttled. 100 percent is the pod's quota, or its usage when first throttled if that is less.
+/// How CPU is throttled. 100 percent (the base quota) is the pod's quota, or its usage when it is first throttled if that is
+/// lower.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuThrottle {
-    /// The floor: percent of the base quota that a pod always keeps. 0 to 100, default 10. Whatever is written here, a
-    /// pod is never taken below its CPU request.
+    /// The percent of the base quota that a pod always keeps, from 0 to 100. Defaults to 10. A pod is never throttled
+    /// below its CPU request.
     #[serde(
         rename = "minCPURatio",
         default,
@@ -129,8 +130,8 @@ pub struct CpuThrottle {
     )]
     #[schemars(range(min = 0, max = 100), extend("default" = 10))]
     pub min_cpu_ratio: Option<i64>,
-    /// The step: percent of the base quota taken at each evaluation above the watermark, and given back at each
-    /// evaluation once the rule has ended. 1 to 100, default 10.
+    /// The percent of the base quota that is removed at each evaluation above the threshold, and restored at each
+    /// evaluation once the rule is Normal again. From 1 to 100. Defaults to 10.
     #[serde(
         rename = "stepCPURatio",
         default,
@@ -138,18 +139,18 @@ pub struct CpuThrottle {
     )]
     #[schemars(range(min = 1, max = 100), extend("default" = 10))]
     pub step_cpu_ratio: Option<i64>,
-    /// Before the first step make the pod idle class (`cpu.idle`): it then runs only where nobody else wants the CPU.
-    /// Default false.
+    /// Whether the pod is first put into the idle scheduling class (`cpu.idle`), in which it only uses CPU time that no
+    /// other pod wants. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub idle: Option<bool>,
 }
 
-/// How memory is taken back.
+/// How memory is reclaimed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryThrottle {
-    /// Reclaim page cache of the pods. Needs cgroup v2.
+    /// Whether page cache of the pods is reclaimed. Requires cgroup v2.
     #[serde(rename = "forceGC", default, skip_serializing_if = "Option::is_none")]
     pub force_gc: Option<bool>,
 }
@@ -158,29 +159,29 @@ pub struct MemoryThrottle {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Eviction {
-    /// Seconds from the first signal to the kill. Absent: the pod's own grace period. 0 is sent as 1, since 0 would
-    /// delete the pod without waiting for its node.
+    /// The grace period of evicted pods in seconds. Defaults to the pod's own grace period. 0 is sent as 1, because 0 would
+    /// delete the pod without waiting for the kubelet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = i32::MAX))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// At most so many pods are evicted at a time; the next round waits until these are gone. Default 1.
+    /// The maximum number of pods evicted per round. The next round waits until these pods are gone. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000), extend("default" = 1))]
     pub max_pods_per_round: Option<i64>,
-    /// Evict pods without a controller too. Nobody starts them again. Default false.
+    /// Whether pods without a controller may be evicted. They are not recreated. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub evict_unowned: Option<bool>,
 }
 
-/// What the controller found about an `AvoidanceAction`.
+/// The status of an `AvoidanceAction`, set by the controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AvoidanceActionStatus {
-    /// The `metadata.generation` that this status is about.
+    /// The `metadata.generation` that this status was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The `NodeQOS` whose rules name it; the first 64.
+    /// The names of the first 64 `NodeQOS` objects whose rules use the action.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -188,7 +189,7 @@ pub struct AvoidanceActionStatus {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub used_by: Vec<String>,
-    /// What holds for the object. `Ready` is True when all of it can take effect.
+    /// The conditions of the object. `Ready` is True when all of its fields can take effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),

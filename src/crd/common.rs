@@ -1,4 +1,4 @@
-//! What the kinds share: label selectors.
+//! Label selectors.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use crate::engine::selector::{Requirement, Selector};
 use crate::ordered;
 
-/// Selects by labels. All requirements must hold; `{}` selects everything.
+/// A label selector. All requirements must be met; `{}` selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelSelector {
-    /// Labels that must be there with exactly these values. Example: `{app: batch}`.
+    /// Labels that must be present with exactly these values, for example `{app: batch}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::schema::match_labels")]
     pub match_labels: Option<BTreeMap<String, String>>,
-    /// Requirements on single labels.
+    /// Requirements on individual labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub match_expressions: Vec<LabelRequirement>,
@@ -34,11 +34,11 @@ pub struct LabelSelector {
         .field_path(".values"),
 )]
 pub struct LabelRequirement {
-    /// The label's key.
+    /// The key of the label.
     #[schemars(length(min = 1, max = 317))]
     pub key: String,
-    /// `In` or `NotIn` (of `values`), `Exists` or `DoesNotExist` (without `values`). `NotIn` holds also where the
-    /// label is absent.
+    /// The operator: `In` or `NotIn` (with `values`), `Exists` or `DoesNotExist` (without `values`). `NotIn` also matches
+    /// when the label is absent.
     #[schemars(extend("enum" = ["In", "NotIn", "Exists", "DoesNotExist"]))]
     pub operator: String,
     /// The values to compare with.
@@ -48,7 +48,7 @@ pub struct LabelRequirement {
 }
 
 impl LabelSelector {
-    /// The selector as the engine evaluates it, its requirements sorted.
+    /// The selector in the form that the engine evaluates, with its requirements sorted.
     pub fn compile(&self) -> Selector {
         let labels = self.match_labels.iter().flatten();
         let mut requirements: Vec<Requirement> = labels

@@ -1,10 +1,10 @@
-//! From policy objects to what one node has to keep. Pure: equal sets of objects compile to equal policies.
+//! Compiles policy objects to the policies of one node. Pure: equal sets of objects compile to equal policies.
 
 mod action;
 mod limit;
 mod pods;
 mod rule;
-mod verdict;
+mod rule_check;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::objects::{Kind, NodeRules, Objects};
 use crate::engine::policy::{Action, NodeFacts, PodPolicy, PolicySet};
 use crate::ordered;
 
-/// What one node has to keep, and what was found on the way.
+/// The policies of one node, and the findings about the objects that they come from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Compiled {
-    /// What the node has to keep.
+    /// The policies that the node enforces.
     pub policy: PolicySet,
-    /// What is wrong or worth knowing, sorted; what is wrong with single objects included.
+    /// All findings, sorted; those about single objects included.
     pub findings: Vec<Finding>,
 }
 
-/// Compiles the objects for a node. Every default is resolved; a rule that can't do what it says is left out, with a
-/// finding that says why, and nothing else is.
+/// Compiles the objects for a node, with all defaults resolved. A rule that cannot have the effect it describes is left out,
+/// with a finding that says why.
 pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     let mut findings = Findings(objects.findings().to_vec());
     let actions = action::compile_all(objects, &mut findings);
@@ -38,14 +38,14 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     };
     let mut rules = Vec::new();
     for (name, object) in &objects.nodes {
-        let mut findings = findings.about(Kind::NodeQos, name);
+        let mut findings = findings.for_object(Kind::NodeQos, name);
         findings.not_enforced(&unenforced_fields(object));
         if applies(object, node) {
             rules.extend(rule::compile_all(name, object, &scope, &mut findings));
         }
     }
     ordered::sort_by(&mut rules, |a, b| a.id.cmp(&b.id));
-    if !objects.is_of_every_node() {
+    if !objects.is_for_every_node() {
         limit::rules(&mut rules, &mut findings);
     }
     ordered::sort(&mut findings.0);
@@ -56,7 +56,7 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     }
 }
 
-/// What a rule is compiled against.
+/// The context that a rule is compiled in.
 struct Scope<'a> {
     objects: &'a Objects,
     actions: &'a BTreeMap<&'a str, Arc<Action>>,
@@ -84,12 +84,11 @@ fn unenforced_fields(object: &NodeRules) -> Vec<&'static str> {
     given.map(|(name, _)| name).collect()
 }
 
-/// Collects findings.
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn about(&mut self, kind: Kind, name: &str) -> About<'_> {
-        About {
+    fn for_object(&mut self, kind: Kind, name: &str) -> ObjectFindings<'_> {
+        ObjectFindings {
             object: ObjectRef {
                 kind: kind.name().to_owned(),
                 name: name.to_owned(),
@@ -100,12 +99,12 @@ impl Findings {
 }
 
 /// Collects findings about one object.
-struct About<'a> {
+struct ObjectFindings<'a> {
     object: ObjectRef,
     findings: &'a mut Vec<Finding>,
 }
 
-impl About<'_> {
+impl ObjectFindings<'_> {
     fn error(&mut self, reason: Reason, path: impl Into<String>, message: impl Into<String>) {
         self.push(Severity::Error, reason, path.into(), message.into());
     }

@@ -1,30 +1,30 @@
-//! The emergency stop: one annotated object that every agent watches, by which a person makes all of them give back
-//! what is in force and do nothing more.
+//! The emergency stop: an annotation on a `ConfigMap` that every agent watches. While it is set, all agents restore what they
+//! changed and take no action.
 //!
-//! It is a `ConfigMap` of its own beside the agents' Leases, so that the line that stops everything is the same for every
-//! installation and whoever may write it may write nothing else. The chart makes it once and has it in no manifest: whatever
-//! applies or replaces those leaves the order alone.
+//! It is a `ConfigMap` of its own in the namespace of the agents' Leases, so that the command that stops everything is the same
+//! in every installation, and the right to write it includes no other right. The chart creates it outside its manifests:
+//! an upgrade does not remove the annotation.
 
 use std::collections::BTreeMap;
 
 /// Name of the `ConfigMap`, in the namespace of the agents' Leases.
 pub const OBJECT: &str = "plimsoll-stop";
-/// While the object bears it, whatever its value but `false`, everything is stopped. The value says why, and who did it.
+/// While the object has this annotation with any value but `false`, everything is stopped. The value is the reason.
 pub const ANNOTATION: &str = "plimsoll.dev/stop";
-/// So many characters of the value are shown.
-const LONGEST: usize = 256;
+/// At most this many characters of the reason are shown.
+const MAX_REASON: usize = 256;
 
-/// Why everything is stopped, as the object's annotations say; empty where they give no reason. `None`: nothing is stopped.
+/// The reason of the stop, from the annotations of the object; may be empty. `None`: nothing is stopped.
 pub fn order(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
     let value = annotations?.get(ANNOTATION)?.trim();
     if value.eq_ignore_ascii_case("false") {
         return None;
     }
-    let shown = value.chars().filter(|it| !it.is_control());
-    Some(shown.take(LONGEST).collect())
+    let printable = value.chars().filter(|it| !it.is_control());
+    Some(printable.take(MAX_REASON).collect())
 }
 
-/// The order in words.
+/// The stop as text for messages.
 pub fn words(reason: &str) -> String {
     match reason {
         "" => "stopped".to_owned(),
@@ -36,28 +36,28 @@ pub fn words(reason: &str) -> String {
 mod tests {
     use super::*;
 
-    fn said(value: &str) -> Option<String> {
+    fn order_of(value: &str) -> Option<String> {
         let annotation = (ANNOTATION.to_owned(), value.to_owned());
         order(Some(&BTreeMap::from([annotation])))
     }
 
     #[test]
-    fn the_annotation_stops_whatever_it_says_but_false() {
+    fn any_value_but_false_stops() {
         for value in ["true", "", "no", "0", "nightly batch jobs starve"] {
-            assert_eq!(said(value).as_deref(), Some(value));
+            assert_eq!(order_of(value).as_deref(), Some(value));
         }
         for value in ["false", " False\n"] {
-            assert_eq!(said(value), None, "{value:?}");
+            assert_eq!(order_of(value), None, "{value:?}");
         }
         assert_eq!(order(None), None);
         assert_eq!(order(Some(&BTreeMap::new())), None);
     }
 
     #[test]
-    fn of_a_reason_only_what_people_can_read_is_shown() {
-        assert_eq!(said("a\nb\u{1b}[2Jc").as_deref(), Some("ab[2Jc"));
-        let long = said(&"ä".repeat(300_000)).expect("stopped");
-        assert_eq!(long.chars().count(), LONGEST);
+    fn control_characters_and_long_reasons_are_cut() {
+        assert_eq!(order_of("a\nb\u{1b}[2Jc").as_deref(), Some("ab[2Jc"));
+        let long = order_of(&"ä".repeat(300_000)).expect("stopped");
+        assert_eq!(long.chars().count(), MAX_REASON);
         assert_eq!(words(""), "stopped");
         assert_eq!(words("why"), "stopped: why");
     }

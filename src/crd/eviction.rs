@@ -1,4 +1,4 @@
-//! What an agent asks the controller's leader for: the eviction of a pod of its node. `POST /v1/evict` where reports go, JSON over
+//! The eviction requests that agents send to the controller's leader: `POST /v1/evict` on the listener of reports, JSON over
 //! HTTP/2 and TLS; or the same body through the API server, where that port cannot be reached.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!  "rule": "node-pressure/cpu", "hash": "8f3a..."}
 //! {"result": "accepted"}
 //! ```
-//! Unknown fields are ignored, so that agents and controllers of different versions understand each other.
+//! Unknown fields are ignored, so that agents and controllers of different versions are compatible.
 
 mod check;
 
@@ -22,17 +22,17 @@ pub use check::{Objection, permit};
 
 /// Where requests go, on the listener of reports.
 pub const PATH: &str = "/v1/evict";
-/// The subresource of a node's `NodeMetric` that takes the same requests in the aggregated API.
+/// The subresource of a node's `NodeMetric` that accepts the same requests in the aggregated API.
 pub const SUBRESOURCE: &str = "evictions";
-/// A request with more bytes is refused.
+/// The maximum size of a request.
 pub const MAX_BYTES: usize = 4 << 10;
-/// A request that came so long ago is not carried out any more, and its agent no longer waits for the answer.
+/// After this time a request expires, and its agent no longer waits for the answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// An agent waits so long where no leader can be asked: longer than a failover takes.
+/// How long an agent waits when there is no leader: longer than a failover takes.
 pub const LEADERLESS_WAIT: Duration = Duration::from_secs(10);
-/// The longest name that Kubernetes gives anything.
+/// The maximum length of a name in Kubernetes.
 const MAX_NAME: usize = 253;
-/// A rule's id is the name of its `NodeQOS`, a slash, and its own.
+/// The maximum length of a rule's id: `<nodeqos>/<rule>`.
 const MAX_RULE: usize = 2 * MAX_NAME + 1;
 
 /// The path in the aggregated API for requests of the agent of `node`.
@@ -40,52 +40,52 @@ pub fn api_path(node: &str) -> String {
     format!("/apis/{API_VERSION}/{PLURAL}/{node}/{SUBRESOURCE}")
 }
 
-/// Which pod.
+/// The pod to evict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its UID; another pod of that name is left alone.
+    /// Its UID; another pod of that name is not evicted.
     pub uid: String,
 }
 
-/// What one request is known by: asked again, by whatever way, it is answered the same and done once.
+/// Identifies a request: a repeated request gets the same answer and evicts once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Key {
     /// `/proc/sys/kernel/random/boot_id` of the node.
     #[serde(rename = "bootID")]
     pub boot_id: String,
-    /// Grows with each request of one boot.
+    /// Increases with each request within a boot.
     pub sequence: u64,
 }
 
-/// A request to evict a pod. Grace period and strategy are not in it: the leader knows the rule.
+/// A request to evict a pod. It has no grace period and no strategy: the leader knows the rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionRequest {
-    /// What it is known by.
+    /// Identifies the request.
     #[serde(flatten)]
     pub key: Key,
-    /// Which pod.
+    /// The pod to evict.
     #[serde(flatten)]
     pub target: Target,
-    /// The rule that asks for it: `<nodeqos>/<rule>`.
+    /// The id of the rule that requests it: `<nodeqos>/<rule>`.
     pub rule: String,
     /// `spec.hash` of the `NodeWatermark` that the agent enforces.
     pub hash: String,
 }
 
-/// Why a body is no request.
+/// Why a request is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum InvalidRequest {
-    /// It is no JSON of a request.
-    #[error("failed to read the request to evict: {0}")]
+    /// It is not JSON of a request.
+    #[error("failed to read the eviction request: {0}")]
     Json(String),
-    /// A field is empty, too long, or has characters that no such name has.
-    #[error("failed to read the request to evict: {0} is no valid name")]
+    /// A field is empty, too long, or has characters that are not allowed in it.
+    #[error("failed to read the eviction request: {0} is not a valid name")]
     Name(&'static str),
 }
 
@@ -93,7 +93,7 @@ impl EvictionRequest {
     /// Reads and checks a body.
     ///
     /// # Errors
-    /// It is no request, or one with names that could lead to another resource.
+    /// It is not a request, or has names that could lead to another resource.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let request: Self = serde_json::from_slice(body)
             .map_err(|error| InvalidRequest::Json(error.to_string()))?;
@@ -119,33 +119,33 @@ impl EvictionRequest {
     }
 }
 
-/// Whether it can stand in a path of the API server and means nothing but itself there.
+/// Whether the text is safe as a segment of an API path.
 fn is_name(text: &str) -> bool {
     let fits = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '.';
     (1..=MAX_NAME).contains(&text.len()) && !text.starts_with('.') && text.chars().all(fits)
 }
 
-/// What a replica answers that does not lead (421).
+/// The answer of a replica that is not the leader (421).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Misdirected {
-    /// Where the leader is, if that is known.
+    /// The address of the leader, if known.
     pub leader: Option<IpAddr>,
 }
 
-/// What keeps all pods of a node from being evicted now.
+/// Why no pod of a node can be evicted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Delay {
-    /// The API server is busy, or a webhook that it has to ask does not answer.
+    /// The API server is overloaded, or a webhook that it calls does not answer.
     Server,
-    /// No replica of the controller leads, none can be reached, or it does not know enough yet.
+    /// There is no leader, it cannot be reached, or it is not ready yet.
     Leader,
-    /// The budget of evictions of the fleet, the zone or the node is spent.
+    /// The eviction budget of the fleet, the zone or the node is exhausted.
     Budget,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "result",
@@ -155,42 +155,42 @@ pub enum Delay {
 pub enum Answer {
     /// The pod is being terminated.
     Accepted,
-    /// It was being terminated already, for another reason.
+    /// The pod was already being terminated for another reason.
     Terminating,
-    /// There is no such pod any more.
+    /// The pod no longer exists.
     Gone,
-    /// A `PodDisruptionBudget` does not allow it now, or the budget of evictions of its namespace or owner. Another pod may be
-    /// evicted.
+    /// A `PodDisruptionBudget`, or the eviction budget of the pod's namespace or owner, does not allow it now. Other pods may
+    /// be evicted.
     Budget {
         /// Which budget, and why.
         why: String,
     },
-    /// More than one `PodDisruptionBudget` selects the pod, which no API server can handle.
+    /// More than one `PodDisruptionBudget` selects the pod, which the API server does not support.
     ManyBudgets {
         /// What the API server says.
         why: String,
     },
-    /// Nothing can be evicted for a while.
+    /// No pod of the node can be evicted for a while.
     Wait {
         /// For how long.
         #[serde(rename = "waitMillis", with = "millis")]
         wait: Duration,
-        /// What it is that keeps all pods from being evicted.
+        /// Why no pod can be evicted.
         by: Delay,
         /// Why.
         why: String,
     },
-    /// It must not be done.
+    /// The eviction is not allowed.
     Refused {
         /// Why.
         why: String,
     },
-    /// The request never reached a server.
+    /// The request did not reach a server.
     Away {
         /// Why.
         why: String,
     },
-    /// It was sent to the API server, and what became of it is not known.
+    /// The request was sent to the API server, but its result is not known.
     Unknown {
         /// Why.
         why: String,
@@ -198,7 +198,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Why nothing was done, or is known of it; `None`: the pod is being terminated, or is gone.
+    /// Why the pod was not evicted, or may not have been; `None`: it is being terminated, or is gone.
     pub fn why(&self) -> Option<&str> {
         match self {
             Self::Accepted | Self::Terminating | Self::Gone => None,
@@ -246,17 +246,17 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_written_as_it_is_read() {
+    fn a_request_survives_a_round_trip() {
         let read = parse(&request()).unwrap();
         assert_eq!((read.key.sequence, &*read.target.name), (7, "web-1"));
         assert_eq!(serde_json::to_value(&read).unwrap(), request());
         let mut later = request();
-        later["mood"] = json!("good");
-        assert_eq!(parse(&later).unwrap(), read, "a later version says more");
+        later["newField"] = json!("x");
+        assert_eq!(parse(&later).unwrap(), read, "unknown fields are ignored");
     }
 
     #[test]
-    fn no_name_leads_to_another_resource() {
+    fn a_name_that_could_change_the_path_is_rejected() {
         for field in ["namespace", "name", "uid", "bootID", "hash"] {
             for name in [
                 "../nodes",
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_is_read_as_it_is_written() {
+    fn every_answer_survives_a_round_trip() {
         let why = || "w".to_owned();
         let wait = Answer::Wait {
             wait: Duration::from_millis(1500),

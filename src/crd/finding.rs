@@ -1,22 +1,22 @@
-//! What is wrong with a policy, and what to write instead.
+//! Problems found in policies, each with a suggested fix.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One thing that is wrong with, or worth knowing about, one object.
+/// A problem with one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// Which object.
+    /// The object.
     pub object: ObjectRef,
-    /// The field, as `spec.rules[0].metricRule.value`; empty for the object as a whole.
+    /// The path of the field, such as `spec.rules[0].metricRule.value`; empty for the object as a whole.
     pub path: String,
-    /// How bad.
+    /// The severity.
     pub severity: Severity,
-    /// Its kind: the reason of a condition.
+    /// The reason, which is also that of a condition.
     pub reason: Reason,
-    /// What is wrong, and what to write instead.
+    /// What is wrong, and how to fix it.
     pub message: String,
 }
 
@@ -24,9 +24,9 @@ pub struct Finding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectRef {
-    /// Kind.
+    /// The kind.
     pub kind: String,
-    /// Name.
+    /// The name.
     pub name: String,
 }
 
@@ -36,13 +36,13 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// Whether what is written can do what it says.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Severity {
-    /// The object, or the rule, is off or can't have the effect that it describes.
+    /// The object or the rule is off, or cannot have the effect that it describes.
     Error,
-    /// It is in force, but perhaps not as its author thinks.
+    /// The object is in force, but may not do what its author expects.
     Warning,
 }
 
@@ -55,36 +55,36 @@ impl fmt::Display for Severity {
     }
 }
 
-/// The kinds of finding; the name is the reason of a Kubernetes condition.
+/// The reason of a finding; its name is the reason of a Kubernetes condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Reason {
-    /// The definition of the kind (schema or CEL rule) refuses it.
+    /// The schema or a CEL rule of the kind rejects the object.
     Invalid,
     /// Two different objects have the same kind and name: neither is in force.
     DuplicateName,
     /// The rule names an action that does not exist: the rule is off.
     UnknownAction,
-    /// Nobody measures the metric, and the object has no HTTP probe: the rule is off.
+    /// The metric is unknown, and the object has no HTTP probe: the rule is off.
     UnknownMetric,
-    /// The metric is known and not kept yet: the rule stays Unknown.
+    /// The metric is known but not measured yet: the rule stays Unknown.
     MetricNotKept,
-    /// Nothing that the action does lowers the metric: the rule is off.
+    /// No part of the action lowers the metric: the rule is off.
     NoLeverage,
-    /// A part of the action does not lower the metric, or hardly.
+    /// A part of the action does not lower the metric, or hardly does.
     PartialLeverage,
-    /// Throttles raise the metric, so that the rule is judged by the waiting of protected pods as well.
+    /// Throttling raises the metric, so the rule also requires that protected pods are stalled.
     JudgedByProtected,
     /// No `PodQOS` allows the action on any pod.
     NobodyToActOn,
-    /// The watermark is under 1 % of the node: the rule is off.
+    /// The threshold is under 1 % of the capacity of the node: the rule is off.
     WatermarkTooLow,
-    /// The watermark can't be passed.
+    /// The value can never exceed the threshold.
     WatermarkTooHigh,
-    /// The low mark is so low that the rule would never end: the rule is off.
+    /// `restoreValue` is so low that the rule would never end: the rule is off.
     RestoreNeverReached,
-    /// The selector over series can't match the metric's.
+    /// The selector cannot match any series of the metric.
     NoSuchSeries,
-    /// The action can't change anything.
+    /// The action has no effect.
     ActionWithoutEffect,
     /// Accepted fields that have no effect.
     FieldsNotEnforced,
@@ -94,9 +94,9 @@ pub enum Reason {
     AllowsNothing,
     /// A `PodQOS` allows an action that does not exist.
     AllowsUnknownAction,
-    /// An entry of `allowedActions` is the word of a kind of action, and the action of that name does more.
+    /// An entry of `allowedActions` is a keyword for a type of action, and also the name of an action that does more.
     KindWord,
-    /// It is more than one node can keep: what comes last is off there.
+    /// A node has more rules or pod policies than the maximum: the last ones are off there.
     TooMany,
     /// A `PodQOS` names `kube-system`.
     SystemPods,

@@ -1,4 +1,4 @@
-//! Versions of Kubernetes, and the definitions that each takes.
+//! Versions of Kubernetes, and the definitions that each accepts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,41 +9,41 @@ use serde_json::{Value, json};
 
 use super::schema::{definitions, edit};
 
-/// Major and minor number of a version of Kubernetes: 1.34.
+/// The major and minor version of Kubernetes, such as 1.34.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KubernetesVersion(pub u64, pub u64);
 
 impl KubernetesVersion {
-    /// The oldest that is supported.
+    /// The oldest supported version.
     pub const OLDEST: Self = Self(1, 33);
-    /// From here on API servers heed the maximum of an int-or-string when they estimate what a rule costs. Before, they
-    /// take it for a text of 3 MB, and refuse every rule over one in a list of 64.
-    const HEEDS_LENGTHS: Self = Self(1, 34);
+    /// From this version on, API servers use the `maxLength` of an int-or-string when they estimate the cost of a CEL rule.
+    /// Older ones assume a string of 3 MB, and reject every rule on one in a list of 64.
+    const USES_MAX_LENGTH: Self = Self(1, 34);
 
-    /// As an API server tells it.
-    pub fn of(told: &Info) -> Option<Self> {
-        Self::from_numbers(&told.major, &told.minor)
+    /// From the version info of an API server.
+    pub fn of(info: &Info) -> Option<Self> {
+        Self::from_numbers(&info.major, &info.minor)
     }
 
-    /// From the numbers of `/version`, where a minor number can end in a sign: `34+`.
+    /// From the numbers of `/version`; the minor number may have a suffix: `34+`.
     pub fn from_numbers(major: &str, minor: &str) -> Option<Self> {
         let minor = minor.trim_end_matches(|it: char| !it.is_ascii_digit());
         Some(Self(major.parse().ok()?, minor.parse().ok()?))
     }
 
-    /// The definitions of the kinds for API servers of this version, as [`definitions()`] has them; before 1.34 with checks
-    /// of quantities that say less, and that leave to the controller whether `restoreValue` is above `value` where one is text.
+    /// The definitions for API servers of this version: those of [`definitions()`]; before 1.34 with simpler checks of
+    /// quantities, which do not compare `restoreValue` with `value` where one of them is a string (the controller does).
     pub fn definitions(self) -> [CustomResourceDefinition; 4] {
         let [action, mut node, pod, watermark] = definitions();
-        if self < Self::HEEDS_LENGTHS {
-            edit(&mut node, cheapen);
+        if self < Self::USES_MAX_LENGTH {
+            edit(&mut node, simplify_quantity_checks);
         }
         [action, node, pod, watermark]
     }
 
-    /// What a person runs to install or update them.
+    /// The command that installs or updates the definitions.
     pub fn define(self) -> String {
-        let choice = if self < Self::HEEDS_LENGTHS {
+        let choice = if self < Self::USES_MAX_LENGTH {
             format!(" --kubernetes {self}")
         } else {
             String::new()
@@ -52,7 +52,7 @@ impl KubernetesVersion {
     }
 }
 
-/// The newest: of a cluster whose version is not known nothing else can be said.
+/// The newest version: the default for a cluster whose version is not known.
 impl Default for KubernetesVersion {
     fn default() -> Self {
         Self(u64::MAX, 0)
@@ -73,19 +73,21 @@ impl FromStr for KubernetesVersion {
         let parts = text.strip_prefix('v').unwrap_or(text).split_once('.');
         parts
             .and_then(|(major, rest)| Self::from_numbers(major, rest.split('.').next()?))
-            .ok_or_else(|| format!("{text:?} is no version of Kubernetes; write for example 1.33"))
+            .ok_or_else(|| {
+                format!("{text:?} is not a version of Kubernetes; write for example 1.33")
+            })
     }
 }
 
-/// A quantity above 0, and one of 0 or more, as a text.
+/// Patterns of a quantity above 0, and of one of 0 or more.
 const ABOVE_0: &str = "^[+]?([0-9]*[1-9][0-9]*[.]?[0-9]*|[0-9]*[.][0-9]*[1-9][0-9]*)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$";
 const FROM_0: &str = "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$";
 
 const COMPARE_NUMBERS: &str = "!has(self.restoreValue) || type(self.restoreValue) != int || \
      type(self.metricRule.value) != int || int(self.restoreValue) <= int(self.metricRule.value)";
 
-/// Puts limits of numbers and patterns of texts in the place of the rules over quantities, and compares numbers alone.
-fn cheapen(schema: &mut Value) {
+/// Replaces the CEL rules on quantities by minimums and patterns, and compares only integers.
+fn simplify_quantity_checks(schema: &mut Value) {
     let rule = &mut schema["properties"]["spec"]["properties"]["rules"]["items"];
     let properties = &mut rule["properties"];
     limit(
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_people_and_api_servers_write_them() {
+    fn all_usual_forms_of_a_version_are_parsed() {
         for text in ["1.33", "v1.33.4", "1.33.4-gke.100", "1.33+"] {
             assert_eq!(text.parse(), Ok(KubernetesVersion(1, 33)), "{text}");
         }
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_over_a_quantity_is_replaced_before_1_34_and_nothing_else() {
+    fn only_rules_on_quantities_are_replaced_before_1_34() {
         let text =
             |version: KubernetesVersion| serde_json::to_string(&version.definitions()).unwrap();
         let (old, new) = (
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_names_a_version_only_where_it_takes_definitions_of_its_own() {
+    fn the_command_names_only_versions_with_their_own_definitions() {
         let old = KubernetesVersion(1, 33).define();
         assert!(
             old.starts_with("plimsoll crds --kubernetes 1.33 | kubectl apply"),

@@ -1,7 +1,7 @@
-//! Reads manifests: YAML or JSON text into the objects that an API server would get, each value with its line.
+//! Reads manifests: parses YAML or JSON into the objects that an API server would get, with the line of each value.
 //!
-//! Scalars mean what they mean to `kubectl` (YAML 1.1: `yes` is true, `010` is 8). A document that can't be read is a
-//! [`Flaw`] and harms no other one.
+//! Scalars are resolved as by `kubectl` (YAML 1.1: `yes` is true, `010` is 8). A document that cannot be read is reported as
+//! a [`Flaw`], and does not affect the others.
 
 mod scalar;
 mod tree;
@@ -11,41 +11,41 @@ use serde_json::{Map, Value};
 use self::tree::{Content, Node};
 use super::path::{at_index, at_key};
 
-/// An API server takes no larger object.
+/// The maximum size of an object in an API server.
 const MAX_DOCUMENT_BYTES: usize = 1536 * 1024;
-/// A whole file; a folder's worth of objects in one file is far below.
+/// Far more than all objects of an installation in one file.
 const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
-    /// The objects, in their order; the items of a `v1 List` one by one.
+    /// The objects in order; the items of a `v1 List` are separate objects.
     pub objects: Vec<Object>,
-    /// What could not be read.
+    /// The errors.
     pub flaws: Vec<Flaw>,
 }
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// As an API server gets it.
+    /// The object as an API server would get it.
     pub value: Value,
-    /// Where its fields stand.
+    /// The lines of its fields.
     pub lines: Lines,
 }
 
-/// Something that could not be read.
+/// An error in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
     /// Line in the file, from 1.
     pub line: usize,
-    /// The field, where it is known; else empty.
+    /// The path of the field, if known; else empty.
     pub path: String,
-    /// What is wrong, and what to write instead.
+    /// What is wrong, and how to fix it.
     pub message: String,
 }
 
-/// The lines of a value and of all within it.
+/// The lines of a value and of all values in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     line: usize,
@@ -59,7 +59,7 @@ enum Segment {
 }
 
 impl Lines {
-    /// The line of the field at `path` (as `spec.rules[0].name`), or of the nearest one around it that is there.
+    /// The line of the field at `path` (such as `spec.rules[0].name`), or of the closest existing parent.
     pub fn line(&self, path: &str) -> usize {
         let step = |(segment, lines): &(Segment, Self)| {
             let rest = segment.strip(path)?;
@@ -75,7 +75,7 @@ impl Lines {
 }
 
 impl Segment {
-    /// What is left of `path` after this segment; `None` where the path does not begin with it.
+    /// The rest of `path` after this segment; `None` if the path does not begin with it.
     fn strip<'a>(&self, path: &'a str) -> Option<&'a str> {
         let path = path.strip_prefix('.').unwrap_or(path);
         let rest = match self {
@@ -88,29 +88,29 @@ impl Segment {
     }
 }
 
-/// Reads a file's text.
+/// Parses the text of a file.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
     if text.len() > MAX_FILE_BYTES {
         let size = text.len() / 1024 / 1024;
-        manifest.flaw(
+        manifest.add_error(
             1,
             format!(
-                "the file is {size} MiB long, and at most {} are read; split it",
+                "the file is {size} MiB long, and at most {} MiB are allowed; split it",
                 MAX_FILE_BYTES / 1024 / 1024
             ),
         );
         return manifest;
     }
-    let mut room = tree::MAX_NODES;
+    let mut budget = tree::MAX_NODES;
     for (line, document) in documents(text.strip_prefix('\u{feff}').unwrap_or(text)) {
-        manifest.read_document(line, document, &mut room);
+        manifest.read_document(line, document, &mut budget);
     }
     manifest
 }
 
-/// The documents of a text, each with the line before its first. They are split before they are parsed, so that an
-/// error in one leaves the others whole.
+/// The documents of a text, each with its line offset. They are split before they are parsed, so that an error in one does
+/// not affect the others.
 fn documents(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let (mut start, mut start_line, mut offset) = (0, 0, 0);
@@ -127,7 +127,7 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 }
 
 impl Manifest {
-    fn flaw(&mut self, line: usize, message: impl Into<String>) {
+    fn add_error(&mut self, line: usize, message: impl Into<String>) {
         self.flaws.push(Flaw {
             line,
             path: String::new(),
@@ -135,27 +135,26 @@ impl Manifest {
         });
     }
 
-    /// `room` is for what aliases of the file add to its text: many small documents of them are as large as a large one.
-    fn read_document(&mut self, base: usize, text: &str, room: &mut usize) {
+    /// `budget` limits how much the aliases of the whole file may add, so that many small documents are limited like a large one.
+    fn read_document(&mut self, base: usize, text: &str, budget: &mut usize) {
         if text.len() > MAX_DOCUMENT_BYTES {
             let size = text.len() / 1024;
-            self.flaw(
+            self.add_error(
                 base + 1,
-                format!("the document is {size} KiB long, and an API server takes at most 1536; split it"),
+                format!("the document is {size} KiB long, and an API server accepts at most 1536 KiB; split it"),
             );
             return;
         }
         let nodes = match tree::parse(text) {
             Ok(nodes) => nodes,
-            Err(error) => return self.flaw(base + error.line, explain(&error, text)),
+            Err(error) => return self.add_error(base + error.line, explain(&error, text)),
         };
         let size: usize = nodes.iter().map(|node| node.size).sum();
-        let Some(left) = room.checked_sub(size.saturating_sub(text.len())) else {
-            let message =
-                "the aliases in the file take too much when they are written out; split it";
-            return self.flaw(base + 1, message);
+        let Some(left) = budget.checked_sub(size.saturating_sub(text.len())) else {
+            let message = "the file is too large when its aliases are expanded; split it";
+            return self.add_error(base + 1, message);
         };
-        *room = left;
+        *budget = left;
         for node in nodes {
             self.add_root(base, &node);
         }
@@ -177,9 +176,9 @@ impl Manifest {
         if value.is_object() {
             self.add_object(value, lines);
         } else {
-            self.flaw(
+            self.add_error(
                 lines.line,
-                "is no object; a manifest starts with apiVersion: and kind:",
+                "is not an object; a manifest starts with apiVersion: and kind:",
             );
         }
     }
@@ -202,23 +201,26 @@ impl Manifest {
             if value.is_object() {
                 self.objects.push(Object { value, lines });
             } else {
-                self.flaw(lines.line, "an item of the list is no object; remove it");
+                self.add_error(
+                    lines.line,
+                    "an item of the list is not an object; remove it",
+                );
             }
         }
     }
 }
 
-/// A syntax error, in words that name the cure where it is a usual one.
+/// The message of a syntax error, with a fix for the most common one.
 fn explain(error: &tree::ParseError, text: &str) -> String {
     let line = text.lines().nth(error.line.saturating_sub(1)).unwrap_or("");
     let indentation = line.len() - line.trim_start().len();
     if line[..indentation].contains('\t') {
-        return "a tab stands in the indentation, where YAML allows only spaces; replace it by spaces".to_owned();
+        return "the indentation contains a tab, and YAML allows only spaces; replace it with spaces".to_owned();
     }
     error.message.clone()
 }
 
-/// Turns nodes into values and lines.
+/// Converts nodes to values and lines.
 struct Reader {
     base: usize,
     flaws: Vec<Flaw>,
@@ -240,7 +242,7 @@ impl Reader {
                     line: lines.line,
                     path: path.to_owned(),
                     message: format!(
-                        "{text} is no finite number; write a number, for example 4000"
+                        "{text} is not a finite number; write a number, for example 4000"
                     ),
                 });
                 Value::Null

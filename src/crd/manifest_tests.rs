@@ -18,7 +18,7 @@ fn flaw(text: &str) -> (usize, String) {
 }
 
 #[test]
-fn scalars_mean_what_they_mean_to_kubectl() {
+fn scalars_are_resolved_as_by_kubectl() {
     let value = one(
         "a: 010\nb: yes\nc: \"yes\"\nd: 1e3\ne: 2.5\nf: ~\ng: 0x1F\nh: 1_000\ni: 5Gi\nj: 08\nk: -0b11\nl: !!str 5\nm: 1.\nnn: +7\no: 0.5m\np: .5\nq: 2.0\nr: on\ns: .m\n1: x\ntrue: word\n",
     );
@@ -52,7 +52,7 @@ fn every_value_has_its_line() {
 }
 
 #[test]
-fn documents_are_separate_and_count_lines_through() {
+fn documents_are_separate_and_lines_count_from_the_file_start() {
     let text = "---\na: 1\n--- # two\nb: [\n---\n\n---\nc: 3\n...\n---\n{\"d\": 4}\n";
     let manifest = read(text);
     let values: Vec<_> = manifest
@@ -75,7 +75,7 @@ fn documents_are_separate_and_count_lines_through() {
 }
 
 #[test]
-fn items_of_a_list_are_objects_of_their_own() {
+fn items_of_a_list_are_separate_objects() {
     let manifest = read("apiVersion: v1\nkind: List\nitems:\n- kind: A\n- kind: B\n");
     let values: Vec<_> = manifest
         .objects
@@ -87,7 +87,7 @@ fn items_of_a_list_are_objects_of_their_own() {
 }
 
 #[test]
-fn anchors_aliases_and_merges_are_written_out() {
+fn anchors_aliases_and_merges_are_expanded() {
     let value = one(
         "base: &b {x: 1, z: 2}\nsame: *b\nmerged:\n  <<: *b\n  z: 3\nboth:\n  <<: [*b, {w: 4}]\n",
     );
@@ -97,7 +97,7 @@ fn anchors_aliases_and_merges_are_written_out() {
 }
 
 #[test]
-fn an_alias_bomb_is_refused_at_once() {
+fn an_alias_bomb_is_rejected() {
     let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..60 {
         let before = level - 1;
@@ -111,7 +111,7 @@ fn an_alias_bomb_is_refused_at_once() {
 }
 
 #[test]
-fn aliases_of_long_texts_are_refused_as_what_they_take() {
+fn aliases_of_long_strings_are_rejected_within_bounded_memory() {
     let key = "k".repeat(1000);
     let text = "x".repeat(100_000);
     for long in [
@@ -130,7 +130,7 @@ fn aliases_of_long_texts_are_refused_as_what_they_take() {
 }
 
 #[test]
-fn merges_are_counted_before_they_take_memory_and_time() {
+fn merges_are_limited_before_they_take_memory() {
     let fields: Vec<String> = (0..5000).map(|i| format!("k{i}: 1")).collect();
     let fields = fields.join(", ");
     for maps in [
@@ -147,7 +147,7 @@ fn merges_are_counted_before_they_take_memory_and_time() {
 }
 
 #[test]
-fn a_file_of_many_documents_with_aliases_is_no_larger_than_one() {
+fn the_alias_limit_is_for_the_whole_file() {
     let bomb = "---\na: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n";
     let manifest = read(&bomb.repeat(1000));
     assert!((100..500).contains(&manifest.objects.len()));
@@ -155,7 +155,7 @@ fn a_file_of_many_documents_with_aliases_is_no_larger_than_one() {
 }
 
 #[test]
-fn too_deep_is_refused() {
+fn deep_nesting_is_rejected() {
     for text in [
         format!("a: {}{}", "[".repeat(100), "]".repeat(100)),
         format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000)),
@@ -167,7 +167,7 @@ fn too_deep_is_refused() {
 }
 
 #[test]
-fn a_tab_is_named() {
+fn a_tab_in_the_indentation_is_reported() {
     let (line, message) = flaw("a:\n\tb: 1\n");
     assert_eq!(line, 2);
     assert!(
@@ -177,17 +177,17 @@ fn a_tab_is_named() {
 }
 
 #[test]
-fn a_key_given_twice_is_named_with_both_places() {
+fn a_duplicate_key_is_reported_with_both_lines() {
     let (line, message) = flaw("a: 1\nb: 2\nc: 3\na: 4\n");
     assert_eq!(line, 4);
     assert!(
-        message.contains("\"a\" is there twice (first 3 lines before)"),
+        message.contains("\"a\" is given twice (first 3 lines before)"),
         "{message}"
     );
 }
 
 #[test]
-fn numbers_that_are_not_finite_are_named_with_their_field() {
+fn a_number_that_is_not_finite_is_reported_with_its_field() {
     let manifest = read("spec:\n  rules:\n  - value: .nan\n");
     assert_eq!(manifest.flaws[0].path, "spec.rules[0].value");
     assert_eq!(manifest.flaws[0].line, 3);
@@ -195,7 +195,7 @@ fn numbers_that_are_not_finite_are_named_with_their_field() {
 }
 
 #[test]
-fn a_huge_document_is_refused_quickly_and_many_small_ones_are_read() {
+fn a_huge_document_is_rejected_and_many_small_ones_are_read() {
     let huge = format!("a: \"{}\"\n", "x".repeat(5 * 1024 * 1024));
     let (_, message) = flaw(&format!("{huge}---\nb: 1\n"));
     assert!(message.contains("split it"), "{message}");
@@ -206,7 +206,7 @@ fn a_huge_document_is_refused_quickly_and_many_small_ones_are_read() {
 }
 
 #[test]
-fn what_is_no_object_is_a_flaw_and_what_is_empty_is_nothing() {
+fn a_scalar_or_list_is_an_error_and_an_empty_document_is_skipped() {
     assert_eq!(read(""), Manifest::default());
     assert_eq!(read("---\n# nothing\n---\n"), Manifest::default());
     assert!(flaw("just words\n").1.contains("apiVersion"));

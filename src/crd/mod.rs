@@ -1,9 +1,9 @@
 //! The policy kinds of `ensurance.crane.io/v1alpha1`: their types, their definitions (schema, CEL rules, defaults,
-//! printer columns), and [`compile()`], which turns a set of objects into what one node has to keep; and
-//! [`NodeWatermark`], which carries that to the node's agent; and [`NodeMetric`], which tells how loaded a node is.
+//! printer columns), and [`compile()`], which compiles a set of objects to the policies of one node; [`NodeWatermark`], which
+//! carries these to the node's agent; and [`NodeMetric`], the load of a node.
 //!
-//! The definitions are the only place where a rule about one object is written: an API server, [`Objects`] and
-//! `plimsoll check` all judge by them. What needs two objects, or the node, is judged by [`compile()`].
+//! Validation of a single object is written only in the definitions: an API server, [`Objects`] and `plimsoll check` all
+//! use them. Checks that need two objects, or the node, are in [`compile()`].
 
 pub mod avoidance_action;
 mod common;
@@ -24,10 +24,10 @@ pub mod pod_qos;
 pub mod report;
 mod schema;
 mod served;
+mod suggest;
 pub mod summary;
 mod unenforced;
 pub mod validate;
-mod words;
 
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};
@@ -47,7 +47,7 @@ pub use summary::Summary;
 
 /// The API group of the policy kinds.
 pub const GROUP: &str = "ensurance.crane.io";
-/// Its only version.
+/// The only version.
 pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of the policy kinds.
 pub const API_VERSION: &str = "ensurance.crane.io/v1alpha1";

@@ -1,4 +1,4 @@
-//! What compiling has to know of a node, from the Node object.
+//! The facts about a node that compilation needs, from the Node object.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
 use crate::engine::units::Bytes;
 
-/// Labels and capacity of a `v1` Node; what it does not say is 0.
+/// The labels and capacity of a `v1` Node. A missing capacity is 0.
 pub fn node_facts(node: &Value) -> NodeFacts {
     let labels = node["metadata"]["labels"].as_object();
     let label = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
@@ -18,7 +18,7 @@ pub fn node_facts(node: &Value) -> NodeFacts {
 }
 
 impl NodeFacts {
-    /// By the quantities of `status.capacity`; what is not there is 0.
+    /// From the quantities of `status.capacity`. A missing one is 0.
     pub fn of_capacity<'a>(
         labels: BTreeMap<String, String>,
         capacity: impl Fn(&str) -> Option<&'a str>,

@@ -1,8 +1,8 @@
-//! `NodeMetric`: how loaded one node is, as its agent measured it last.
+//! `NodeMetric`: the load of one node, as last measured by its agent.
 //!
-//! It is held in memory and served by the controller's aggregated API, so that there is no definition of it among
-//! [`super::definitions`]: [`NodeMetric::schema`] is what `OpenAPI` and `kubectl explain` are made from. The agent fills
-//! everything but the conditions, which the controller adds.
+//! It is stored in memory and served by the controller's aggregated API, so [`super::definitions`] does not include it:
+//! `OpenAPI` and `kubectl explain` use [`NodeMetric::schema`]. The agent sets all fields but the conditions, which the
+//! controller sets.
 
 use std::borrow::Cow;
 
@@ -19,19 +19,19 @@ use super::schema::{inlined_schema, tidy};
 
 /// The API group.
 pub const GROUP: &str = "metrics.plimsoll.dev";
-/// Its only version.
+/// The only version.
 pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of a `NodeMetric`.
 pub const API_VERSION: &str = "metrics.plimsoll.dev/v1alpha1";
 /// The kind.
 pub const KIND: &str = "NodeMetric";
-/// Its name in paths.
+/// The name in API paths.
 pub const PLURAL: &str = "nodemetrics";
-/// What people type.
+/// The short name for `kubectl`.
 pub const SHORT_NAME: &str = "nm";
-/// The most pods that are listed.
+/// The maximum number of pods in `topPods`.
 pub const MOST_PODS: usize = 10;
-/// The most breached rules that are named.
+/// The maximum number of rules in `breached`.
 pub const MOST_BREACHED: usize = 16;
 
 /// The conditions of a `NodeMetric`.
@@ -39,80 +39,81 @@ pub mod condition {
     /// The agent reports.
     pub const HEALTHY: &str = "Healthy";
 
-    /// Why [`HEALTHY`] has the status that it has.
+    /// The reasons of [`HEALTHY`].
     pub mod reason {
-        /// True: the last report, or renewal of the Lease, is young enough.
+        /// True: the last report or Lease renewal is recent.
         pub const REPORTING: &str = "AgentReporting";
-        /// False: neither came for longer than the grace; the figures are the last ones.
+        /// False: there was neither within the grace period; the values are the last ones.
         pub const SILENT: &str = "AgentSilent";
-        /// Unknown: nothing has come from the agent since the controller started; there are no figures.
+        /// Unknown: the agent has not reported since the controller started; there are no values.
         pub const NO_REPORT: &str = "NoReport";
     }
 }
 
-/// A NodeMetric tells how loaded a node is: its use of CPU and memory now and over the last hours, its pressure, its
-/// busiest pods and the rules that are over their marks. It bears the name of its Node. It is measured by the node's
-/// agent every few seconds and held in memory by plimsoll's controller; nobody can write it.
+/// A NodeMetric is the load of a node: its CPU and memory usage now and over the last hours, its pressure, its busiest pods
+/// and its breached rules. It has the name of its Node. The node's agent measures it every few seconds and the plimsoll
+/// controller stores it in memory; it is read-only.
 #[expect(
     clippy::doc_markdown,
     reason = "`kubectl explain` shows the text as it is"
 )]
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct NodeMetric {
-    /// The name is that of the Node; the labels are those of the Node.
+    /// The metadata. The name and labels are those of the Node.
     #[schemars(schema_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What was measured.
+    /// The measurements.
     #[serde(default)]
     pub status: NodeMetricStatus,
 }
 
-/// What was measured on a node. What could not be measured is absent, never 0.
+/// The measurements of a node. A value that could not be measured is absent, not 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetricStatus {
-    /// When the node was measured, by its own clock.
+    /// The time of the measurement, by the clock of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<Time>,
-    /// The time before `timestamp` that `usage` and the pods' figures are averages over: `10s`. Absent until two
-    /// samples have been taken.
+    /// The time before `timestamp` over which `usage` and the values of pods are averaged, for example `10s`. Absent until
+    /// two samples have been taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<String>,
-    /// Who measured.
+    /// The agent that reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<ReportingAgent>,
-    /// All CPUs that are online, and all memory of the machine: what percentages are of.
+    /// All online CPUs and all memory of the machine. Percentages are relative to these.
     #[serde(default, skip_serializing_if = "is_default")]
     pub capacity: Amounts,
-    /// What is in use.
+    /// The resources in use.
     #[serde(default, skip_serializing_if = "is_default")]
     pub usage: Usage,
-    /// Pressure stall information of the node: how much of the time work had to wait for a resource.
+    /// Pressure stall information of the node: the share of time in which tasks waited for a resource.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pressure: Pressures,
-    /// How long the pods that no rule's action may touch waited, in percent of the time since the last report. Absent on
-    /// cgroup v1.
+    /// The stalls of protected pods (those on which no rule may act), in percent of the time since the last report. Absent
+    /// on cgroup v1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub protected: ProtectedStalls,
-    /// The use of the node over longer times, in percent of its capacity.
+    /// The usage of the node over longer windows, in percent of its capacity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub windows: Windows,
-    /// How many pods the agent looks after.
+    /// The number of pods that the agent monitors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods: Option<i64>,
-    /// The pods that use most of the node, by the larger of their shares of its CPU and its memory. At most 10.
+    /// The pods with the highest usage, by the larger of their shares of the CPU and the memory of the node. At most 10.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "atomic"))]
     pub top_pods: Vec<PodUsage>,
-    /// How many of the node's rules are in which state.
+    /// The number of rules of the node in each state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<RuleCounts>,
     /// The rules that are Breached, as `<NodeQOS>/<rule>`, in order of name. At most 16; `rules.breached` counts all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub breached: Vec<String>,
-    /// `Healthy`: True while the agent reports, False (`AgentSilent`) once it has not for longer than its grace, Unknown
-    /// (`NoReport`) where it has not reported since the controller started. A silent agent's figures are its last.
+    /// The conditions. `Healthy` is True while the agent reports, False (`AgentSilent`) if it has not reported within the grace
+    /// period, and Unknown (`NoReport`) if it has not reported since the controller started. The values of an unresponsive
+    /// agent are the last that it reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 8),
@@ -122,16 +123,16 @@ pub struct NodeMetricStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The agent behind a report.
+/// The agent that reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportingAgent {
-    /// Version of plimsoll.
+    /// The version of plimsoll.
     pub version: String,
-    /// `/proc/sys/kernel/random/boot_id` of the node: changes with each start of the machine.
+    /// `/proc/sys/kernel/random/boot_id` of the node, which changes with each boot.
     #[serde(rename = "bootID")]
     pub boot_id: String,
-    /// Grows with each report of one boot: of two reports of the same boot, the one with the larger number is newer.
+    /// Increases with each report within a boot.
     pub sequence: i64,
 }
 
@@ -139,29 +140,29 @@ pub struct ReportingAgent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Amounts {
-    /// CPUs, as a quantity: `1250m` is one and a quarter.
+    /// CPU, as a quantity, for example `1250m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "quantity")]
     pub cpu: Option<Quantity>,
-    /// Bytes, as a quantity: `512Mi`.
+    /// Memory, as a quantity, for example `512Mi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "quantity")]
     pub memory: Option<Quantity>,
 }
 
-/// What is in use, and by what.
+/// The resources in use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// The whole node. CPU: all that is not idle or waiting for I/O, time stolen by a hypervisor included. Memory: what
-    /// is not available to new work (`MemTotal` less `MemAvailable`).
+    /// The whole node. CPU: all time that is neither idle nor waiting for I/O, including time stolen by a hypervisor. Memory:
+    /// `MemTotal` minus `MemAvailable`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub node: Amounts,
-    /// All pods together, page cache included.
+    /// All pods together, including page cache.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pods: Amounts,
-    /// The node less its pods: the kubelet, the container runtime, the system. Absent where the pods' page cache makes
-    /// their memory larger than the node's.
+    /// The node minus its pods: the kubelet, the container runtime, the system. Absent if the memory of the pods is larger than
+    /// that of the node because of their page cache.
     #[serde(default, skip_serializing_if = "is_default")]
     pub system: Amounts,
 }
@@ -176,42 +177,42 @@ pub struct Pressures {
     /// Waiting for memory: reclaim, swap, refaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Pressure>,
-    /// Waiting for disks.
+    /// Waiting for I/O.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<Pressure>,
 }
 
-/// How long protected pods, and `system.slice` where the agent can read it, were stalled: percent of the time. What a CPU
-/// quota of their own made them wait is taken off.
+/// The stalls of protected pods, and of `system.slice` where the agent can read it, in percent of the time. Waiting because
+/// of their own CPU quota is not included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProtectedStalls {
-    /// 95th percentile of their waiting for a CPU.
+    /// The 95th percentile of their CPU stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_delay_p95: Option<f64>,
-    /// The longest waiting for a CPU.
+    /// The maximum of their CPU stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_delay_max: Option<f64>,
-    /// The longest waiting for memory.
+    /// The maximum of their memory stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_stall_max: Option<f64>,
-    /// The longest waiting for disks.
+    /// The maximum of their I/O stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_stall_max: Option<f64>,
 }
 
-/// One resource's pressure.
+/// The pressure on a resource.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pressure {
-    /// Some task waited.
+    /// At least one task waited.
     pub some: Stalled,
-    /// All tasks that were not idle waited at once. Absent where the kernel does not tell.
+    /// All non-idle tasks waited at the same time. Absent if the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full: Option<Stalled>,
 }
 
-/// Percent of the time that was spent waiting.
+/// The percent of the time spent waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Stalled {
@@ -223,7 +224,7 @@ pub struct Stalled {
     pub avg300: f64,
 }
 
-/// The node's use over longer times.
+/// The usage of the node over longer windows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Windows {
@@ -235,7 +236,7 @@ pub struct Windows {
     pub memory: Option<ResourceWindows>,
 }
 
-/// One resource's use over longer times.
+/// The usage of a resource over longer windows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceWindows {
@@ -248,110 +249,111 @@ pub struct ResourceWindows {
     /// The last hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last1h: Option<WindowStats>,
-    /// The highest average of any 5 minutes within the last hour: a peak that lasted.
+    /// The highest 5-minute average within the last hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_avg1h: Option<PeakStats>,
-    /// The same within the last day.
+    /// The highest 5-minute average within the last day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_avg1d: Option<PeakStats>,
 }
 
-/// How the use was spread over a window. The figures are absent where `coverage` is below 0.5.
+/// The distribution of the usage over a window. The values are absent if `coverage` is below 0.5.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WindowStats {
     /// The average, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub avg: Option<f64>,
-    /// Half of the time the use was at most so much, in percent.
+    /// The median, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50: Option<f64>,
-    /// 90 % of the time the use was at most so much, in percent.
+    /// The 90th percentile, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p90: Option<f64>,
-    /// 95 % of the time the use was at most so much, in percent.
+    /// The 95th percentile, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p95: Option<f64>,
-    /// 99 % of the time the use was at most so much, in percent.
+    /// The 99th percentile, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
     /// The highest sample, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<f64>,
-    /// The share of the window for which there are samples: 0 to 1. A gap counts as unknown, not as idle.
+    /// The share of the window that has samples, from 0 to 1. A gap counts as unknown, not as idle.
     pub coverage: f64,
 }
 
-/// The highest average of any 5 minutes within a window. The figure is absent where `coverage` is below 0.5.
+/// The highest 5-minute average within a window. The value is absent if `coverage` is below 0.5.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PeakStats {
-    /// In percent.
+    /// The value, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// The share of the window for which there are samples: 0 to 1.
+    /// The share of the window that has samples, from 0 to 1.
     pub coverage: f64,
 }
 
-/// One pod.
+/// The usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodUsage {
-    /// Its namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// The name of the pod.
     pub name: String,
-    /// CPUs in use, as a quantity.
+    /// The CPU usage, as a quantity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "quantity")]
     pub cpu: Option<Quantity>,
-    /// Bytes in use, page cache included, as a quantity.
+    /// The memory usage including page cache, as a quantity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "quantity")]
     pub memory: Option<Quantity>,
-    /// CPU scheduling delay: percent of the time in which some thread of the pod could have run and waited for a CPU,
-    /// because others ran or because of the pod's own limit. From the cgroup's `cpu.pressure`; absent on cgroup v1.
+    /// The CPU scheduling delay: the percent of the time in which at least one runnable thread of the pod waited for a CPU,
+    /// because of other threads or because of the pod's own limit. From `cpu.pressure` of the cgroup; absent on cgroup v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_delay: Option<f64>,
-    /// Percent of the time in which some thread of the pod waited for memory. Absent on cgroup v1.
+    /// The percent of the time in which at least one thread of the pod waited for memory. Absent on cgroup v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_pressure: Option<f64>,
-    /// Percent of the time in which some thread of the pod waited for a disk. Absent on cgroup v1.
+    /// The percent of the time in which at least one thread of the pod waited for I/O. Absent on cgroup v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_pressure: Option<f64>,
 }
 
-/// The node's rules by state.
+/// The number of rules by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleCounts {
-    /// All that the agent keeps.
+    /// All rules that the agent enforces.
     pub total: i64,
-    /// Over their marks for long enough, those with strategy Preview included.
+    /// Rules in state Breached, including those with strategy Preview.
     pub breached: i64,
-    /// Under their marks again, with their actions still in force.
+    /// Rules in state Cooling: no longer breached, but their actions are still in force.
     pub cooling: i64,
-    /// Those whose metric is not known now.
+    /// Rules whose metric is currently unknown.
     pub unknown: i64,
 }
 
 impl NodeMetric {
-    /// The schema of the whole object: structural, as an `OpenAPI` document of an API server holds it. `metadata` is
-    /// only said to be an object: `ObjectMeta` has a schema of its own in such a document.
+    /// The structural schema of the whole object, for the `OpenAPI` document of an API server. `metadata` is just an object,
+    /// because `ObjectMeta` has its own schema in such a document.
     pub fn schema() -> Value {
         let mut schema = inlined_schema::<Self>();
         tidy(&mut schema);
         schema["properties"]["apiVersion"] = json!({
             "type": "string",
-            "description": "The version of this kind: metrics.plimsoll.dev/v1alpha1.",
+            "description": "The API version: metrics.plimsoll.dev/v1alpha1.",
         });
-        schema["properties"]["kind"] = json!({"type": "string", "description": "NodeMetric."});
+        schema["properties"]["kind"] =
+            json!({"type": "string", "description": "The kind: NodeMetric."});
         schema
     }
 }
 
 impl Serialize for NodeMetric {
-    /// With `apiVersion` and `kind`, so that it is an object wherever it is read.
+    /// Includes `apiVersion` and `kind`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut object = serializer.serialize_struct(KIND, 4)?;
         object.serialize_field("apiVersion", API_VERSION)?;
@@ -391,7 +393,6 @@ impl Resource for NodeMetric {
     }
 }
 
-/// What says nothing is left out.
 fn is_default<T: Default + PartialEq>(part: &T) -> bool {
     *part == T::default()
 }

@@ -1,4 +1,4 @@
-//! `NodeQOS`: which metric over which watermark triggers which action, on which nodes.
+//! `NodeQOS`: rules that take an action when a metric exceeds a threshold on a node.
 #![expect(
     clippy::duplicated_attributes,
     reason = "the printer columns share their types"
@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::common::LabelSelector;
 use crate::engine::quantity::RawQuantity;
 
-/// Which metric over which watermark triggers which action, on which nodes.
+/// Rules that take an action when a metric exceeds a threshold on a node.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, KubeSchema,
 )]
@@ -27,43 +27,43 @@ use crate::engine::quantity::RawQuantity;
     category = "plimsoll",
     status = "NodeQosStatus",
     derive = "PartialEq",
-    doc = "A NodeQOS says which metric over which watermark triggers which AvoidanceAction, on which nodes.",
+    doc = "A NodeQOS defines rules: each takes an AvoidanceAction when a metric exceeds a threshold on a selected node.",
     printcolumn(
         name = "Rules",
         type_ = "integer",
         json_path = ".status.rules",
-        description = "Rules that are in force"
+        description = "Rules in force"
     ),
     printcolumn(
         name = "Strategy",
         type_ = "string",
         json_path = ".status.strategy",
-        description = "None acts, Preview only reports"
+        description = "None (take the action) or Preview (only report)"
     ),
     printcolumn(
         name = "Nodes",
         type_ = "integer",
         json_path = ".status.matchedNodes",
-        description = "Nodes that it selects"
+        description = "Selected nodes"
     ),
     printcolumn(
         name = "Breached",
         type_ = "integer",
         json_path = ".status.breachedNodes",
-        description = "Those of them where one of its rules is over its mark, or cooling down"
+        description = "Selected nodes on which a rule is breached or cooling down"
     ),
     printcolumn(
         name = "Preview",
         type_ = "integer",
         json_path = ".status.previewNodes",
         priority = 1,
-        description = "Those of them where one of its rules with strategy Preview would act"
+        description = "Selected nodes on which a rule with strategy Preview would act"
     ),
     printcolumn(
         name = "Rollout",
         type_ = "string",
         json_path = ".status.rollout",
-        description = "How far an edit is that is on its way"
+        description = "Progress of the rollout of the last edit"
     ),
     printcolumn(
         name = "Ready",
@@ -78,18 +78,18 @@ use crate::engine::quantity::RawQuantity;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeQosSpec {
-    /// Over the labels of nodes. Absent: all nodes.
+    /// The selector over the labels of nodes. Defaults to all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::schema::label_selector")]
     pub selector: Option<LabelSelector>,
-    /// Where the metrics come from, and how old they may be. Absent: measured on the node, with the defaults.
+    /// The sources of the metrics. Defaults to metrics measured on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_quality_probe: Option<NodeQualityProbe>,
-    /// How often the rules are evaluated, in seconds. Default 10.
+    /// The interval at which the rules are evaluated, in seconds. Defaults to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400), extend("default" = 10))]
     pub evaluation_period_seconds: Option<i64>,
-    /// The rules, 1 to 64, each with its own name. What is in force is the union over all rules.
+    /// The rules, 1 to 64, each with a unique name. The actions in force are the union over all rules.
     #[schemars(
         length(min = 1, max = 64),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
@@ -113,28 +113,28 @@ pub struct NodeQosSpec {
     pub memory_compression: Option<Value>,
 }
 
-/// Where the metrics come from.
+/// The sources of the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeQualityProbe {
-    /// Metrics that the node measures itself.
+    /// Options for metrics that are measured on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_local_get: Option<NodeLocalGet>,
-    /// Metrics in Prometheus text format, fetched from the node at each evaluation. Rules can name its series.
+    /// An endpoint with metrics in the Prometheus text format, scraped at each evaluation. Rules may use its series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http_get: Option<HttpGet>,
-    /// The answer to `httpGet` must have arrived within this many seconds. Default 10; 0 means 10.
+    /// The timeout of `httpGet` in seconds. Defaults to 10; 0 means 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600), extend("default" = 10))]
     pub timeout_seconds: Option<i64>,
 }
 
-/// How old a local sample may be.
+/// Options for metrics that are measured on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLocalGet {
-    /// A sample older than this many seconds counts as unknown: nothing new starts, what is in force is held.
-    /// Default 60.
+    /// The maximum age of a sample in seconds. With an older sample the metric is unknown: no action starts or ends.
+    /// Defaults to 60.
     #[serde(
         rename = "localCacheTTLSeconds",
         default,
@@ -148,118 +148,118 @@ pub struct NodeLocalGet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpGet {
-    /// Host name or address. Absent: the node's own address (`status.hostIP`), so that the exporter has to listen there and not on
-    /// the node's loopback alone; in `plimsoll run` the loopback.
+    /// The host name or address. Defaults to the address of the node (`status.hostIP`), so an exporter that listens only on
+    /// the loopback address is not reached; in `plimsoll run` defaults to the loopback address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(
         validation = Rule::new("self.matches('^[A-Za-z0-9._:-]+$')")
-            .message("host is no host name or address; write it without scheme, port and path, for example host: 127.0.0.1"),
+            .message("host is not a host name or address; write it without scheme, port and path, for example host: 127.0.0.1"),
     )]
     pub host: Option<String>,
-    /// Port number, 1 to 65535.
+    /// The port number, from 1 to 65535.
     #[schemars(schema_with = "super::schema::int_or_string")]
     #[x_kube(
         validation = Rule::new("string(self).matches('^[1-9][0-9]{0,4}$') && int(string(self)) <= 65535")
-            .message("port is no port number; write a number from 1 to 65535, for example port: 9100"),
+            .message("port is not a port number; write a number from 1 to 65535, for example port: 9100"),
     )]
     pub port: RawQuantity,
-    /// Path of the metrics. Default `/metrics`.
+    /// The path of the metrics. Defaults to `/metrics`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024), extend("default" = "/metrics"))]
     #[x_kube(
         validation = Rule::new("self.matches('^/[!-~]*$')")
-            .message("path is no absolute path of a URL; write for example path: /metrics"),
+            .message("path is not an absolute URL path; write for example path: /metrics"),
     )]
     pub path: Option<String>,
-    /// `HTTP` (default) or `HTTPS`.
+    /// The scheme: `HTTP` (default) or `HTTPS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["HTTP", "HTTPS"], "default" = "HTTP"))]
     pub scheme: Option<String>,
-    /// Extra request headers.
+    /// Additional request headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub http_headers: Vec<HttpHeader>,
 }
 
-/// One request header.
+/// A request header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 pub struct HttpHeader {
-    /// Its name.
+    /// The name of the header.
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(
         validation = Rule::new("self.matches('^[!#$%&*+.^_`|~0-9A-Za-z-]+$')")
-            .message("name is no name of an HTTP header; write for example name: X-Scope-OrgID"),
+            .message("name is not an HTTP header name; write for example name: X-Scope-OrgID"),
     )]
     pub name: String,
-    /// Its value.
+    /// The value of the header.
     #[schemars(length(max = 4096))]
     #[x_kube(
         validation = Rule::new("self.matches('^[ -~]*$')")
-            .message("value has characters that an HTTP header must not have; write printable ASCII on one line"),
+            .message("value has characters that are not allowed in an HTTP header; write printable ASCII on one line"),
     )]
     pub value: String,
 }
 
-/// One rule.
+/// A rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.restoreThreshold) || !has(self.restoredThreshold) || self.restoreThreshold == self.restoredThreshold")
-        .message("restoredThreshold is another name of restoreThreshold, and the two differ; write restoreThreshold alone")
+        .message("restoredThreshold is an alias of restoreThreshold, and the two differ; write only restoreThreshold")
         .field_path(".restoredThreshold"),
     validation = Rule::new("!has(self.restoreValue) || !isQuantity(string(self.restoreValue)) || !isQuantity(string(self.metricRule.value)) || quantity(string(self.restoreValue)).compareTo(quantity(string(self.metricRule.value))) <= 0")
-        .message("restoreValue is above metricRule.value; write a value at or below it, or leave restoreValue out")
+        .message("restoreValue is above metricRule.value; write a value at or below it, or remove restoreValue")
         .field_path(".restoreValue"),
 )]
 pub struct NodeRule {
-    /// Name of the rule, unique within the object: lower-case letters, digits, `-` and `_`, at most 63.
+    /// The name of the rule, unique within the object: at most 63 lower-case letters, digits, `-` and `_`.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(
         validation = Rule::new("self.matches('^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$')")
-            .message("name is no rule name; write lower-case letters, digits, '-' and '_', for example name: cpu-usage"),
+            .message("name is not a valid rule name; write lower-case letters, digits, '-' and '_', for example name: cpu-usage"),
     )]
     pub name: String,
-    /// The metric and its watermark. Required; optional here so that one rule without it can be told from the rest.
+    /// The metric and its threshold. Required; optional here so that a rule without it does not invalidate the others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(required, description = "The metric and its watermark.")]
+    #[schemars(required, description = "The metric and its threshold.")]
     pub metric_rule: Option<MetricRule>,
-    /// So many consecutive evaluations above `metricRule.value` start the action. Default 1.
+    /// The number of consecutive evaluations above `metricRule.value` after which the action starts. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = i32::MAX), extend("default" = 1))]
     pub avoidance_threshold: Option<i64>,
-    /// So many consecutive evaluations at or below `restoreValue` are needed before the action may end (it stays for
-    /// `coolDownSeconds` after the last breach in any case). 1 if absent.
+    /// The number of consecutive evaluations at or below `restoreValue` after which the action may end. It stays in force for at
+    /// least `coolDownSeconds` after the last breach. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = i32::MAX))]
     pub restore_threshold: Option<i64>,
-    /// Another name of `restoreThreshold`.
+    /// An alias of `restoreThreshold`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = i32::MAX))]
     pub restored_threshold: Option<i64>,
-    /// Low mark: at or below it an evaluation is quiet. At most `metricRule.value`, which it is if absent. Between the
-    /// two marks nothing changes, so that an action doesn't flap.
+    /// The value at or below which an evaluation counts towards `restoreThreshold`. At most `metricRule.value`, which is the
+    /// default. Between the two values neither count changes, so that the action does not flap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::schema::int_or_string")]
     #[x_kube(
         validation = Rule::new("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0")
-            .message("restoreValue is no quantity of 0 or more; write for example 3000, \"0.5\" or 4Gi"),
+            .message("restoreValue is not a quantity of 0 or more; write for example 3000, \"0.5\" or 4Gi"),
     )]
     pub restore_value: Option<RawQuantity>,
-    /// Name of the `AvoidanceAction` to take.
+    /// The name of the `AvoidanceAction`.
     #[schemars(length(min = 1, max = 253))]
     pub action_name: String,
-    /// `None` (default): act. `Preview`: only report what acting would do, and to which pods.
+    /// The strategy. `None` (default): the action is taken. `Preview`: the rule only reports what the action would do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "Preview"], "default" = "None"))]
     pub strategy: Option<String>,
 }
 
-/// A metric and its watermark.
+/// A metric and its threshold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricRule {
-    /// Name of the metric: `cpu_total_usage` (millicores), `cpu_total_utilization` (percent), `memory_total_usage`
+    /// The name of the metric: `cpu_total_usage` (millicores), `cpu_total_utilization` (percent), `memory_total_usage`
     /// (bytes), `memory_total_utilization` (percent), `cpu_load_1_min` (also `_5_min`, `_15_min`),
     /// `cpu_pressure_some_avg10` (percent; cpu, memory, io; some, full; avg10, avg60, avg300), `disk_read_kibps`,
     /// `disk_write_kibps`, `disk_read_iops`, `disk_write_iops`, `disk_utilization` (percent) per device,
@@ -269,53 +269,52 @@ pub struct MetricRule {
     #[schemars(length(min = 1, max = 200))]
     #[x_kube(
         validation = Rule::new("self.matches('^[A-Za-z_:][A-Za-z0-9_:]*$')")
-            .message("name is no metric name; write for example name: cpu_total_usage"),
+            .message("name is not a metric name; write for example name: cpu_total_usage"),
     )]
     pub name: String,
-    /// Watermark in the metric's unit, above 0: an evaluation above it is a breach. For `cpu_total_usage` the unit is
-    /// millicores: 4000 is 4 CPUs, 4 is almost nothing. A fraction is written as text: "0.5". Suffixes as everywhere in
-    /// Kubernetes: 6Gi.
+    /// The threshold in the unit of the metric, above 0: an evaluation above it is a breach. The unit of `cpu_total_usage` is
+    /// millicores: 4000 means 4 CPUs. Fractions must be strings: "0.5". Suffixes of quantities are allowed: 6Gi.
     #[schemars(schema_with = "super::schema::int_or_string")]
     #[x_kube(
         validation = Rule::new("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))")
-            .message("value is no quantity above 0; write for example 4000, \"0.5\" or 6Gi"),
+            .message("value is not a quantity above 0; write for example 4000, \"0.5\" or 6Gi"),
     )]
     pub value: RawQuantity,
-    /// Over the labels of the metric's series. Absent: all series; any of them above the watermark is a breach.
-    /// Example for disks: `{matchLabels: {device: sda}}`.
+    /// The selector over the labels of the series of the metric, for example `{matchLabels: {device: sda}}`. Defaults to all
+    /// series. Any selected series above the threshold is a breach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
 }
 
-/// What the controller found about a `NodeQOS`.
+/// The status of a `NodeQOS`, set by the controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeQosStatus {
-    /// The `metadata.generation` that this status is about.
+    /// The `metadata.generation` that this status was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Rules of it that are in force on at least one of its nodes; where it selects none, those that would be.
+    /// The number of rules in force on at least one selected node; if no node is selected, the number of valid rules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<i64>,
-    /// What these do: `None` (act), `Preview` (only report), or `None,Preview` where there are both.
+    /// The strategies of these rules: `None`, `Preview`, or `None,Preview`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub strategy: Option<String>,
-    /// Nodes that it selects.
+    /// The number of selected nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_nodes: Option<i64>,
-    /// Those of them where one of its rules is over its mark, or is cooling down.
+    /// The number of selected nodes on which a rule is breached or cooling down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breached_nodes: Option<i64>,
-    /// Those of them where one of its rules with strategy `Preview` would act.
+    /// The number of selected nodes on which a rule with strategy `Preview` would act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview_nodes: Option<i64>,
-    /// How far an edit is that is on its way; absent where there is none.
+    /// The progress of the rollout of the last edit. Absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub rollout: Option<String>,
-    /// What holds for the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and
-    /// `FieldsNotEnforced` say what is not; `RolledOut` says how far the last edit is.
+    /// The conditions of the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and
+    /// `FieldsNotEnforced` show what is not; `RolledOut` is the progress of the last edit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),

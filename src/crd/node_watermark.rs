@@ -1,6 +1,6 @@
-//! `NodeWatermark`: what one node has to keep, compiled by the controller, and what its agent makes of it.
+//! `NodeWatermark`: the compiled policies of one node, and their status on the node.
 //!
-//! The spec is written by the controller alone, the status by the node's agent alone.
+//! Only the controller writes the spec, and only the agent of the node writes the status.
 #![expect(
     clippy::duplicated_attributes,
     reason = "the printer columns share their types"
@@ -17,7 +17,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use convert::{Read, Refusal, Unread};
+pub use convert::{ParsedSpec, Refusal, SpecError};
 pub use hash::Hash;
 pub use part::Part;
 pub use status::{
@@ -25,16 +25,16 @@ pub use status::{
     RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling, stopped,
 };
 
-/// The API group of the kinds that people read and machines write.
+/// The API group of the kinds that plimsoll writes.
 pub const GROUP: &str = "plimsoll.dev";
-/// The most rules that one node keeps.
-pub const MOST_RULES: usize = 256;
-/// The most pod policies that one node keeps.
-pub const MOST_POD_POLICIES: usize = 1024;
-/// The most objects that are named as those that it was compiled from.
+/// The maximum number of rules of a node.
+pub const MAX_RULES: usize = 256;
+/// The maximum number of pod policies of a node.
+pub const MAX_POD_POLICIES: usize = 1024;
+/// The maximum number of entries in `sources`.
 pub const MOST_SOURCES: usize = 2048;
 
-/// What one node has to keep.
+/// The compiled policies of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
 #[kube(
     group = "plimsoll.dev",
@@ -46,7 +46,7 @@ pub const MOST_SOURCES: usize = 2048;
     status = "NodeWatermarkStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "A NodeWatermark holds the compiled rules of one node, whose name it bears, and says what its agent makes of them. It is written by plimsoll, never by hand: edit NodeQOS, PodQOS and AvoidanceAction instead.",
+    doc = "A NodeWatermark contains the compiled rules of the node with the same name, and their status. It is written by plimsoll: edit NodeQOS, PodQOS and AvoidanceAction instead.",
     printcolumn(name = "Rules", type_ = "integer", json_path = ".status.counts.rules"),
     printcolumn(
         name = "Breached",
@@ -57,13 +57,13 @@ pub const MOST_SOURCES: usize = 2048;
         name = "Scheduling",
         type_ = "string",
         json_path = ".status.scheduling.state",
-        description = "Enabled, or the effect of our taint"
+        description = "Enabled, or the effect of the taint set by plimsoll"
     ),
     printcolumn(
         name = "Throttled",
         type_ = "integer",
         json_path = ".status.counts.throttled",
-        description = "Pods that are throttled now"
+        description = "Throttled pods"
     ),
     printcolumn(
         name = "Evicted(1h)",
@@ -74,7 +74,7 @@ pub const MOST_SOURCES: usize = 2048;
         name = "Stopped",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Stopped\")].reason",
-        description = "Empty, or how far the emergency stop has come: Releasing, Released"
+        description = "Progress of an emergency stop: Releasing or Released; empty if there is none"
     ),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.version"),
     printcolumn(
@@ -82,35 +82,35 @@ pub const MOST_SOURCES: usize = 2048;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
         priority = 1,
-        description = "RulesKept, or why the rules are not kept or not judged"
+        description = "RulesKept, or why the rules are not enforced or not evaluated"
     ),
     printcolumn(
         name = "Degraded",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Degraded\")].reason",
         priority = 1,
-        description = "AllInOrder, or what the agent fails to do"
+        description = "AllInOrder, or the problem of the agent"
     ),
     printcolumn(
         name = "Contested",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Contested\")].reason",
         priority = 1,
-        description = "NotContested, or that others undo what the agent does"
+        description = "NotContested, or that another writer reverts the changes of the agent"
     ),
     printcolumn(
         name = "Unjudged",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].id",
         priority = 1,
-        description = "The first rule whose value is not known"
+        description = "The first rule whose value is unknown"
     ),
     printcolumn(
         name = "Because",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].unknown",
         priority = 1,
-        description = "Why it is not known"
+        description = "Why the value is unknown"
     ),
     printcolumn(
         name = "Age",
@@ -120,32 +120,32 @@ pub const MOST_SOURCES: usize = 2048;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeWatermarkSpec {
-    /// UID of the Node. An agent on a node with another UID keeps nothing of this.
+    /// The UID of the Node. The agent of a node with another UID ignores the spec.
     #[serde(rename = "nodeUID")]
     #[schemars(length(max = 64))]
     pub node_uid: String,
-    /// Identifies `nodeUID`, `rules`, `actions`, `podPolicies` and `softenScheduling`; an agent repeats it as
+    /// The hash of `nodeUID`, `rules`, `actions`, `podPolicies` and `softenScheduling`. The agent reports it as
     /// `status.observedHash`.
     #[schemars(length(max = 64))]
     pub hash: String,
-    /// The rules, in order of id.
+    /// The rules, sorted by id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub rules: Vec<Part<WatermarkRule>>,
-    /// The actions that the rules name, in order of name.
+    /// The actions of the rules, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub actions: Vec<Part<WatermarkAction>>,
-    /// Which pods may be acted on, in order of name.
+    /// The policies that allow actions on pods, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<Part<WatermarkPodPolicy>>,
-    /// More nodes are over their marks than may be closed at once: where a rule says `NoSchedule`, this node has
-    /// `PreferNoSchedule`.
+    /// Whether the node gets a `PreferNoSchedule` taint where a rule says `NoSchedule`, because more nodes are breached than
+    /// may be unschedulable at the same time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soften_scheduling: bool,
-    /// The objects that this was compiled from, each with its generation then: `NodeQOS/watermark1@3`. Not in the
-    /// hash: an edit that changes nothing for the node is not written to it.
+    /// The objects that the spec was compiled from, with their generations, for example `NodeQOS/watermark1@3`. Not part of the
+    /// hash: an edit that does not affect the node is not written to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 2048),
@@ -153,51 +153,51 @@ pub struct NodeWatermarkSpec {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub sources: Vec<String>,
-    /// Fields of a later version.
+    /// Fields of later versions.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// One rule, every default resolved. The values of words are left open in the definition: an agent says of each
-/// rule whether it understands it.
+/// A rule with all defaults resolved. The definition has no enums: the agent reports each rule that has values it does not
+/// support.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkRule {
-    /// `<NodeQOS>/<rule>`.
+    /// The id: `<NodeQOS>/<rule>`.
     #[schemars(length(max = 320))]
     pub id: String,
-    /// Name of the metric.
+    /// The name of the metric.
     #[schemars(length(max = 200))]
     pub metric: String,
-    /// The metric is a series of the probe.
+    /// Whether the metric is a series of the probe.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_probe: bool,
-    /// Over the labels of the metric's series. Absent: all series.
+    /// The selector over the labels of the series of the metric. Defaults to all series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub series: Option<Vec<WatermarkRequirement>>,
-    /// High mark, in the metric's unit.
+    /// The threshold in the unit of the metric: an evaluation above it is a breach.
     pub watermark: f64,
-    /// Low mark. Absent: the high mark.
+    /// The value at or below which an evaluation counts towards `restoreThreshold`. Defaults to `watermark`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore: Option<f64>,
-    /// Consecutive breaches before the action starts.
+    /// The number of consecutive breaches after which the action starts.
     pub avoidance_threshold: i64,
-    /// Consecutive quiet evaluations before it may end.
+    /// The number of consecutive evaluations at or below `restore` after which the action may end.
     pub restore_threshold: i64,
-    /// Seconds from one evaluation to the next.
+    /// The interval of evaluations in seconds.
     pub period_seconds: i64,
-    /// A sample older than this is unknown.
+    /// The maximum age of a sample in seconds; the value of an older one is unknown.
     #[serde(rename = "sampleTTLSeconds")]
     pub sample_ttl_seconds: i64,
-    /// Where series are fetched from.
+    /// The HTTP probe that provides series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<WatermarkProbe>,
-    /// What is done: the id, else the name, of one of `spec.actions`.
+    /// The id, or else the name, of one of `spec.actions`.
     #[schemars(length(max = 264))]
     pub action: String,
-    /// `None`: act. `Preview`: only report.
+    /// The strategy: `None` (take the action) or `Preview` (only report).
     #[schemars(length(max = 32))]
     pub strategy: String,
 }
@@ -206,106 +206,109 @@ pub struct WatermarkRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkProbe {
-    /// Where to GET Prometheus text from.
+    /// The URL of metrics in the Prometheus text format.
     #[schemars(length(max = 2048))]
     pub url: String,
-    /// Extra request headers.
+    /// Additional request headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub headers: Vec<WatermarkHeader>,
-    /// The answer must have arrived by then.
+    /// The timeout in seconds.
     pub timeout_seconds: i64,
 }
 
-/// One request header.
+/// A request header.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WatermarkHeader {
-    /// Its name.
+    /// The name of the header.
     #[schemars(length(max = 128))]
     pub name: String,
-    /// Its value.
+    /// The value of the header.
     #[schemars(length(max = 4096))]
     pub value: String,
 }
 
-/// An `AvoidanceAction`, every default resolved.
+/// An `AvoidanceAction` with all defaults resolved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkAction {
-    /// What rules call it, where there are two of one name: one rule already keeps an edit that another doesn't yet.
+    /// The id that rules refer to. Only set during a rollout, if some rules already use an edited version of the action and
+    /// others do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 264))]
     pub id: Option<String>,
-    /// The object's name.
+    /// The name of the object.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Least time in force after the last breach.
+    /// The minimum number of seconds that the action stays in force after the last breach.
     pub cool_down_seconds: i64,
-    /// Effect of the taint that disables scheduling: `NoSchedule` or `PreferNoSchedule`. Absent: the node stays open.
+    /// The effect of the taint that disables scheduling: `NoSchedule` or `PreferNoSchedule`. Absent if scheduling is not
+    /// disabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub disable_scheduling: Option<String>,
-    /// CPU throttling.
+    /// The parameters of CPU throttling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_throttle: Option<WatermarkThrottle>,
-    /// Page cache is reclaimed.
+    /// Whether page cache is reclaimed.
     #[serde(
         rename = "forceGC",
         default,
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub force_gc: bool,
-    /// Eviction.
+    /// The parameters of eviction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<WatermarkEviction>,
 }
 
-/// How a pod's CPU is taken down, in percent of its base.
+/// The parameters of CPU throttling, in percent of the base quota.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WatermarkThrottle {
-    /// The floor.
+    /// The percent that a pod always keeps.
     #[serde(rename = "minCPURatio")]
     pub min_cpu_ratio: i64,
-    /// The step.
+    /// The percent that is removed at each step.
     #[serde(rename = "stepCPURatio")]
     pub step_cpu_ratio: i64,
-    /// The pod becomes idle class before the first step.
+    /// Whether the pod is first put into the idle scheduling class.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idle: bool,
 }
 
-/// How pods are evicted.
+/// The parameters of eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkEviction {
-    /// From the first signal to the kill. Absent: the pod's own.
+    /// The grace period in seconds. Defaults to that of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<i64>,
-    /// At most so many pods a round.
+    /// The maximum number of pods evicted per round.
     pub max_pods_per_round: i64,
-    /// Pods without a controller too.
+    /// Whether pods without a controller may be evicted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub evict_unowned: bool,
 }
 
-/// Which pods a `PodQOS` matches, and what it allows to be done to them.
+/// The pods that a `PodQOS` selects, and the actions that it allows on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkPodPolicy {
-    /// The object's name.
+    /// The name of the object.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Over pod labels; all must hold, and an empty list takes every pod. Absent: not given.
+    /// The requirements on the labels of pods; all must be met. An empty list matches every pod. Absent if there is no label
+    /// selector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub labels: Option<Vec<WatermarkRequirement>>,
-    /// `key` is `QOSClass`, `Priority` or `Namespace`; all must hold.
+    /// The requirements on properties of pods; all must be met. The keys are `QOSClass`, `Priority` and `Namespace`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub scopes: Vec<WatermarkRequirement>,
-    /// Names of actions, or words for kinds of action, in lower case.
+    /// The allowed actions: names of actions or keywords for types of action, in lower case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -315,14 +318,14 @@ pub struct WatermarkPodPolicy {
     pub allowed: Vec<String>,
 }
 
-/// One requirement on one label, or on one property of a pod.
+/// A requirement on a label, or on a property of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WatermarkRequirement {
-    /// The label's key, or the property.
+    /// The key of the label, or the property.
     #[schemars(length(max = 317))]
     pub key: String,
-    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
+    /// The operator: `In`, `NotIn`, `Exists` or `DoesNotExist`.
     #[schemars(length(max = 32))]
     pub operator: String,
     /// The values of `In` and `NotIn`.

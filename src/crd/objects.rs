@@ -1,4 +1,4 @@
-//! A set of policy objects, each validated, whatever order they came in.
+//! A set of validated policy objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::AvoidanceAction, Self::NodeQos, Self::PodQos];
 
-    /// As `kind:` has it.
+    /// The value of `kind`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AvoidanceAction => "AvoidanceAction",
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// As in the paths of the API.
+    /// The name in API paths.
     pub const fn plural(self) -> &'static str {
         match self {
             Self::AvoidanceAction => "avoidanceactions",
@@ -56,8 +56,8 @@ impl Kind {
     }
 }
 
-/// Policy objects, validated: a bad object is left out, of a `NodeQOS` only its bad rules. The set does not depend on
-/// the order in which the objects came, nor on how often each did.
+/// Validated policy objects. An invalid object is left out; of a `NodeQOS`, only its invalid rules are. The set does not depend
+/// on the order of the objects, or on repetition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Objects {
     /// By name.
@@ -70,17 +70,17 @@ pub struct Objects {
     every_node: bool,
 }
 
-/// A `NodeQOS` whose bad rules are gone.
+/// A `NodeQOS` without its invalid rules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NodeRules {
     /// The object without its rules.
     pub(super) spec: NodeQosSpec,
-    /// The good rules, each with its index in the manifest.
+    /// The valid rules, with their indices in the manifest.
     pub(super) rules: Vec<(usize, NodeRule)>,
 }
 
 impl Objects {
-    /// Validates objects as an API server gives them or a manifest holds them. Those of other kinds are ignored.
+    /// Validates objects from an API server or a manifest. Objects of other kinds are ignored.
     pub fn from_values(values: impl IntoIterator<Item = Value>) -> Self {
         let mut named: BTreeMap<(Kind, String), Vec<Value>> = BTreeMap::new();
         for value in values {
@@ -102,7 +102,7 @@ impl Objects {
         objects
     }
 
-    /// The set of all objects of these sets, each object in one of them: so that only what changed is validated anew.
+    /// The union of disjoint sets, so that only changed objects need to be validated again.
     #[must_use]
     pub fn merged<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::default();
@@ -124,7 +124,7 @@ impl Objects {
         all
     }
 
-    /// Each `NodeQOS` that is in force, in order of name, with its selector over nodes; `None` selects all.
+    /// The node selector of each `NodeQOS` in force, sorted by name; `None` selects all nodes.
     pub fn node_selectors(&self) -> impl Iterator<Item = (&str, Option<Selector>)> {
         self.nodes.iter().map(|(name, node)| {
             let selector = node.spec.selector.as_ref();
@@ -132,7 +132,7 @@ impl Objects {
         })
     }
 
-    /// Names of the actions that the rules of a `NodeQOS` name.
+    /// The names of the actions of the rules of a `NodeQOS`.
     pub fn actions_named_by(&self, node_qos: &str) -> BTreeSet<&str> {
         let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
         rules
@@ -141,8 +141,7 @@ impl Objects {
             .collect()
     }
 
-    /// The set as a node sees it that every `NodeQOS` selects. There is no such node, perhaps: how much one can keep does
-    /// not count.
+    /// The set for a hypothetical node that every `NodeQOS` selects. The maximum number of rules of a node does not apply.
     #[must_use]
     pub fn for_every_node(mut self) -> Self {
         self.every_node = true;
@@ -153,11 +152,11 @@ impl Objects {
     }
 
     /// Whether it is [`Self::for_every_node`].
-    pub(super) const fn is_of_every_node(&self) -> bool {
+    pub(super) const fn is_for_every_node(&self) -> bool {
         self.every_node
     }
 
-    /// Whether the object is in force, of a `NodeQOS` at least one rule.
+    /// Whether the object is in force. A `NodeQOS` is if at least one of its rules is.
     pub fn has(&self, kind: Kind, name: &str) -> bool {
         match kind {
             Kind::AvoidanceAction => self.actions.contains_key(name),
@@ -166,21 +165,20 @@ impl Objects {
         }
     }
 
-    /// Whether there is such an object, and it is not in force, as something is wrong with it.
-    pub(super) fn is_refused(&self, kind: Kind, name: &str) -> bool {
-        let mut refused = self.refused(kind);
-        refused.any(|refused| refused == name)
+    /// Whether the object exists, but is not in force because it is invalid.
+    pub(super) fn is_rejected(&self, kind: Kind, name: &str) -> bool {
+        self.rejected(kind).any(|rejected| rejected == name)
     }
 
-    /// Names of the objects that are not in force, as something is wrong with them.
-    pub(super) fn refused(&self, kind: Kind) -> impl Iterator<Item = &str> {
+    /// The names of the objects that are not in force because they are invalid.
+    pub(super) fn rejected(&self, kind: Kind) -> impl Iterator<Item = &str> {
         let found = self.findings.iter().map(|finding| &finding.object);
-        let refused = found.filter(move |object| object.kind == kind.name());
-        let refused = refused.map(|object| object.name.as_str());
-        refused.filter(move |name| !self.has(kind, name))
+        let same_kind = found.filter(move |object| object.kind == kind.name());
+        let names = same_kind.map(|object| object.name.as_str());
+        names.filter(move |name| !self.has(kind, name))
     }
 
-    /// What is wrong with single objects.
+    /// The findings about single objects.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -197,7 +195,7 @@ impl Objects {
             self.findings.push(duplicate(object));
             return;
         }
-        // Copies that differ in their metadata alone: in force where an API server would take each of them.
+        // Copies that differ only in their metadata are in force if an API server would accept each of them.
         let (policies, problems): (Vec<_>, Vec<_>) =
             values.iter().map(|value| admit(kind, value)).unzip();
         let policies: Option<Vec<Policy>> = policies.into_iter().collect();
@@ -219,14 +217,14 @@ impl Objects {
     }
 }
 
-/// The name of an object, empty where it has none.
+/// The name of an object; empty if it has none.
 pub(super) fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
 fn duplicate(object: ObjectRef) -> Finding {
     let message = format!(
-        "there are different objects {object}, so that none of them is in force; give each its own metadata.name"
+        "there are different objects {object}, so none of them is in force; give each a unique metadata.name"
     );
     Finding {
         object,
@@ -244,57 +242,57 @@ enum Policy {
     Pods(PodQosSpec),
 }
 
-/// Judges one object. What is wrong with a rule puts that rule off; what is wrong elsewhere, the object.
+/// Validates an object. An invalid rule is left out; an invalid field elsewhere rejects the object.
 fn admit(kind: Kind, value: &Value) -> (Option<Policy>, Vec<Problem>) {
     if kind == Kind::NodeQos {
         let (rules, problems) = admit_node(value);
         return (rules.map(Box::new).map(Policy::Node), problems);
     }
-    let mut verdict = validate(kind, value);
-    if !verdict.problems.is_empty() {
-        return (None, verdict.problems);
+    let mut validation = validate(kind, value);
+    if !validation.problems.is_empty() {
+        return (None, validation.problems);
     }
-    let spec = &verdict.object["spec"];
+    let spec = &validation.object["spec"];
     let policy = match kind {
-        Kind::PodQos => parse(spec, "spec", &mut verdict.problems).map(Policy::Pods),
-        _ => parse(spec, "spec", &mut verdict.problems).map(Policy::Action),
+        Kind::PodQos => parse(spec, "spec", &mut validation.problems).map(Policy::Pods),
+        _ => parse(spec, "spec", &mut validation.problems).map(Policy::Action),
     };
-    (policy, verdict.problems)
+    (policy, validation.problems)
 }
 
-/// Takes bad rules out until the rest is valid: the CEL rules of the others are judged only when the schema holds.
+/// Removes invalid rules until the rest is valid: the CEL rules of the others are evaluated only if the schema is valid.
 fn admit_node(value: &Value) -> (Option<NodeRules>, Vec<Problem>) {
     let mut value = value.clone();
     let mut indices: Vec<usize> = (0..rule_count(&value)).collect();
     let mut found = Vec::new();
     loop {
-        let verdict = validate(Kind::NodeQos, &value);
-        if verdict.problems.is_empty() {
-            let rules = parse_node(&verdict.object, &indices, &mut found);
+        let validation = validate(Kind::NodeQos, &value);
+        if validation.problems.is_empty() {
+            let rules = parse_node(&validation.object, &indices, &mut found);
             return (rules, found);
         }
-        let bad: BTreeSet<usize> = verdict
+        let invalid: BTreeSet<usize> = validation
             .problems
             .iter()
             .filter_map(|problem| rule_index(&problem.path).map(|(index, _)| index))
             .collect();
-        let elsewhere = verdict
+        let elsewhere = validation
             .problems
             .iter()
             .any(|problem| rule_index(&problem.path).is_none());
         found.extend(
-            verdict
+            validation
                 .problems
                 .into_iter()
                 .map(|problem| renumber(problem, &indices)),
         );
-        if elsewhere || bad.len() >= indices.len() {
+        if elsewhere || invalid.len() >= indices.len() {
             return (None, found);
         }
         if let Some(rules) = value["spec"]["rules"].as_array_mut() {
-            keep_others(rules, &bad);
+            remove_indices(rules, &invalid);
         }
-        keep_others(&mut indices, &bad);
+        remove_indices(&mut indices, &invalid);
     }
 }
 
@@ -302,7 +300,7 @@ fn rule_count(value: &Value) -> usize {
     value["spec"]["rules"].as_array().map_or(0, Vec::len)
 }
 
-/// A path within the rules that are left says which rule of the manifest it is about.
+/// Replaces the index among the remaining rules by the index in the manifest.
 fn renumber(problem: Problem, indices: &[usize]) -> Problem {
     let Some((index, rest)) = rule_index(&problem.path) else {
         return problem;
@@ -314,11 +312,11 @@ fn renumber(problem: Problem, indices: &[usize]) -> Problem {
     }
 }
 
-fn keep_others<T>(items: &mut Vec<T>, bad: &BTreeSet<usize>) {
+fn remove_indices<T>(items: &mut Vec<T>, removed: &BTreeSet<usize>) {
     let mut index = 0;
     items.retain(|_| {
         index += 1;
-        !bad.contains(&(index - 1))
+        !removed.contains(&(index - 1))
     });
 }
 
@@ -331,7 +329,7 @@ fn parse_node(object: &Value, indices: &[usize], problems: &mut Vec<Problem>) ->
     })
 }
 
-/// What the definition accepts can be read; where it can't, the two differ, and nothing is in force.
+/// Fails only if the type does not match the definition.
 fn parse<T: DeserializeOwned>(value: &Value, path: &str, problems: &mut Vec<Problem>) -> Option<T> {
     T::deserialize(value)
         .map_err(|error| {

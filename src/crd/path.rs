@@ -15,7 +15,7 @@ pub(super) fn at_index(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
 }
 
-/// The index of the rule that a path within `spec.rules` is about, and the rest of the path.
+/// The index of the rule in a path within `spec.rules`, and the rest of the path.
 pub(super) fn rule_index(path: &str) -> Option<(usize, &str)> {
     let rest = path.strip_prefix("spec.rules[")?;
     let (index, rest) = rest.split_once(']')?;

@@ -1,8 +1,8 @@
-//! A `v1` Pod as Kubernetes has it, boiled down to the facts that decisions rest on.
+//! Extracts the facts that decisions need from a `v1` Pod.
 //!
-//! The class of service follows `ComputePodQOS` of Kubernetes 1.34 (`pkg/apis/core/v1/helper/qos`), the requests
-//! follow `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that never passed an API server gets
-//! the defaults that one would have given it: a limit without a request is a request as well.
+//! The quality-of-service class follows `ComputePodQOS` of Kubernetes 1.34 (`pkg/apis/core/v1/helper/qos`), the requests follow
+//! `PodRequests` (`k8s.io/component-helpers/resource`). A manifest that did not pass an API server gets the same defaults: a
+//! limit without a request is also the request.
 
 mod containers;
 mod object;
@@ -22,13 +22,13 @@ pub use self::containers::{ContainerFacts, container_facts};
 pub use self::object::{PodObject, PodSpec};
 pub use self::resources::ResourceError;
 
-/// `"true"`: the pod is never acted on.
+/// With the value `"true"` no action is taken on the pod.
 pub const PROTECTED_ANNOTATION: &str = "plimsoll.dev/protected";
-/// Prefix of the resources that elastic pods request.
+/// The prefix of the resources that elastic pods request.
 const ELASTIC_PREFIX: &str = "gocrane.io/";
 /// The lowest priority that counts as system-critical.
 const SYSTEM_CRITICAL: i32 = 2_000_000_000;
-/// What Kubernetes fills in where a pod gives no grace period.
+/// The default grace period of Kubernetes in seconds.
 const DEFAULT_GRACE: i64 = 30;
 
 /// Why a Pod object cannot be used.
@@ -40,18 +40,18 @@ pub enum PodFactsError {
     /// It has no `spec`.
     #[error("the pod has no spec")]
     NoSpec,
-    /// A request or limit cannot be read.
+    /// A request or limit is invalid.
     #[error(transparent)]
     Resources(#[from] ResourceError),
 }
 
 /// The facts of `pod`.
 ///
-/// A pod without a UID (a manifest) is known as `namespace/name`, one without a namespace is in `default`, one
-/// without a start time started at 0. `running` is the phase alone: without a status it is false.
+/// Defaults: the UID is `namespace/name` (for manifests), the namespace `default`, the start time 0. `running` only depends
+/// on the phase: without a status it is false.
 ///
 /// # Errors
-/// Where the object lacks a name or a spec, or one of its quantities is not one.
+/// The object has no name or no spec, or an invalid quantity.
 pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
@@ -75,23 +75,23 @@ pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
         grace: grace(meta, spec),
         protected: annotation(meta, PROTECTED_ANNOTATION) == Some("true"),
         reserved: (namespace == "kube-system").then_some(Reserved::Namespace),
-        kept: kept(meta, priority),
+        kept: never_evicted(meta, priority),
         owned: controller(meta).is_some_and(|owner| owner.kind != "Node"),
         namespace,
         name,
     })
 }
 
-/// The CPU quota that the kubelet gives the pod's cgroup, by its limits.
+/// The CPU quota that the kubelet sets on the pod's cgroup, from its limits.
 ///
 /// # Errors
-/// Where the object has no spec, or one of its quantities is not one.
+/// The object has no spec, or an invalid quantity.
 pub fn cpu_quota(pod: &PodObject) -> Result<Quota, PodFactsError> {
     let spec = pod.spec.as_ref().ok_or(PodFactsError::NoSpec)?;
     Ok(resources::cpu_quota(spec)?)
 }
 
-/// `status.phase`, where the object has one.
+/// `status.phase`, if set.
 pub fn phase(pod: &PodObject) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
@@ -108,7 +108,7 @@ fn uid(meta: &ObjectMeta, namespace: &str, name: &str) -> PodUid {
     }
 }
 
-/// `spec.priority`, which admission fills in from the class; the two built-in classes are known without it.
+/// `spec.priority`, which admission sets from the priority class; for manifests, that of the two built-in classes.
 fn priority(spec: &PodSpec) -> i32 {
     match (spec.priority, spec.priority_class_name.as_deref()) {
         (Some(priority), _) => priority,
@@ -125,7 +125,7 @@ fn started(pod: &PodObject) -> i64 {
         .map_or(0, |time| time.0.as_second())
 }
 
-/// Of a pod that is terminating the period that it was given. A negative one is sent as 1 s by Kubernetes.
+/// The grace period; of a terminating pod, that of its deletion. Kubernetes treats a negative one as 1 s.
 fn grace(meta: &ObjectMeta, spec: &PodSpec) -> Duration {
     let given = meta.deletion_grace_period_seconds;
     let seconds = given.or(spec.termination_grace_period_seconds);
@@ -149,8 +149,8 @@ fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
     owners.iter().find(|owner| owner.controller == Some(true))
 }
 
-/// The most fundamental reason first: it is the one that is shown.
-fn kept(meta: &ObjectMeta, priority: i32) -> Option<Kept> {
+/// Why the pod is never evicted. The most fundamental reason comes first: only one is shown.
+fn never_evicted(meta: &ObjectMeta, priority: i32) -> Option<Kept> {
     let is = |key, value| annotation(meta, key) == Some(value);
     let owner = controller(meta).map(|owner| owner.kind.as_str());
     let source = annotation(meta, "kubernetes.io/config.source");

@@ -1,4 +1,4 @@
-//! `PodQOS`: which pods may be acted on, and how.
+//! `PodQOS`: which actions are allowed on which pods.
 #![expect(
     clippy::duplicated_attributes,
     reason = "the printer columns share their types"
@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::common::LabelSelector;
 
-/// Which pods may be acted on, and how. A pod that no `PodQOS` selects is never touched; of several the union counts.
-/// Pods annotated `plimsoll.dev/protected: "true"` are never touched, and pods of `kube-system` only where
-/// `scopeSelector` names that namespace.
+/// Which actions are allowed on which pods. No action is taken on a pod that no `PodQOS` selects; if several select a pod,
+/// the union of their allowed actions applies. No action is taken on pods with the annotation
+/// `plimsoll.dev/protected: "true"`, nor on pods of `kube-system` unless `scopeSelector` names that namespace.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, KubeSchema,
 )]
@@ -27,7 +27,7 @@ use super::common::LabelSelector;
     category = "plimsoll",
     status = "PodQosStatus",
     derive = "PartialEq",
-    doc = "A PodQOS says which pods may be acted on, and which actions are allowed on them.",
+    doc = "A PodQOS defines which actions are allowed on which pods.",
     printcolumn(name = "Allowed", type_ = "string", json_path = ".spec.allowedActions"),
     printcolumn(name = "Labels", type_ = "string", json_path = ".spec.labelSelector"),
     printcolumn(
@@ -40,13 +40,13 @@ use super::common::LabelSelector;
         name = "Pods",
         type_ = "integer",
         json_path = ".status.matchedPods",
-        description = "Running pods that it matches, as far as agents have told"
+        description = "Matching running pods, as reported by the agents"
     ),
     printcolumn(
         name = "Rollout",
         type_ = "string",
         json_path = ".status.rollout",
-        description = "How far an edit is that is on its way"
+        description = "Progress of the rollout of the last edit"
     ),
     printcolumn(
         name = "Ready",
@@ -61,16 +61,16 @@ use super::common::LabelSelector;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodQosSpec {
-    /// Over the labels of pods. `{}` selects every pod. With `scopeSelector` both must hold; with neither, the object
-    /// selects nothing.
+    /// The selector over the labels of pods. `{}` selects every pod. If `scopeSelector` is also set, both must match; if
+    /// neither is set, no pod is selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::schema::label_selector")]
     pub label_selector: Option<LabelSelector>,
-    /// Over quality-of-service class, priority and namespace of pods.
+    /// The selector over the quality-of-service class, priority and namespace of pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope_selector: Option<ScopeSelector>,
-    /// What may be done to these pods: names of `AvoidanceActions`, or the words `throttle`, `eviction` (also
-    /// `evict`) and `disableScheduling`, which allow that kind of action whatever the action's name. Empty: nothing.
+    /// The allowed actions: names of `AvoidanceActions`, or the keywords `throttle`, `eviction` (or `evict`) and
+    /// `disableScheduling`, which allow that type of action of any `AvoidanceAction`. If empty, no action is allowed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -92,22 +92,22 @@ pub struct PodQosSpec {
     pub pod_quality_probe: Option<Value>,
 }
 
-/// What the controller found about a `PodQOS`.
+/// The status of a `PodQOS`, set by the controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodQosStatus {
-    /// The `metadata.generation` that this status is about.
+    /// The `metadata.generation` that this status was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Running pods that it matches, summed over the nodes whose agents have told. Absent: none has yet.
+    /// The number of matching running pods on the nodes whose agents have reported. Absent if none has reported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_pods: Option<i64>,
-    /// How far an edit is that is on its way; absent where there is none.
+    /// The progress of the rollout of the last edit. Absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub rollout: Option<String>,
-    /// What holds for the object. `Ready` is True when all of it is in force; a condition `FieldsNotEnforced` lists
-    /// fields that are accepted and have no effect; `RolledOut` says how far the last edit is.
+    /// The conditions of the object. `Ready` is True when all of it is in force; `FieldsNotEnforced` lists fields that are
+    /// accepted but have no effect; `RolledOut` is the progress of the last edit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -116,7 +116,7 @@ pub struct PodQosStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Expressions that must all hold.
+/// A selector over properties of pods. All expressions must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScopeSelector {
@@ -126,7 +126,7 @@ pub struct ScopeSelector {
     pub match_expressions: Vec<ScopeExpression>,
 }
 
-/// One expression.
+/// An expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -137,27 +137,27 @@ pub struct ScopeSelector {
         .message("values is not used by operators Exists and DoesNotExist; remove it, or write operator: In or NotIn")
         .field_path(".values"),
     validation = Rule::new("self.scopeName != 'QOSClass' || !has(self.values) || self.values.all(v, v in ['BestEffort', 'Burstable', 'Guaranteed'])")
-        .message("values has something that is no quality-of-service class; the classes are BestEffort, Burstable and Guaranteed")
+        .message("values has an entry that is not a QoS class; the classes are BestEffort, Burstable and Guaranteed")
         .field_path(".values"),
     validation = Rule::new("self.scopeName != 'Priority' || !has(self.values) || self.values.all(v, v.matches('^-?[0-9]{1,10}(--?[0-9]{1,10})?$'))")
-        .message("values has something that is no priority; write a number or a range from low to high, for example \"0\", \"0-100\", \"-100\" or \"-100--1\"")
+        .message("values has an entry that is not a priority; write a number or a range from low to high, for example \"0\", \"0-100\", \"-100\" or \"-100--1\"")
         .field_path(".values"),
     validation = Rule::new("self.scopeName != 'Priority' || !has(self.values) || self.values.all(v, !v.matches('^-?[0-9]{1,10}--?[0-9]{1,10}$') || int(v.find('^-?[0-9]+')) <= int(v.substring(v.find('^-?[0-9]+').size() + 1)))")
-        .message("values has a range of priorities whose first number is above its second; write the lower one first, for example \"-100--1\"")
+        .message("values has a range of priorities whose first number is larger than its second; write the smaller one first, for example \"-100--1\"")
         .field_path(".values"),
     validation = Rule::new("self.scopeName != 'Namespace' || !has(self.values) || self.values.all(v, v.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))")
-        .message("values has something that is no name of a namespace; write lower-case letters, digits and '-'")
+        .message("values has an entry that is not a namespace name; write lower-case letters, digits and '-'")
         .field_path(".values"),
 )]
 pub struct ScopeExpression {
-    /// What is compared: `QOSClass`, `Priority` or `Namespace`.
+    /// The property: `QOSClass`, `Priority` or `Namespace`.
     #[schemars(extend("enum" = ["QOSClass", "Priority", "Namespace"]))]
     pub scope_name: String,
-    /// `In` or `NotIn` (of `values`), `Exists` or `DoesNotExist` (without `values`). Every pod has a class, a priority
-    /// and a namespace, so `Exists` always holds.
+    /// The operator: `In` or `NotIn` (with `values`), `Exists` or `DoesNotExist` (without `values`). Every pod has a class, a
+    /// priority and a namespace, so `Exists` always matches.
     #[schemars(extend("enum" = ["In", "NotIn", "Exists", "DoesNotExist"]))]
     pub operator: String,
-    /// Classes (`BestEffort`, `Burstable`, `Guaranteed`), priorities (`"0"`, or a range `"-100--1"`), or names of
+    /// The values: classes (`BestEffort`, `Burstable`, `Guaranteed`), priorities (`"0"`, or a range `"-100--1"`), or
     /// namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))]

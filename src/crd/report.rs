@@ -1,11 +1,11 @@
-//! What an agent tells the controller directly, and what it is answered: `POST /v1/report`, JSON over HTTP/2 and TLS.
+//! The reports that agents send to the controller, and the answers: `POST /v1/report`, JSON over HTTP/2 and TLS.
 //!
 //! ```text
 //! {"node": "node-a", "bootID": "0b7f...", "agentStartedMillis": 93211, "sequence": 17, "uptimeMillis": 263_211,
 //!  "intervalSeconds": 10, "status": {...}}
 //! {"epoch": 8812, "leading": true, "nextIntervalSeconds": 10}
 //! ```
-//! Unknown fields are passed over, so that agents and controllers of different versions understand each other.
+//! Unknown fields are ignored, so that agents and controllers of different versions are compatible.
 
 use std::time::Duration;
 
@@ -17,89 +17,89 @@ use super::NodeMetricStatus;
 use super::node_metric::{MOST_BREACHED, MOST_PODS};
 use crate::engine::quantity;
 
-/// Where reports go.
+/// The path of reports.
 pub const PATH: &str = "/v1/report";
-/// Where a replica passes on to the leader what agents told it and not the leader.
+/// The path on which a replica relays to the leader the reports that the leader has missed.
 pub const RELAY_PATH: &str = "/v1/relay";
-/// The audience of the tokens that come with them.
+/// The audience of the tokens of reports.
 pub const AUDIENCE: &str = "plimsoll.dev/report";
-/// An agent's body has at most so many bytes...
+/// The maximum size of a report that an agent sends.
 pub const MOST_BYTES: usize = 4 << 10;
-/// ...and one with more than so many is refused.
+/// The maximum size of a report that the controller accepts.
 pub const REFUSED_BYTES: usize = 16 << 10;
-/// How often an agent reports that was told nothing else.
+/// The default interval of reports.
 pub const INTERVAL: Duration = Duration::from_secs(10);
-/// No agent is asked to report less often, and none may say that it does.
+/// The maximum interval of reports.
 pub const LONGEST_INTERVAL: Duration = Duration::from_mins(1);
-/// Names of Nodes have at most 253 letters, and boot ids 36.
-const LONGEST_NAME: usize = 253;
+/// The maximum length of the name of a Node; boot ids are shorter.
+const MAX_NAME: usize = 253;
 
-/// What an agent tells.
+/// A report of an agent.
 ///
-/// Of two reports of one boot the one with the larger (`agent_started_millis`, `sequence`) is the newer; so that an agent
-/// that was restarted is never taken for a replay. Boots follow each other and never come back.
+/// Within a boot, the report with the larger (`agent_started_millis`, `sequence`) is newer, so that the reports of a
+/// restarted agent are not mistaken for replays. An earlier boot never follows a later one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report<S = NodeMetricStatus> {
-    /// Name of the Node.
+    /// The name of the Node.
     pub node: String,
     /// `/proc/sys/kernel/random/boot_id` of the node.
     #[serde(rename = "bootID")]
     pub boot_id: String,
-    /// When this agent's process started, in milliseconds since the node's boot.
+    /// The start time of the agent process, in milliseconds since the boot of the node.
     pub agent_started_millis: u64,
-    /// Grows with each report of this process.
+    /// Increases with each report of the process.
     pub sequence: u64,
-    /// When this was sent, in milliseconds since the node's boot; agents of earlier versions don't say. By it the leader
-    /// knows which start of an agent is possible.
+    /// The time when the report was sent, in milliseconds since the boot of the node; absent from agents of earlier versions. It
+    /// bounds the start time that the leader accepts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uptime_millis: Option<u64>,
-    /// When the next report is to be expected at the latest, in seconds: 1 to 60.
+    /// The maximum time until the next report in seconds, from 1 to 60.
     pub interval_seconds: u32,
-    /// What was measured; without conditions.
+    /// The measurements, without conditions.
     pub status: S,
 }
 
-/// What is said of a report that was taken, or was known before.
+/// The answer to a report that was accepted, or already known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Acknowledgement {
-    /// The term of the leader, as far as the replica that answers knows it.
+    /// The election term, if known to the replica that answers.
     pub epoch: Option<u64>,
-    /// Whether the replica that answers leads.
+    /// Whether the replica that answers is the leader.
     pub leading: bool,
-    /// When the next report is wanted, in seconds: 10 to 60.
+    /// The requested time until the next report in seconds, from 10 to 60.
     pub next_interval_seconds: u32,
 }
 
 impl Acknowledgement {
-    /// When the next report is wanted: within the bounds, whatever was answered.
+    /// The requested time until the next report, clamped to the valid range.
     pub fn next_interval(&self) -> Duration {
         Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, LONGEST_INTERVAL)
     }
 }
 
-/// A report that a replica passes on: what an agent told it.
+/// A report that a replica relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Relayed<R> {
-    /// How long ago it came, in milliseconds.
+    /// The time since it was received, in milliseconds.
     pub age_millis: u64,
-    /// As it came.
+    /// The report as received.
     pub report: R,
 }
 
-/// What the leader answers to that: a node of which it would hear more.
+/// An item of the answer to a relay: a node with overdue reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Missed {
-    /// Its name.
+    /// The name of the node.
     pub node: String,
-    /// The last that it has; `None`: none.
+    /// The last report that the leader has, if any.
     pub last: Option<Last>,
 }
 
-/// A report, without what it tells.
+/// The identity of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Last {
@@ -112,42 +112,42 @@ pub struct Last {
     pub sequence: u64,
 }
 
-/// Why a report is none.
+/// Why a report is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum InvalidReport {
-    /// It is no JSON of a report.
+    /// It is not JSON of a report.
     #[error("failed to read the report: {0}")]
     Json(String),
-    /// A name is missing, or longer than names are.
-    #[error("failed to read the report: {0} has to have 1 to {LONGEST_NAME} bytes")]
+    /// A name is missing or too long.
+    #[error("failed to read the report: {0} must have 1 to {MAX_NAME} bytes")]
     Name(&'static str),
     /// The interval is out of range.
-    #[error("failed to read the report: intervalSeconds is {0}, and has to be 1 to 60")]
+    #[error("failed to read the report: intervalSeconds is {0}, and must be from 1 to 60")]
     Interval(u32),
-    /// Clients could not read an object with such an amount.
-    #[error("failed to read the report: {0:?} is no quantity")]
+    /// A quantity is invalid: clients could not read the object.
+    #[error("failed to read the report: {0:?} is not a quantity")]
     Quantity(String),
 }
 
 impl Report {
-    /// Reads and checks a body. What no list of a `NodeMetric` has room for is left out, and conditions, which are the
-    /// controller's, too.
+    /// Reads and checks a body. Lists are truncated to the maximums of a `NodeMetric`, and conditions are removed, because the
+    /// controller sets them.
     ///
     /// # Errors
-    /// It is no report, or one that would make an object that clients can't read.
+    /// It is not a report, or clients could not read the resulting object.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidReport> {
         let mut report: Self =
             serde_json::from_slice(body).map_err(|error| InvalidReport::Json(error.to_string()))?;
         for (field, text) in [("node", &report.node), ("bootID", &report.boot_id)] {
-            if text.is_empty() || text.len() > LONGEST_NAME {
+            if text.is_empty() || text.len() > MAX_NAME {
                 return Err(InvalidReport::Name(field));
             }
         }
         if report.interval().is_zero() || report.interval() > LONGEST_INTERVAL {
             return Err(InvalidReport::Interval(report.interval_seconds));
         }
-        let amount = |amount: &&Quantity| amount.0.parse::<quantity::Quantity>().is_err();
-        if let Some(wrong) = amounts(&report.status).find(amount) {
+        let is_invalid = |amount: &&Quantity| amount.0.parse::<quantity::Quantity>().is_err();
+        if let Some(wrong) = amounts(&report.status).find(is_invalid) {
             return Err(InvalidReport::Quantity(wrong.0.clone()));
         }
         report.status.top_pods.truncate(MOST_PODS);
@@ -156,7 +156,7 @@ impl Report {
         Ok(report)
     }
 
-    /// When the next is to be expected at the latest.
+    /// The maximum time until the next report.
     pub const fn interval(&self) -> Duration {
         Duration::from_secs(self.interval_seconds as u64)
     }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_written_as_it_is_read() {
+    fn a_report_survives_a_round_trip() {
         let read = parse(&report()).unwrap();
         assert_eq!(
             (read.node.as_str(), read.boot_id.as_str()),
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(read.uptime_millis, Some(263_211));
         assert_eq!(read.interval(), Duration::from_secs(10));
         assert_eq!(serde_json::to_value(&read).unwrap(), report());
-        // An agent need not give its status away to send it.
+        // A report can borrow its status.
         let borrowed = Report {
             node: read.node.clone(),
             boot_id: read.boot_id.clone(),
@@ -222,19 +222,22 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_is_three_words() {
-        let said = Acknowledgement {
+    fn an_acknowledgement_has_three_fields() {
+        let answer = Acknowledgement {
             epoch: None,
             leading: false,
             next_interval_seconds: 10,
         };
         let text = r#"{"epoch":null,"leading":false,"nextIntervalSeconds":10}"#;
-        assert_eq!(serde_json::to_string(&said).unwrap(), text);
-        assert_eq!(serde_json::from_str::<Acknowledgement>(text).unwrap(), said);
+        assert_eq!(serde_json::to_string(&answer).unwrap(), text);
+        assert_eq!(
+            serde_json::from_str::<Acknowledgement>(text).unwrap(),
+            answer
+        );
     }
 
     #[test]
-    fn an_agent_of_an_earlier_version_does_not_say_for_how_long_its_node_is_up() {
+    fn the_uptime_is_absent_in_reports_of_earlier_versions() {
         let mut earlier = report();
         earlier.as_object_mut().unwrap().remove("uptimeMillis");
         let read = parse(&earlier).unwrap();
@@ -243,41 +246,41 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_says_more_is_passed_over() {
+    fn unknown_fields_are_ignored() {
         let mut more = report();
-        more["mood"] = json!("good");
-        more["status"]["weather"] = json!({"sun": true});
+        more["newField"] = json!("x");
+        more["status"]["newField"] = json!({"a": true});
         assert_eq!(parse(&more), parse(&report()));
     }
 
     #[test]
-    fn a_report_that_would_spoil_the_list_of_all_nodes_is_refused() {
+    fn an_invalid_report_is_rejected() {
         let wrong = |path: &str, value: Value| {
             let mut report = report();
             *report.pointer_mut(path).unwrap() = value;
             parse(&report).unwrap_err().to_string()
         };
-        let no_quantity = "failed to read the report: \"much\" is no quantity";
+        let no_quantity = "failed to read the report: \"much\" is not a quantity";
         assert_eq!(wrong("/status/usage/node/cpu", json!("much")), no_quantity);
         assert_eq!(wrong("/status/topPods/0/cpu", json!("much")), no_quantity);
         let name = wrong("/node", json!(""));
-        assert!(name.contains("node has to have 1 to 253 bytes"), "{name}");
+        assert!(name.contains("node must have 1 to 253 bytes"), "{name}");
         let name = wrong("/bootID", json!("b".repeat(254)));
-        assert!(name.contains("bootID has to have"), "{name}");
+        assert!(name.contains("bootID must have"), "{name}");
         for seconds in [0, 61] {
             let interval = wrong("/intervalSeconds", json!(seconds));
-            assert!(interval.ends_with("has to be 1 to 60"), "{interval}");
+            assert!(interval.ends_with("must be from 1 to 60"), "{interval}");
         }
         assert!(wrong("/sequence", json!(-1)).contains("invalid value"));
         assert!(wrong("/status", json!(7)).contains("invalid type"));
         for garbage in [&b""[..], b"{}", b"\xff\xfe", b"[1", b"null"] {
-            let refused = Report::parse(garbage).unwrap_err();
-            assert!(matches!(refused, InvalidReport::Json(_)), "{refused}");
+            let error = Report::parse(garbage).unwrap_err();
+            assert!(matches!(error, InvalidReport::Json(_)), "{error}");
         }
     }
 
     #[test]
-    fn no_more_is_kept_than_a_node_metric_has_room_for() {
+    fn lists_are_truncated_to_their_maximum() {
         let pod = PodUsage::default;
         let long = Report {
             node: "n".to_owned(),
@@ -292,10 +295,10 @@ mod tests {
             },
             ..Report::default()
         };
-        let kept = parse(&serde_json::to_value(long).unwrap()).unwrap().status;
-        assert_eq!(kept.top_pods.len(), MOST_PODS);
-        assert_eq!(kept.breached.len(), MOST_BREACHED);
-        assert_eq!(kept.conditions, []);
+        let parsed = parse(&serde_json::to_value(long).unwrap()).unwrap().status;
+        assert_eq!(parsed.top_pods.len(), MOST_PODS);
+        assert_eq!(parsed.breached.len(), MOST_BREACHED);
+        assert_eq!(parsed.conditions, []);
     }
 
     fn condition() -> Value {

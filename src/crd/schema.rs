@@ -1,4 +1,4 @@
-//! The definitions of the kinds, as `crds/*.yaml` holds them.
+//! The definitions of the kinds, as in `crds/*.yaml`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -13,12 +13,12 @@ use super::objects::Kind;
 use super::validate::metadata_schema;
 use super::{AvoidanceAction, NodeQos, NodeWatermark, PodQos};
 
-/// Kubernetes' own limits on labels.
+/// The restrictions of Kubernetes on labels.
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)$";
 const LABEL_VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
 
-/// The definitions of the kinds, each ready to be applied to an API server: the policies, then what they compile to.
+/// The definitions of all kinds, ready to be applied: the policies, then `NodeWatermark`.
 pub fn definitions() -> [CustomResourceDefinition; 4] {
     [
         AvoidanceAction::crd(),
@@ -29,7 +29,7 @@ pub fn definitions() -> [CustomResourceDefinition; 4] {
     .map(finish)
 }
 
-/// The schema of a type with all that it is made of in it, as kube makes those of definitions: structural.
+/// The structural schema of a type with all types inlined, generated as kube does for definitions.
 pub fn inlined_schema<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::openapi3().with(|settings| {
         settings.inline_subschemas = true;
@@ -47,7 +47,7 @@ pub fn inlined_schema<T: JsonSchema>() -> Value {
     schema
 }
 
-/// Takes out what an API server would warn of or read in another way than we do.
+/// Removes what an API server would warn about or treat differently from our own validation.
 fn finish(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
     edit(&mut definition, tidy);
     definition
@@ -72,9 +72,9 @@ pub(super) fn edit(definition: &mut CustomResourceDefinition, edit: impl Fn(&mut
     }
 }
 
-/// - `nullable`: without it an API server drops a `null`, as if the field were absent, before it validates.
-/// - `format`: the ranges say it all, and `uint32` is not known there.
-/// - descriptions are one line a paragraph: `kubectl explain` wraps them itself.
+/// - `nullable`: without it an API server drops a `null` before it validates.
+/// - `format`: the ranges are sufficient, and API servers do not know `uint32`.
+/// - line breaks within paragraphs of descriptions: `kubectl explain` wraps the lines itself.
 pub(super) fn tidy(schema: &mut Value) {
     let Value::Object(fields) = schema else {
         return;
@@ -101,7 +101,7 @@ fn one_line(text: &str) -> String {
         .join("\n\n")
 }
 
-/// A whole number or a text: what Kubernetes calls int-or-string.
+/// An int-or-string.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
@@ -109,7 +109,7 @@ pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The map of `matchLabels`.
+/// `matchLabels` of a label selector.
 pub(super) fn match_labels(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -118,20 +118,20 @@ pub(super) fn match_labels(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A selector over the labels of Kubernetes objects: keys and values have to be ones that a label can have.
+/// A selector over the labels of Kubernetes objects: keys and values must be valid for labels.
 pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<LabelSelector>();
     let rules = [
         (
             format!("!has(self.matchLabels) || self.matchLabels.all(k, k.matches('{LABEL_KEY}'))"),
-            "matchLabels has a key that no label can have; write for example app, or example.com/tier",
+            "matchLabels has a key that is not a valid label key; write for example app, or example.com/tier",
             ".matchLabels",
         ),
         (
             format!(
                 "!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].matches('{LABEL_VALUE}'))"
             ),
-            "matchLabels has a value that no label can have; write at most 63 letters, digits, '-', '_' and '.'",
+            "matchLabels has a value that is not a valid label value; write at most 63 letters, digits, '-', '_' and '.'",
             ".matchLabels",
         ),
         (
@@ -139,7 +139,7 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
                 "!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.matches('{LABEL_KEY}') && \
                  (!has(e.values) || e.values.all(v, v.matches('{LABEL_VALUE}'))))"
             ),
-            "matchExpressions has a key or value that no label can have; write for example key: example.com/tier, \
+            "matchExpressions has a key or value that is not valid for a label; write for example key: example.com/tier, \
              values: [batch]",
             ".matchExpressions",
         ),
@@ -150,7 +150,7 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// The schema of a whole object of a kind, metadata included, as [`super::validate`] judges by.
+/// The schema of a whole object of a kind, including metadata, for [`super::validate`].
 pub(super) fn object_schema(kind: Kind) -> Value {
     let [action, node, pod, _] = definitions();
     let definition = match kind {
@@ -176,12 +176,12 @@ pub(super) fn labels(name: &str) -> Value {
         "x-kubernetes-validations": [
             {
                 "rule": format!("self.all(k, k.matches('{LABEL_KEY}'))"),
-                "message": format!("{name} has a key that no label can have; write for example app, or example.com/tier"),
+                "message": format!("{name} has a key that is not a valid label key; write for example app, or example.com/tier"),
             },
             {
                 "rule": format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
                 "message": format!(
-                    "{name} has a value that no label can have; write at most 63 letters, digits, '-', '_' and '.'"
+                    "{name} has a value that is not a valid label value; write at most 63 letters, digits, '-', '_' and '.'"
                 ),
             },
         ],
@@ -195,7 +195,7 @@ pub(super) fn annotations() -> Value {
         "additionalProperties": {"type": "string"},
         "x-kubernetes-validations": [{
             "rule": format!("self.all(k, k.lowerAscii().matches('{LABEL_KEY}'))"),
-            "message": "annotations has a key that no annotation can have; write for example example.com/note",
+            "message": "annotations has a key that is not a valid annotation key; write for example example.com/note",
         }],
     })
 }

@@ -1,23 +1,23 @@
-//! Whether an API server knows every field that we write.
+//! Checks whether an API server knows every field of our definitions.
 
 use crate::ordered;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-/// The fields of a definition that an API server does not know, by its `OpenAPI` v3 document of the group and version,
-/// sorted: it would drop them. `None`: it does not serve the kind.
+/// The fields of a definition that an API server does not know and would drop, sorted, from its `OpenAPI` v3 document of the
+/// group and version. `None`: it does not serve the kind.
 pub fn missing_fields(
     definition: &CustomResourceDefinition,
     openapi: &Value,
 ) -> Option<Vec<String>> {
     let spec = &definition.spec;
     let schemas = openapi["components"]["schemas"].as_object()?;
-    let is_it = |schema: &&Value| {
+    let is_same_kind = |schema: &&Value| {
         let kinds = schema["x-kubernetes-group-version-kind"].as_array();
         let mut kinds = kinds.into_iter().flatten();
         kinds.any(|kind| kind["group"] == *spec.group && kind["kind"] == *spec.names.kind)
     };
-    let served = schemas.values().find(is_it)?;
+    let served = schemas.values().find(is_same_kind)?;
     let version = spec.versions.first()?;
     let ours = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
     let ours = serde_json::to_value(ours).ok()?;
@@ -56,7 +56,7 @@ mod tests {
     use super::super::definitions;
     use super::*;
 
-    /// The document of an API server that has just this definition.
+    /// The document of an API server with only this definition.
     fn served(definition: &CustomResourceDefinition) -> Value {
         let schema = definition.spec.versions[0].schema.clone().unwrap();
         let mut schema = serde_json::to_value(schema.open_api_v3_schema).unwrap();
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_with_our_definitions_lacks_nothing() {
+    fn no_field_of_our_definitions_is_missing() {
         for definition in definitions() {
             let missing = missing_fields(&definition, &served(&definition));
             assert_eq!(missing, Some(Vec::new()), "{}", definition.spec.names.kind);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_not_served_is_named_also_within_lists() {
+    fn missing_fields_are_named_also_within_lists() {
         let [.., watermark] = definitions();
         let mut document = served(&watermark);
         let spec = &mut document["components"]["schemas"]["it"]["properties"]["spec"]["properties"];
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_is_not_served_is_told_from_one_that_lacks_fields() {
+    fn a_kind_that_is_not_served_has_no_list_of_missing_fields() {
         let [action, node, ..] = definitions();
         assert_eq!(missing_fields(&node, &served(&action)), None);
         assert_eq!(missing_fields(&node, &Value::Null), None);

@@ -1,10 +1,10 @@
-//! What an agent's heartbeat says in one line, in the annotation `plimsoll.dev/summary` of its Lease:
+//! The summary of a node in the heartbeat of its agent: the annotation `plimsoll.dev/summary` of its Lease.
 //!
 //! ```text
 //! seq=4242 cpu=73.4 mem=61.2 cpumark=80.0 psi=1.2/0.0/3.4 rules=12 throttled=3 scheduling=NoSchedule breached=2:q/cpu,q/io
 //! ```
-//! Words in any order, separated by blanks; unknown ones are passed over, so that agents and readers of different
-//! versions understand each other. What is not known is left out.
+//! Pairs in any order, separated by spaces. Unknown ones are ignored, so that agents and readers of different versions are
+//! compatible. Unknown values are left out.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,69 +14,69 @@ use serde::{Serialize, Serializer};
 use super::node_watermark::scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 
-/// The annotation's key.
+/// The key of the annotation.
 pub const ANNOTATION: &str = "plimsoll.dev/summary";
-/// It never has more bytes; what a longer one says beyond them is not read.
+/// The maximum size; the rest of a longer one is not read.
 pub const MOST_BYTES: usize = 256;
-/// A version with more bytes is left out.
-const LONGEST_VERSION: usize = 24;
+/// A longer version is left out.
+const MAX_VERSION: usize = 24;
 
-/// A node's health and load as its agent last told them. What is missing is not known.
+/// The health and load of a node as last reported by its agent. `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Grows by one with each renewal, over restarts of the agent too.
+    /// Increases by one with each renewal, also across restarts of the agent.
     pub sequence: Option<u64>,
-    /// Version of the agent.
+    /// The version of the agent.
     pub version: Option<String>,
-    /// Busy CPU of the CPUs online.
+    /// Busy CPU, in percent of the online CPUs.
     pub cpu: Option<Percent>,
-    /// Memory that is not available, of all memory.
+    /// Memory that is not available, in percent of all memory.
     pub memory: Option<Percent>,
-    /// The lowest high mark of the rules over CPU.
+    /// The lowest threshold of the rules on CPU.
     pub cpu_mark: Option<Percent>,
-    /// The lowest high mark of the rules over memory.
+    /// The lowest threshold of the rules on memory.
     pub memory_mark: Option<Percent>,
-    /// Time in which some task was stalled for want of CPU, memory or I/O, over 10 s.
+    /// The pressure (`some`, `avg10`) of CPU, memory and I/O.
     pub pressure: [Option<Percent>; 3],
-    /// Rules that the node keeps.
+    /// The number of rules of the node.
     pub rules: Option<u32>,
-    /// How many of them are over their mark, Preview rules included.
+    /// The number of breached rules, including Preview rules.
     pub breached: Option<u32>,
-    /// Those of them whose names found room.
+    /// The ids of breached rules, as many as fit.
     pub breached_rules: Vec<RuleId>,
-    /// Pods that are throttled.
+    /// The number of throttled pods.
     pub throttled: Option<u32>,
-    /// Whether new pods are kept away.
+    /// Whether plimsoll disables scheduling.
     pub scheduling: Option<Scheduling>,
 }
 
-/// Whether a node takes new pods, as far as plimsoll is concerned.
+/// Whether plimsoll disables scheduling on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheduling {
-    /// It does.
+    /// It does not.
     Enabled,
-    /// A taint of ours keeps them away.
+    /// It does, with a taint of this effect.
     Disabled(TaintEffect),
 }
 
-/// Percent with one decimal: 0.0 to 100.0.
+/// A percentage with one decimal, from 0.0 to 100.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u16);
 
 impl Percent {
-    /// What is above 100 counts as 100; `None` where it is negative or not a number.
+    /// Values above 100 become 100; `None` if it is negative or not finite.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "it is 0 to 1000 by then"
+        reason = "it is from 0 to 1000"
     )]
     pub fn of(percent: f64) -> Option<Self> {
         let known = percent.is_finite() && percent >= 0.0;
         known.then(|| Self((percent.min(100.0) * 10.0).round() as u16))
     }
 
-    /// 0.0 to 100.0.
+    /// The value, from 0.0 to 100.0.
     pub fn value(self) -> f64 {
         f64::from(self.0) / 10.0
     }
@@ -95,7 +95,7 @@ impl Serialize for Percent {
 }
 
 impl Scheduling {
-    /// The word for it, as in the status of a `NodeWatermark`.
+    /// The name, as in the status of a `NodeWatermark`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Enabled => scheduling::ENABLED,
@@ -103,14 +103,14 @@ impl Scheduling {
         }
     }
 
-    /// By that word.
-    pub fn parse(word: &str) -> Option<Self> {
+    /// From that name.
+    pub fn parse(name: &str) -> Option<Self> {
         let known = [
             Self::Enabled,
             Self::Disabled(TaintEffect::PreferNoSchedule),
             Self::Disabled(TaintEffect::NoSchedule),
         ];
-        known.into_iter().find(|state| state.name() == word)
+        known.into_iter().find(|state| state.name() == name)
     }
 }
 
@@ -121,16 +121,16 @@ impl Serialize for Scheduling {
 }
 
 impl Summary {
-    /// Reads an annotation. What can't be read is passed over.
+    /// Reads an annotation. Invalid values are ignored.
     pub fn parse(text: &str) -> Self {
         let mut summary = Self::default();
-        for (key, value) in words(text) {
-            summary.take(key, value);
+        for (key, value) in pairs(text) {
+            summary.set(key, value);
         }
         summary
     }
 
-    fn take(&mut self, key: &str, value: &str) {
+    fn set(&mut self, key: &str, value: &str) {
         match key {
             "seq" => self.sequence = number(value),
             "v" => self.version = Some(value.to_owned()),
@@ -156,8 +156,8 @@ impl Summary {
     }
 }
 
-/// The pairs in an annotation; of one that is too long, those that are whole within the limit.
-fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
+/// The pairs in an annotation. If it is too long, only those that are entirely within the limit.
+fn pairs(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let end = if text.len() <= MOST_BYTES {
         text.len()
     } else {
@@ -192,8 +192,8 @@ impl fmt::Display for Summary {
         line.put("rules", self.rules);
         line.put("throttled", self.throttled);
         line.put("scheduling", self.scheduling.map(Scheduling::name));
-        let short = |version: &&String| version.len() <= LONGEST_VERSION && is_word(version);
-        line.put("v", self.version.as_ref().filter(short));
+        let fits = |version: &&String| version.len() <= MAX_VERSION && is_word(version);
+        line.put("v", self.version.as_ref().filter(fits));
         line.put("breached", self.breached);
         if self.breached.is_some() {
             line.put_names(&self.breached_rules);
@@ -210,34 +210,34 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(|letter: char| letter.is_whitespace())
 }
 
-/// A line that does not grow beyond its limit.
+/// A line of at most [`MOST_BYTES`].
 struct Line(String);
 
 impl Line {
     fn put(&mut self, key: &str, value: Option<impl fmt::Display>) {
         let Some(value) = value else { return };
-        let blank = if self.0.is_empty() { "" } else { " " };
-        self.put_all(&format!("{blank}{key}={value}"));
+        let separator = if self.0.is_empty() { "" } else { " " };
+        self.try_put(&format!("{separator}{key}={value}"));
     }
 
-    /// As many as find room, in their order; one that could not be told from two is left out.
+    /// Adds as many names as fit, in order. A name with a separator in it is left out.
     fn put_names(&mut self, names: &[RuleId]) {
-        let mut before = ":";
+        let mut separator = ":";
         for RuleId(name) in names {
-            let whole = is_word(name) && !name.contains(',');
-            if whole && self.put_all(&format!("{before}{name}")) {
-                before = ",";
+            let is_valid = is_word(name) && !name.contains(',');
+            if is_valid && self.try_put(&format!("{separator}{name}")) {
+                separator = ",";
             }
         }
     }
 
-    /// Puts it where there is room for all of it.
-    fn put_all(&mut self, text: &str) -> bool {
-        let room = self.0.len() + text.len() <= MOST_BYTES;
-        if room {
+    /// Adds the text if all of it fits.
+    fn try_put(&mut self, text: &str) -> bool {
+        let fits = self.0.len() + text.len() <= MOST_BYTES;
+        if fits {
             self.0.push_str(text);
         }
-        room
+        fits
     }
 }
 

@@ -21,7 +21,7 @@ fn busy() -> Summary {
 }
 
 #[test]
-fn a_busy_node_is_told_in_one_line() {
+fn a_summary_is_one_line() {
     let text = "seq=4242 cpu=73.4 mem=61.2 cpumark=80.0 psi=1.2/-/0.0 rules=12 throttled=3 scheduling=NoSchedule \
                 v=0.1.0 breached=2:q/cpu,q/io";
     assert_eq!(busy().to_string(), text);
@@ -29,12 +29,12 @@ fn a_busy_node_is_told_in_one_line() {
 }
 
 #[test]
-fn what_is_not_known_is_not_there_and_never_nought() {
+fn unknown_values_are_absent_not_zero() {
     assert_eq!(Summary::default().to_string(), "");
     assert_eq!(Summary::parse(""), Summary::default());
-    let doubtful =
+    let invalid =
         "cpu=NaN mem=-1 psi=x/1.0 seq=-5 throttled=many scheduling=Perhaps breached=:q/cpu cpu";
-    let read = Summary::parse(doubtful);
+    let read = Summary::parse(invalid);
     let known = Summary {
         pressure: [None, Percent::of(1.0), None],
         breached_rules: vec![RuleId::from("q/cpu")],
@@ -44,7 +44,7 @@ fn what_is_not_known_is_not_there_and_never_nought() {
 }
 
 #[test]
-fn words_of_other_versions_are_passed_over() {
+fn unknown_keys_are_ignored() {
     let text = "v2=yes cpu=5 future=a=b \t mem=7.25";
     let read = Summary::parse(text);
     assert_eq!(
@@ -55,7 +55,7 @@ fn words_of_other_versions_are_passed_over() {
 }
 
 #[test]
-fn of_an_annotation_that_is_too_long_only_whole_words_within_the_limit_are_read() {
+fn only_pairs_within_the_size_limit_are_read() {
     let filler = "x".repeat(MOST_BYTES - "cpu=1 ".len() - " mem=7".len());
     let read = Summary::parse(&format!("cpu=1 {filler} mem=77 rules=3"));
     assert_eq!(read.cpu, Percent::of(1.0));
@@ -69,14 +69,14 @@ fn of_an_annotation_that_is_too_long_only_whole_words_within_the_limit_are_read(
 }
 
 #[test]
-fn percents_are_rounded_to_a_tenth_and_end_at_a_hundred() {
+fn percentages_are_rounded_to_a_tenth_and_capped_at_100() {
     assert_eq!(
         Percent::of(99.96).map(|it| it.to_string()).as_deref(),
         Some("100.0")
     );
     assert_eq!(Percent::of(104.0), Percent::of(100.0));
-    for none in [f64::NAN, f64::INFINITY, -0.1] {
-        assert_eq!(Percent::of(none), None);
+    for invalid in [f64::NAN, f64::INFINITY, -0.1] {
+        assert_eq!(Percent::of(invalid), None);
     }
 }
 
@@ -93,12 +93,12 @@ fn schedulings() -> impl Strategy<Value = Option<Scheduling>> {
 }
 
 prop_compose! {
-    fn summaries(most_names: usize)(
+    fn summaries(max_names: usize)(
         (sequence, rules, throttled, breached) in any::<(Option<u64>, Option<u32>, Option<u32>, u32)>(),
         version in option::of("[0-9a-z.+-]{1,30}"),
         (cpu, memory, cpu_mark, memory_mark) in (percents(), percents(), percents(), percents()),
         pressure in [percents(), percents(), percents()],
-        names in prop::collection::vec("[a-z0-9.-]{1,40}/[a-z_]{1,20}", 0..=most_names),
+        names in prop::collection::vec("[a-z0-9.-]{1,40}/[a-z_]{1,20}", 0..=max_names),
         scheduling in schedulings(),
     ) -> Summary {
         Summary {
@@ -111,31 +111,31 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn whatever_is_told_is_read_again_and_fits(told in summaries(20)) {
-        let text = told.to_string();
+    fn every_summary_survives_a_round_trip_within_the_limit(summary in summaries(20)) {
+        let text = summary.to_string();
         prop_assert!(text.len() <= MOST_BYTES, "{} bytes: {text}", text.len());
         let read = Summary::parse(&text);
         prop_assert_eq!(read.to_string(), text);
-        // All but the names has room however large the numbers are, and of these only the ends may be missing.
-        let names = read.breached_rules.iter().all(|name| told.breached_rules.contains(name));
+        // Everything but the names fits, however large the numbers are.
+        let names = read.breached_rules.iter().all(|name| summary.breached_rules.contains(name));
         prop_assert!(names);
-        let version = told.version.clone().filter(|version| version.len() <= LONGEST_VERSION);
-        let whole = Summary { breached_rules: read.breached_rules.clone(), version, ..told };
+        let version = summary.version.clone().filter(|version| version.len() <= MAX_VERSION);
+        let whole = Summary { breached_rules: read.breached_rules.clone(), version, ..summary };
         prop_assert_eq!(read, whole);
     }
 
     #[test]
-    fn no_text_is_too_strange_to_be_read_and_told_again(text in ".{0,400}") {
+    fn any_text_can_be_parsed_and_written_again(text in ".{0,400}") {
         let read = Summary::parse(&text);
-        let again = read.to_string();
-        prop_assert!(again.len() <= MOST_BYTES);
-        prop_assert_eq!(Summary::parse(&again).to_string(), again);
+        let written = read.to_string();
+        prop_assert!(written.len() <= MOST_BYTES);
+        prop_assert_eq!(Summary::parse(&written).to_string(), written);
     }
 
     #[test]
-    fn names_that_would_be_taken_for_others_are_left_out(name in "[ ,a-z/\t]{0,12}") {
-        let told = Summary { breached: Some(1), breached_rules: vec![RuleId::from(name.as_str())], ..Summary::default() };
-        let read = Summary::parse(&told.to_string());
-        prop_assert!(read.breached_rules.is_empty() || read == told);
+    fn names_with_separators_are_left_out(name in "[ ,a-z/\t]{0,12}") {
+        let summary = Summary { breached: Some(1), breached_rules: vec![RuleId::from(name.as_str())], ..Summary::default() };
+        let read = Summary::parse(&summary.to_string());
+        prop_assert!(read.breached_rules.is_empty() || read == summary);
     }
 }

@@ -1,5 +1,5 @@
-//! Fields that crane declares and that are accepted here without being enforced: each one used is told in a
-//! condition or finding with reason `FieldsNotEnforced`. The shapes are crane's.
+//! Fields of crane that are accepted but not enforced. Each one used is reported in a condition or finding with reason
+//! `FieldsNotEnforced`. The schemas are those of crane.
 
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn boolean() -> Value {
     json!({"type": "boolean"})
 }
 
-fn text() -> Value {
+fn string() -> Value {
     json!({"type": "string", "maxLength": 256})
 }
 
@@ -22,19 +22,19 @@ fn list(item: &Value) -> Value {
     json!({"type": "array", "maxItems": 256, "items": item})
 }
 
-fn described(mut schema: Value, what: &str) -> Schema {
+fn described(mut schema: Value, description: &str) -> Schema {
     schema["description"] = json!(format!(
-        "{what} Accepted for crane's manifests and not enforced; the condition FieldsNotEnforced says so."
+        "{description} Accepted for compatibility with crane, but not enforced: see the condition FieldsNotEnforced."
     ));
     Schema::try_from(schema).unwrap_or_default()
 }
 
 pub(super) fn elastic_cpu_limit(_: &mut SchemaGenerator) -> Schema {
     let node = object(&[("percent", integer())]);
-    let core = object(&[("coreNum", text()), ("percent", integer())]);
+    let core = object(&[("coreNum", string()), ("percent", integer())]);
     let period = object(&[
-        ("offlineCpuLimit", text()),
-        ("coreNum", text()),
+        ("offlineCpuLimit", string()),
+        ("coreNum", string()),
         ("percent", integer()),
     ]);
     let schema = object(&[
@@ -43,7 +43,7 @@ pub(super) fn elastic_cpu_limit(_: &mut SchemaGenerator) -> Schema {
         ("elasticCoreCpuLimitPeriod", list(&period)),
         ("elasticCpuAvoidance", object(&[("enable", boolean())])),
     ]);
-    described(schema, "Limits of elastic CPU.")
+    described(schema, "The limits of elastic CPU.")
 }
 
 pub(super) fn mem_limit(_: &mut SchemaGenerator) -> Schema {
@@ -51,26 +51,26 @@ pub(super) fn mem_limit(_: &mut SchemaGenerator) -> Schema {
         ("pageCacheLimitGlobal", boolean()),
         ("pageCacheLimitRetryTimes", integer()),
     ]);
-    described(schema, "Limits of page cache.")
+    described(schema, "The limits of page cache.")
 }
 
 pub(super) fn net_limits(_: &mut SchemaGenerator) -> Schema {
     let names = ["rxBpsMin", "rxBpsMax", "txBpsMin", "txBpsMax"];
     let mut schema = object(&names.map(|name| (name, integer())));
     schema["required"] = json!(names);
-    described(schema, "Limits of network bandwidth.")
+    described(schema, "The limits of network bandwidth.")
 }
 
 pub(super) fn memory_compression(_: &mut SchemaGenerator) -> Schema {
-    described(object(&[("enable", boolean())]), "Compression of memory.")
+    described(object(&[("enable", boolean())]), "The memory compression.")
 }
 
 pub(super) fn resource_qos(_: &mut SchemaGenerator) -> Schema {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    described(schema, "Per-resource classes of service.")
+    described(schema, "The QoS of each resource.")
 }
 
 pub(super) fn pod_quality_probe(_: &mut SchemaGenerator) -> Schema {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    described(schema, "A probe of the pod's own quality of service.")
+    described(schema, "The quality probe of the pods.")
 }

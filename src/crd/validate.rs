@@ -1,7 +1,7 @@
-//! Judges one object as an API server would on create: by the definition of its kind, and nothing else.
+//! Validates an object like an API server does on create, with the definition of its kind.
 //!
-//! In its order: a `null` is as if the field were absent, defaults are filled in, unknown fields are refused (as
-//! `kubectl` asks for), the schema must hold, and then the CEL rules.
+//! In the same order: nulls are dropped, defaults are set, unknown fields are rejected (as `kubectl` requests), the schema is
+//! checked, and then the CEL rules are.
 
 mod hint;
 mod structural;
@@ -15,25 +15,25 @@ use serde_json::{Value, json};
 use super::objects::Kind;
 use super::schema;
 
-/// One thing that an API server would refuse.
+/// A reason why an API server would reject an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The field, as `spec.rules[0].name`.
+    /// The path of the field, such as `spec.rules[0].name`.
     pub path: String,
-    /// What is wrong, and what to write instead.
+    /// What is wrong, and how to fix it.
     pub message: String,
 }
 
-/// The verdict on one object.
+/// The result of validating an object.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
-    /// The object with its defaults.
+pub struct Validation {
+    /// The object with defaults.
     pub object: Value,
-    /// What an API server would refuse; empty where it accepts the object.
+    /// The problems; empty if an API server would accept the object.
     pub problems: Vec<Problem>,
 }
 
-/// The definition of a kind, compiled.
+/// The compiled definition of a kind.
 struct Definition {
     schema: Value,
     rules: CompiledSchema,
@@ -47,12 +47,12 @@ static DEFINITIONS: LazyLock<[Definition; 3]> = LazyLock::new(|| {
     })
 });
 
-/// Judges an object of this kind.
-pub fn validate(kind: Kind, object: &Value) -> Verdict {
+/// Validates an object of this kind.
+pub fn validate(kind: Kind, object: &Value) -> Validation {
     let definition = &DEFINITIONS[kind as usize];
     let mut object = object.clone();
     drop_nulls(&definition.schema, &mut object);
-    // Status is a sub-resource: what a manifest says of it does not count.
+    // Status is a subresource: it is ignored on create.
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
     }
@@ -60,32 +60,32 @@ pub fn validate(kind: Kind, object: &Value) -> Verdict {
     let structure = structural::check(&definition.schema, &object);
     let mut problems = structure.problems;
     if !structure.blocking {
-        problems.extend(broken_rules(&definition.rules, &object));
+        problems.extend(violated_rules(&definition.rules, &object));
     }
     ordered::sort(&mut problems);
     problems.dedup();
-    Verdict { object, problems }
+    Validation { object, problems }
 }
 
-/// The CEL rules that do not hold.
-fn broken_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
+/// The CEL rules that are violated.
+fn violated_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
     let Err(errors) = kube_cel::validate_compiled(rules, object, None) else {
         return Vec::new();
     };
     let problem = |error: &kube_cel::ValidationError| Problem {
         path: error.field_path.clone(),
-        message: hint::broken_rule(&error.message, at(object, &error.field_path)),
+        message: hint::violated_rule(&error.message, at(object, &error.field_path)),
     };
     errors.iter().map(problem).collect()
 }
 
-/// The value of a field, as `spec.rules[0].name`.
+/// The value of the field at a path such as `spec.rules[0].name`.
 fn at<'a>(object: &'a Value, path: &str) -> Option<&'a Value> {
     let pointer = path.replace(['.', '['], "/").replace(']', "");
     object.pointer(&format!("/{pointer}"))
 }
 
-/// A `null` where the schema has none is dropped, as an API server does: the field counts as absent.
+/// Drops the `null` of a known field, as an API server does: the field is absent.
 fn drop_nulls(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -107,13 +107,13 @@ fn drop_nulls(schema: &Value, value: &mut Value) {
     }
 }
 
-/// The schema of a field of an object, or of a value of a map.
+/// The schema of a field of an object, or of the values of a map.
 fn field_schema<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     let named = schema.get("properties").and_then(|fields| fields.get(name));
     named.or_else(|| schema.get("additionalProperties"))
 }
 
-/// What Kubernetes demands of every object's metadata, in the terms of a definition.
+/// The schema of the metadata of an object.
 pub(super) fn metadata_schema() -> Value {
     let text = json!({"type": "string"});
     let any = json!({"x-kubernetes-preserve-unknown-fields": true});
@@ -127,7 +127,7 @@ pub(super) fn metadata_schema() -> Value {
                 "maxLength": 253,
                 "x-kubernetes-validations": [{
                     "rule": "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
-                    "message": "name is no name of an object; write lower-case letters, digits, '-' and '.', for example name: batch-pods",
+                    "message": "name is not a valid object name; write lower-case letters, digits, '-' and '.', for example name: batch-pods",
                 }],
             },
             "labels": schema::labels("labels"),

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-fn action(spec: &Value) -> Verdict {
+fn action(spec: &Value) -> Validation {
     let object = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1",
         "kind": "AvoidanceAction",
@@ -20,30 +20,30 @@ fn messages(spec: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_null_counts_as_absent_and_takes_the_default() {
-    let verdict = action(
+fn a_null_is_absent_and_gets_the_default() {
+    let validation = action(
         &json!({"coolDownSeconds": null, "throttle": null, "eviction": {"maxPodsPerRound": null}}),
     );
-    assert_eq!(verdict.problems, []);
+    assert_eq!(validation.problems, []);
     assert_eq!(
-        verdict.object["spec"],
+        validation.object["spec"],
         json!({"coolDownSeconds": 300, "eviction": {"maxPodsPerRound": 1, "evictUnowned": false}})
     );
 }
 
 #[test]
-fn rules_wait_until_the_schema_holds() {
+fn cel_rules_are_evaluated_only_if_the_schema_is_valid() {
     let both = json!({"throttle": {}, "coolDownSeconds": "5"});
     assert_eq!(
         messages(&both),
         [
-            "spec.coolDownSeconds: coolDownSeconds is the text \"5\", and must be a whole number; remove the quotes: 5"
+            "spec.coolDownSeconds: coolDownSeconds is the string \"5\", and must be an integer; remove the quotes: 5"
         ]
     );
 }
 
 #[test]
-fn status_in_a_manifest_does_not_count() {
+fn status_in_a_manifest_is_ignored() {
     let object = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1",
         "kind": "AvoidanceAction",
@@ -51,13 +51,13 @@ fn status_in_a_manifest_does_not_count() {
         "spec": {},
         "status": {"conditions": 5},
     });
-    let verdict = validate(Kind::AvoidanceAction, &object);
-    assert_eq!(verdict.problems, []);
-    assert_eq!(verdict.object.get("status"), None);
+    let validation = validate(Kind::AvoidanceAction, &object);
+    assert_eq!(validation.problems, []);
+    assert_eq!(validation.object.get("status"), None);
 }
 
 #[test]
-fn a_hostile_object_gets_a_bounded_answer() {
+fn the_number_of_problems_is_limited() {
     let fields: serde_json::Map<_, _> = (0..100_000)
         .map(|index| (format!("x{index}"), json!(1)))
         .collect();

@@ -1,24 +1,24 @@
-//! Manifests that are wrong, each with what has to be said about it.
-#![allow(dead_code, reason = "each test that shares this file reads its part")]
+//! Invalid manifests, each with the expected findings.
+#![allow(dead_code, reason = "each test binary uses a part of this module")]
 
 mod objects;
 mod rules;
 mod together;
 pub mod variants;
 
-/// One manifest with one mistake.
+/// A manifest with one mistake.
 pub struct Case {
-    /// What is wrong, in a few words.
+    /// A short name of the mistake.
     pub name: &'static str,
-    /// The whole file.
+    /// The content of the file.
     pub text: String,
-    /// Field path and a part of the message, of each finding that must be there.
+    /// The field path and a part of the message of each expected finding.
     pub expected: Vec<(&'static str, &'static str)>,
-    /// An API server refuses it too; else only the objects together show it.
-    pub refused: bool,
+    /// Whether an API server rejects it too; otherwise only several objects together show it.
+    pub rejected: bool,
 }
 
-/// A policy in which nothing is wrong; it stands in each file beside the mistake and has to stay in force.
+/// A valid policy that is added to each file and must stay in force.
 pub const GOOD: &str = r"
 ---
 apiVersion: ensurance.crane.io/v1alpha1
@@ -45,11 +45,11 @@ fn object(kind: &str, spec: &str) -> String {
     )
 }
 
-/// A `NodeQOS` with this rule and a good one after it.
+/// A `NodeQOS` with this rule and a valid one after it.
 fn rule(rule: &str) -> String {
-    let good =
+    let valid =
         "{name: other, actionName: good-action, metricRule: {name: cpu_total_usage, value: 4000}}";
-    object("NodeQOS", &format!("{{rules: [{rule}, {good}]}}"))
+    object("NodeQOS", &format!("{{rules: [{rule}, {valid}]}}"))
 }
 
 /// A rule with this value.
@@ -59,7 +59,7 @@ fn value(value: &str) -> String {
     ))
 }
 
-/// A rule with these fields besides.
+/// A rule with these additional fields.
 fn with(fields: &str) -> String {
     rule(&format!(
         "{{name: cpu, actionName: good-action, metricRule: {{name: cpu_total_usage, value: 4000}}, {fields}}}"
@@ -82,23 +82,23 @@ fn scope(expression: &str) -> String {
     )
 }
 
-fn refused(name: &'static str, text: String, path: &'static str, part: &'static str) -> Case {
+fn rejected(name: &'static str, text: String, path: &'static str, part: &'static str) -> Case {
     Case {
         name,
         text,
         expected: vec![(path, part)],
-        refused: true,
+        rejected: true,
     }
 }
 
 fn together(name: &'static str, text: String, path: &'static str, part: &'static str) -> Case {
     Case {
-        refused: false,
-        ..refused(name, text, path, part)
+        rejected: false,
+        ..rejected(name, text, path, part)
     }
 }
 
-/// All of them.
+/// All cases.
 pub fn cases() -> Vec<Case> {
     let parts = [
         rules::rules(),

@@ -1,7 +1,7 @@
 //! Mistakes within actions and pod policies.
 #![allow(clippy::too_many_lines, reason = "tables")]
 
-use super::{Case, object, refused, scope, throttle};
+use super::{Case, object, rejected, scope, throttle};
 
 pub fn actions() -> Vec<Case> {
     let step = "spec.throttle.cpuThrottle.stepCPURatio";
@@ -32,13 +32,13 @@ pub fn actions() -> Vec<Case> {
             "is 101",
         ),
         (
-            "throttle nothing",
+            "empty throttle",
             object("AvoidanceAction", "{throttle: {}}"),
             "spec.throttle",
             "write cpuThrottle: {minCPURatio: 10",
         ),
         (
-            "throttle nothing in another way",
+            "throttle with forceGC false",
             object(
                 "AvoidanceAction",
                 "{throttle: {memoryThrottle: {forceGC: false}}}",
@@ -62,7 +62,7 @@ pub fn actions() -> Vec<Case> {
             "must be from 0",
         ),
         (
-            "no pod a round",
+            "no pods per round",
             object("AvoidanceAction", "{eviction: {maxPodsPerRound: 0}}"),
             "spec.eviction.maxPodsPerRound",
             "must be from 1",
@@ -83,7 +83,7 @@ pub fn actions() -> Vec<Case> {
                 &format!("{{description: {}}}", "x".repeat(1025)),
             ),
             "spec.description",
-            "may have 1024",
+            "may have at most 1024",
         ),
         (
             "description that is a number",
@@ -95,11 +95,11 @@ pub fn actions() -> Vec<Case> {
             "field of another kind",
             object("AvoidanceAction", "{rules: []}"),
             "spec.rules",
-            "is no field of spec",
+            "is not a field of spec",
         ),
     ];
     cases
-        .map(|(name, text, path, part)| refused(name, text, path, part))
+        .map(|(name, text, path, part)| rejected(name, text, path, part))
         .into()
 }
 
@@ -111,17 +111,17 @@ pub fn pods() -> Vec<Case> {
         ("In without values", scope("scopeName: Namespace, operator: In"), values, "need at least one value"),
         ("Exists with values", scope("scopeName: Namespace, operator: Exists, values: [a]"), values, "remove it"),
         ("unknown class", scope("scopeName: QOSClass, operator: In, values: [besteffort]"), values, "the classes are BestEffort, Burstable and Guaranteed, not \"besteffort\"; did you mean BestEffort?"),
-        ("priority that is none", scope("scopeName: Priority, operator: In, values: [low]"), values, "is no priority"),
-        ("priority range upside down", scope("scopeName: Priority, operator: In, values: [\"-1--100\"]"), values, "write the lower one first"),
-        ("priority that is not text", scope("scopeName: Priority, operator: In, values: [0]"), "spec.scopeSelector.matchExpressions[0].values[0]", "put it in quotes: \"0\""),
-        ("namespace that is none", scope("scopeName: Namespace, operator: NotIn, values: [Kube_System]"), values, "no name of a namespace"),
-        ("label key no label can have", object("PodQOS", "{allowedActions: [throttle], labelSelector: {matchLabels: {\"a b\": c}}}"), "spec.labelSelector.matchLabels", "no label can have"),
+        ("priority that is not a number", scope("scopeName: Priority, operator: In, values: [low]"), values, "is not a priority"),
+        ("priority range in reverse order", scope("scopeName: Priority, operator: In, values: [\"-1--100\"]"), values, "write the smaller one first"),
+        ("priority that is not a string", scope("scopeName: Priority, operator: In, values: [0]"), "spec.scopeSelector.matchExpressions[0].values[0]", "put it in quotes: \"0\""),
+        ("invalid namespace", scope("scopeName: Namespace, operator: NotIn, values: [Kube_System]"), values, "not a namespace name"),
+        ("invalid label key", object("PodQOS", "{allowedActions: [throttle], labelSelector: {matchLabels: {\"a b\": c}}}"), "spec.labelSelector.matchLabels", "not a valid label key"),
         ("label value that is a boolean", object("PodQOS", "{allowedActions: [throttle], labelSelector: {matchLabels: {preemptible_job: true}}}"), "spec.labelSelector.matchLabels.preemptible_job", "put it in quotes: \"true\""),
-        ("name no object can have", "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: All_Pods}\nspec: {allowedActions: [a], labelSelector: {}}\n".to_owned(), "metadata.name", "write lower-case letters"),
+        ("invalid object name", "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: All_Pods}\nspec: {allowedActions: [a], labelSelector: {}}\n".to_owned(), "metadata.name", "write lower-case letters"),
         ("no name", "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {}\nspec: {allowedActions: [a], labelSelector: {}}\n".to_owned(), "metadata.name", "name is missing"),
         ("unknown field of metadata", "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: bad, lables: {a: b}}\nspec: {allowedActions: [a], labelSelector: {}}\n".to_owned(), "metadata.lables", "did you mean labels?"),
     ];
     cases
-        .map(|(name, text, path, part)| refused(name, text, path, part))
+        .map(|(name, text, path, part)| rejected(name, text, path, part))
         .into()
 }

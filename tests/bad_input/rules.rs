@@ -1,7 +1,7 @@
-//! Mistakes within one rule.
+//! Mistakes in a single rule.
 #![allow(clippy::too_many_lines, reason = "tables")]
 
-use super::{Case, VALUE, object, refused, rule, value, with};
+use super::{Case, VALUE, object, rejected, rule, value, with};
 
 const METRIC: &str = "spec.rules[0].metricRule";
 
@@ -35,10 +35,10 @@ pub fn rules() -> Vec<Case> {
             "thresholds that differ",
             with("restoreThreshold: 1, restoredThreshold: 2"),
             "spec.rules[0].restoredThreshold",
-            "write restoreThreshold alone",
+            "write only restoreThreshold",
         ),
         (
-            "threshold as text",
+            "threshold as a string",
             with("avoidanceThreshold: \"2\""),
             "spec.rules[0].avoidanceThreshold",
             "remove the quotes: 2",
@@ -47,7 +47,7 @@ pub fn rules() -> Vec<Case> {
             "threshold with a fraction",
             with("avoidanceThreshold: 1.5"),
             "spec.rules[0].avoidanceThreshold",
-            "must be a whole number",
+            "must be an integer",
         ),
         (
             "unknown strategy",
@@ -68,7 +68,7 @@ pub fn rules() -> Vec<Case> {
             "write a value at or below it",
         ),
         (
-            "restoreValue that is none",
+            "invalid restoreValue",
             with("restoreValue: low"),
             "spec.rules[0].restoreValue",
             "write for example 3000",
@@ -122,12 +122,12 @@ pub fn rules() -> Vec<Case> {
             "write lower-case letters",
         ),
         (
-            "two rules of one name",
+            "two rules with the same name",
             rule(
                 "{name: other, actionName: good-action, metricRule: {name: cpu_total_usage, value: 4000}}",
             ),
             "spec.rules[1]",
-            "give each its own name",
+            "give each a unique name",
         ),
         (
             "selector without values",
@@ -171,7 +171,7 @@ pub fn rules() -> Vec<Case> {
             "spec is missing",
         ),
         (
-            "node selector no label can meet",
+            "invalid label value in the node selector",
             object(
                 "NodeQOS",
                 "{selector: {matchLabels: {pool: a b}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
@@ -189,10 +189,10 @@ pub fn rules() -> Vec<Case> {
                 ),
             ),
             "spec.selector.matchExpressions[0].values",
-            "may have 64",
+            "may have at most 64",
         ),
         (
-            "probe on a named port",
+            "probe with a named port",
             object(
                 "NodeQOS",
                 "{nodeQualityProbe: {httpGet: {port: metrics}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
@@ -201,7 +201,7 @@ pub fn rules() -> Vec<Case> {
             "from 1 to 65535",
         ),
         (
-            "probe with a URL for a host",
+            "probe with a URL as host",
             object(
                 "NodeQOS",
                 "{nodeQualityProbe: {httpGet: {host: \"http://a/\", port: 80}}, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
@@ -220,55 +220,55 @@ pub fn rules() -> Vec<Case> {
         ),
     ];
     let all = thresholds.into_iter().chain(rule_cases);
-    all.map(|(name, text, path, part)| refused(name, text, path, part))
+    all.map(|(name, text, path, part)| rejected(name, text, path, part))
         .collect()
 }
 
 pub fn quantities() -> Vec<Case> {
     let quantity = "write for example 4000";
     let mut cases = vec![
-        refused(
+        rejected(
             "value .nan",
             value(".nan"),
             "spec.rules[0].metricRule.value",
             "write a number",
         ),
-        refused(
+        rejected(
             "value .inf",
             value("-.inf"),
             "spec.rules[0].metricRule.value",
-            "no finite number",
+            "not a finite number",
         ),
-        refused(
+        rejected(
             "bare fraction",
             value("0.5"),
             VALUE,
-            "write it as text: \"0.5\"",
+            "write it as a string: \"0.5\"",
         ),
-        refused(
+        rejected(
             "bare fraction above 1",
             value("80.25"),
             VALUE,
-            "write it as text: \"80.25\"",
+            "write it as a string: \"80.25\"",
         ),
-        refused(
+        rejected(
             "value true",
             value("yes"),
             VALUE,
-            "must be a whole number or a text",
+            "must be an integer or a string",
         ),
-        refused("value as a list", value("[1]"), VALUE, "is a list"),
-        refused(
+        rejected("value as a list", value("[1]"), VALUE, "is a list"),
+        rejected(
             "value as a percentage",
             value("80%"),
             VALUE,
-            "not \"80%\"; for a percentage write the number alone",
+            "not \"80%\"; for a percentage write only the number",
         ),
-        refused(
+        rejected(
             "very long value",
             value(&format!("\"{}\"", "9".repeat(100))),
             VALUE,
-            "may have 64",
+            "may have at most 64",
         ),
     ];
     for (name, text) in [
@@ -276,12 +276,12 @@ pub fn quantities() -> Vec<Case> {
         ("value Infinity", "\"+Inf\""),
         ("negative value", "-4000"),
         ("value 0", "0"),
-        ("value 0 in another way", "\"0.0\""),
+        ("value 0.0", "\"0.0\""),
         ("unknown suffix", "4000mc"),
-        ("two points", "\"1.2.3\""),
+        ("two decimal points", "\"1.2.3\""),
         ("empty value", "\"\""),
     ] {
-        cases.push(refused(name, value(text), VALUE, quantity));
+        cases.push(rejected(name, value(text), VALUE, quantity));
     }
     cases
 }

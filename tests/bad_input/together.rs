@@ -1,11 +1,11 @@
-//! Mistakes in the text, and mistakes that only show when objects are looked at together.
+//! Mistakes in the YAML, and mistakes that only show when several objects are compiled together.
 #![allow(clippy::too_many_lines, reason = "tables")]
 
 use std::fmt::Write;
 
-use super::{Case, VALUE, object, refused, rule, throttle, together};
+use super::{Case, VALUE, object, rejected, rule, throttle, together};
 
-/// What is wrong with the text rather than with the objects.
+/// Mistakes in the YAML.
 pub fn texts() -> Vec<Case> {
     let mut bomb = "---\na0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..30 {
@@ -27,7 +27,7 @@ pub fn texts() -> Vec<Case> {
                 "\n  coolDownSeconds: 1\n  coolDownSeconds: 2",
             ),
             "",
-            "is there twice (first in the line before)",
+            "is given twice (first on the line before)",
         ),
         (
             "tab",
@@ -39,17 +39,22 @@ pub fn texts() -> Vec<Case> {
             "bracket left open",
             object("AvoidanceAction", "{coolDownSeconds: 1"),
             "",
-            "is no valid YAML",
+            "is not valid YAML",
         ),
         (
-            "alias of nothing",
+            "undefined alias",
             object("AvoidanceAction", "*nothing"),
             "",
-            "is no valid YAML",
+            "is not valid YAML",
         ),
         ("alias bomb", bomb, "", "split it"),
         ("5 MB in one object", huge, "", "at most 1536"),
-        ("no object", "---\n- a\n".to_owned(), "", "is no object"),
+        (
+            "not an object",
+            "---\n- a\n".to_owned(),
+            "",
+            "is not an object",
+        ),
         (
             "no kind",
             "---\napiVersion: ensurance.crane.io/v1alpha1\nspec: {}\n".to_owned(),
@@ -75,17 +80,17 @@ pub fn texts() -> Vec<Case> {
         "key given twice",
         "tab",
         "bracket left open",
-        "alias of nothing",
-        "no object",
+        "undefined alias",
+        "not an object",
     ];
     let case = |(name, text, path, part)| Case {
-        refused: unreadable.contains(&name),
+        rejected: unreadable.contains(&name),
         ..together(name, text, path, part)
     };
     cases.map(case).into()
 }
 
-/// What only shows when objects are looked at together, or with what a node measures.
+/// Mistakes that only show when several objects, or the metrics of a node, are known.
 pub fn pairs() -> Vec<Case> {
     let lone = |metric: &str, value: &str, fields: &str| {
         rule(&format!(
@@ -102,7 +107,7 @@ pub fn pairs() -> Vec<Case> {
             "there is no AvoidanceAction named \"good-actoin\"; did you mean good-action?",
         ),
         (
-            "a few bytes",
+            "6 bytes",
             lone("memory_total_usage", "6", ""),
             "spec.rules[0].metricRule.value",
             "did you mean 6Gi?",
@@ -120,16 +125,16 @@ pub fn pairs() -> Vec<Case> {
             "name an action with eviction",
         ),
         (
-            "metric that is not kept",
+            "metric that is not measured",
             lone("ext_cpu_total_distribute", "80", ""),
             "spec.rules[0].metricRule.name",
-            "is not kept yet",
+            "is not measured yet",
         ),
         (
             "more than 100 percent",
             lone("cpu_total_utilization", "150", ""),
             VALUE,
-            "can't be passed",
+            "can't be exceeded",
         ),
         (
             "under 1 percent",
@@ -144,10 +149,10 @@ pub fn pairs() -> Vec<Case> {
             "did you mean 4000?",
         ),
         (
-            "more than the node has",
+            "more than the capacity of the node",
             lone("cpu_total_usage", "64000", ""),
             VALUE,
-            "the most there is are 16000 millicores",
+            "the maximum is 16000 millicores",
         ),
         (
             "never ends",
@@ -164,13 +169,13 @@ pub fn pairs() -> Vec<Case> {
             "remove selector",
         ),
         (
-            "pods by nothing",
+            "no selector of pods",
             object("PodQOS", "{allowedActions: [throttle]}"),
             "spec",
             "matches no pod; write",
         ),
         (
-            "pods by an empty scope",
+            "empty scopeSelector",
             object("PodQOS", "{allowedActions: [throttle], scopeSelector: {}}"),
             "spec",
             "matches no pod; write",
@@ -182,19 +187,19 @@ pub fn pairs() -> Vec<Case> {
             "write for example",
         ),
         (
-            "throttling that leaves all",
+            "throttling without effect",
             throttle("minCPURatio: 100"),
             "spec.throttle.cpuThrottle.minCPURatio",
             "write for example minCPURatio: 10",
         ),
         (
-            "two objects of one name",
+            "two objects with the same name",
             object("AvoidanceAction", "{}") + &object("AvoidanceAction", "{eviction: {}}"),
             "metadata.name",
-            "give each its own metadata.name",
+            "give each a unique metadata.name",
         ),
         (
-            "nobody to act on",
+            "no pod to act on",
             object("AvoidanceAction", "{eviction: {}}")
                 + &rule(
                     "{name: cpu, actionName: bad, metricRule: {name: cpu_total_usage, value: 4000}}",
@@ -208,11 +213,11 @@ pub fn pairs() -> Vec<Case> {
     let mut cases: Vec<Case> = cases
         .map(|(name, text, path, part)| together(name, text, path, part))
         .into();
-    cases.push(refused(
+    cases.push(rejected(
         "invalid action",
         named_invalid,
         "spec.rules[0].actionName",
-        "the AvoidanceAction \"bad\" is not in force",
+        "the AvoidanceAction \"bad\" is invalid",
     ));
     cases
 }

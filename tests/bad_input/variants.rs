@@ -1,4 +1,4 @@
-//! From a right object and its definition: the object at, and just beyond, each of the definition's limits.
+//! Generates variants of a valid object: at, and just beyond, each limit of its definition.
 
 use serde_json::{Map, Value, json};
 
@@ -40,7 +40,7 @@ fn walk(schema: &Value, value: &Value, at: &str, emit: &mut Emit<'_>) {
     }
 }
 
-/// Each field left out, `null`, and of another type; and a field that the definition does not know.
+/// Each field removed, `null`, and with another type; and an unknown field.
 fn without_or_with(fields: &Map<String, Value>) -> Vec<Map<String, Value>> {
     let mut found = Vec::new();
     for name in fields.keys() {
@@ -67,13 +67,13 @@ fn without_or_with(fields: &Map<String, Value>) -> Vec<Map<String, Value>> {
     found
 }
 
-/// As long as may be, one longer, one less than the least, and empty.
+/// The maximum length, one more, and empty.
 fn lengths(schema: &Value, value: &Value) -> Vec<Value> {
-    let limits = |most: &str| {
-        schema[most]
+    let limits = |key: &str| {
+        schema[key]
             .as_u64()
             .into_iter()
-            .flat_map(|most| [most, most + 1])
+            .flat_map(|max| [max, max + 1])
     };
     match value {
         Value::String(_) => limits("maxLength")
@@ -103,7 +103,7 @@ fn lengths(schema: &Value, value: &Value) -> Vec<Value> {
     }
 }
 
-/// A copy; of a named item with a name of its own.
+/// A copy; a named item gets a unique name.
 fn numbered(item: &Value, index: u64) -> Value {
     let mut item = item.clone();
     if let Some(name) = item.get_mut("name") {

@@ -1,4 +1,4 @@
-//! `AvoidanceAction`: its defaults, and what it amounts to.
+//! Compiles an `AvoidanceAction`, with its defaults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::avoidance_action::{AvoidanceActionSpec, CpuThrottle, Eviction};
 use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
-use super::{About, Findings};
+use super::{Findings, ObjectFindings};
 use crate::engine::policy::{self, Action, EvictionSpec, TaintEffect};
 
 const COOL_DOWN_SECONDS: i64 = 300;
@@ -21,7 +21,10 @@ pub(super) fn compile_all<'a>(
 ) -> BTreeMap<&'a str, Arc<Action>> {
     let compile = |(name, spec): (&'a String, &AvoidanceActionSpec)| {
         let action = compile(name, spec);
-        report(&action, &mut findings.about(Kind::AvoidanceAction, name));
+        report(
+            &action,
+            &mut findings.for_object(Kind::AvoidanceAction, name),
+        );
         (name.as_str(), Arc::new(action))
     };
     objects.actions.iter().map(compile).collect()
@@ -42,7 +45,7 @@ fn compile(name: &str, spec: &AvoidanceActionSpec) -> Action {
     }
 }
 
-/// An action that throttles and does nothing else leaves the node open.
+/// An action that only throttles leaves the node schedulable.
 fn scheduling(spec: &AvoidanceActionSpec) -> Option<TaintEffect> {
     let given = spec.disable_scheduling.as_ref();
     let only_throttles = spec.throttle.is_some() && spec.eviction.is_none();
@@ -63,8 +66,8 @@ fn cpu_throttle(spec: &CpuThrottle) -> policy::CpuThrottle {
     }
 }
 
-fn percent(given: Option<i64>, least: i64) -> u8 {
-    u8::try_from(given.unwrap_or(RATIO).clamp(least, 100)).unwrap_or(100)
+fn percent(given: Option<i64>, min: i64) -> u8 {
+    u8::try_from(given.unwrap_or(RATIO).clamp(min, 100)).unwrap_or(100)
 }
 
 fn eviction(spec: &Eviction) -> EvictionSpec {
@@ -82,14 +85,14 @@ pub(super) fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or(0))
 }
 
-fn report(action: &Action, findings: &mut About<'_>) {
-    let at_top = |throttle: &policy::CpuThrottle| throttle.min_ratio == 100 && !throttle.idle;
-    if action.throttle.as_ref().is_some_and(at_top) {
+fn report(action: &Action, findings: &mut ObjectFindings<'_>) {
+    let has_no_effect =
+        |throttle: &policy::CpuThrottle| throttle.min_ratio == 100 && !throttle.idle;
+    if action.throttle.as_ref().is_some_and(has_no_effect) {
         findings.error(
             Reason::ActionWithoutEffect,
             "spec.throttle.cpuThrottle.minCPURatio",
-            "minCPURatio 100 leaves every pod all of its CPU, so that nothing is throttled; write for example \
-             minCPURatio: 10",
+            "minCPURatio 100 leaves every pod all of its CPU, so nothing is throttled; write for example minCPURatio: 10",
         );
     }
 }

@@ -1,20 +1,21 @@
-//! What one node can keep at most: an API server would refuse a `NodeWatermark` of more, and with it every other edit.
+//! The maximum number of rules and pod policies of a node: an API server would reject a larger `NodeWatermark`, and with it
+//! every other edit.
 
 use std::collections::BTreeMap;
 
 use super::super::finding::Reason;
-use super::super::node_watermark::{MOST_POD_POLICIES, MOST_RULES};
+use super::super::node_watermark::{MAX_POD_POLICIES, MAX_RULES};
 use super::super::objects::Kind;
 use super::Findings;
 use crate::engine::policy::{PodPolicy, Rule};
 
-/// At most so many names stand in a message.
-const MOST_NAMED: usize = 10;
+/// The maximum number of names in a message.
+const MAX_NAMED: usize = 10;
 
-/// Keeps the first rules in order of id: the others are off, and their objects say so.
+/// Keeps the first rules by id. The others are off, with a finding for each object.
 pub(super) fn rules(rules: &mut Vec<Rule>, findings: &mut Findings) {
     let all = rules.len();
-    let left_out = rules.split_off(all.min(MOST_RULES));
+    let left_out = rules.split_off(all.min(MAX_RULES));
     let mut by_object: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for rule in &left_out {
         if let Some((object, name)) = rule.id.0.split_once('/') {
@@ -23,30 +24,30 @@ pub(super) fn rules(rules: &mut Vec<Rule>, findings: &mut Findings) {
     }
     for (object, names) in by_object {
         let message = format!(
-            "a node keeps at most {MOST_RULES} rules, in order of NodeQOS and rule, and {all} are meant for one: there \
-             {} are off; narrow spec.selector of one of these NodeQOS, or remove rules",
+            "a node has at most {MAX_RULES} rules, in order of NodeQOS and rule name, and {all} rules select the same node: \
+             {} are off there; narrow spec.selector of one of these NodeQOS, or remove rules",
             list(&names)
         );
-        let mut about = findings.about(Kind::NodeQos, object);
-        about.error(Reason::TooMany, "spec.rules", message);
+        let mut findings = findings.for_object(Kind::NodeQos, object);
+        findings.error(Reason::TooMany, "spec.rules", message);
     }
 }
 
-/// Keeps the first pod policies in order of name: the others allow nothing, and say so.
+/// Keeps the first pod policies by name. The others allow nothing, with a finding for each.
 pub(super) fn pods(policies: &mut Vec<PodPolicy>, findings: &mut Findings) {
     let all = policies.len();
-    for policy in policies.split_off(all.min(MOST_POD_POLICIES)) {
+    for policy in policies.split_off(all.min(MAX_POD_POLICIES)) {
         let message = format!(
-            "there are {all} PodQOS, and only the first {MOST_POD_POLICIES} in order of name are in force: this one \
-             allows nothing; put several into one"
+            "there are {all} PodQOS, and only the first {MAX_POD_POLICIES} by name are in force: this one \
+             allows nothing; merge several into one"
         );
-        let mut about = findings.about(Kind::PodQos, &policy.name);
-        about.error(Reason::TooMany, "", message);
+        let mut findings = findings.for_object(Kind::PodQos, &policy.name);
+        findings.error(Reason::TooMany, "", message);
     }
 }
 
 fn list(names: &[&str]) -> String {
-    let first = &names[..names.len().min(MOST_NAMED)];
+    let first = &names[..names.len().min(MAX_NAMED)];
     match names.len() - first.len() {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),

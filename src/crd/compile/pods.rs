@@ -1,4 +1,4 @@
-//! `PodQOS`: which pods, and what may be done to them.
+//! Compiles a `PodQOS`: which pods it selects, and which actions it allows on them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
 use super::super::pod_qos::{PodQosSpec, ScopeExpression};
-use super::super::words::nearest;
-use super::{About, Findings};
+use super::super::suggest::nearest;
+use super::{Findings, ObjectFindings};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
 use crate::ordered;
@@ -20,7 +20,7 @@ pub(super) fn compile_all(
 ) -> Vec<PodPolicy> {
     let compile = |(name, spec): (&String, &PodQosSpec)| {
         let policy = compile(name, spec);
-        let mut findings = findings.about(Kind::PodQos, name);
+        let mut findings = findings.for_object(Kind::PodQos, name);
         report(spec, &policy, &mut findings);
         report_allowed(spec, objects, actions, &mut findings);
         policy
@@ -63,7 +63,7 @@ fn scope(expression: &ScopeExpression) -> Scope {
     }
 }
 
-/// A value that can't be read selects nothing under `In`; validation has refused it before.
+/// Values that cannot be parsed are skipped: validation has already rejected them.
 fn membership<T>(
     operator: &str,
     values: &[String],
@@ -87,8 +87,7 @@ fn class(value: &str) -> Option<QosClass> {
     }
 }
 
-/// `N` or `A-B`; either may be negative. Numbers beyond 32 bits are as good as the nearest within: no priority is
-/// outside.
+/// `N` or `A-B`; either may be negative. Numbers beyond 32 bits are clamped.
 fn range(value: &str) -> Option<(i32, i32)> {
     let sign = usize::from(value.starts_with('-'));
     let digits = value[sign..].find('-').map(|dash| dash + sign);
@@ -102,7 +101,7 @@ fn bound(value: &str) -> Option<i32> {
     i32::try_from(clamped).ok()
 }
 
-fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut About<'_>) {
+fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut ObjectFindings<'_>) {
     let given = [
         ("resourceQOS", spec.resource_qos.is_some()),
         ("podQualityProbe", spec.pod_quality_probe.is_some()),
@@ -113,7 +112,7 @@ fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut About<'_>) {
         findings.error(
             Reason::SelectsNothing,
             "spec",
-            "has neither labelSelector nor an expression in scopeSelector, so that it matches no pod; write for \
+            "has neither labelSelector nor an expression in scopeSelector, so it matches no pod; write for \
              example labelSelector: {matchLabels: {app: batch}}, or labelSelector: {} for every pod",
         );
     }
@@ -121,7 +120,7 @@ fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut About<'_>) {
         findings.error(
             Reason::AllowsNothing,
             "spec.allowedActions",
-            "allowedActions is empty, so that nothing may be done to these pods; write for example \
+            "allowedActions is empty, so no action is allowed on these pods; write for example \
              allowedActions: [throttle]",
         );
     }
@@ -133,7 +132,7 @@ pub(super) fn selects(policy: &PodPolicy) -> bool {
     policy.labels.is_some() || !policy.scopes.is_empty()
 }
 
-fn report_system_pods(spec: &PodQosSpec, findings: &mut About<'_>) {
+fn report_system_pods(spec: &PodQosSpec, findings: &mut ObjectFindings<'_>) {
     let Some(scopes) = &spec.scope_selector else {
         return;
     };
@@ -143,8 +142,8 @@ fn report_system_pods(spec: &PodQosSpec, findings: &mut About<'_>) {
             findings.warning(
                 Reason::SystemPods,
                 format!("spec.scopeSelector.matchExpressions[{index}].values"),
-                "names kube-system, so that pods which the cluster itself needs may be acted on; remove kube-system \
-                 unless that is what you want",
+                "names kube-system, so actions are allowed on pods that the cluster itself needs; remove kube-system \
+                 unless this is intended",
             );
         }
     }
@@ -154,7 +153,7 @@ fn report_allowed(
     spec: &PodQosSpec,
     objects: &Objects,
     actions: &BTreeMap<&str, Arc<Action>>,
-    findings: &mut About<'_>,
+    findings: &mut ObjectFindings<'_>,
 ) {
     for (index, entry) in spec.allowed_actions.iter().enumerate() {
         let path = format!("spec.allowedActions[{index}]");
@@ -165,18 +164,18 @@ fn report_allowed(
                 Reason::KindWord,
                 path,
                 format!(
-                    "\"{entry}\" allows only that kind of action, also of the AvoidanceAction named {lower}, which does \
-                     more; give the AvoidanceAction another name and allow that name too"
+                    "\"{entry}\" allows only that type of action, and the AvoidanceAction named {lower} does more; \
+                     give the AvoidanceAction another name and allow that name too"
                 ),
             ),
-            // Where that one is refused, this is right.
-            (Allowed::Action(name), None) if !objects.is_refused(Kind::AvoidanceAction, name) => {
+            // A name of a rejected action is correct.
+            (Allowed::Action(name), None) if !objects.is_rejected(Kind::AvoidanceAction, name) => {
                 let words = Allowed::WORDS.map(|(word, _)| word);
                 let known = actions.keys().copied().chain(words);
                 let cure = nearest(name, known).map_or_else(
                     || {
                         let names = list(actions.keys());
-                        format!("write one of {names}, or one of the words {}", words.join(", "))
+                        format!("write one of {names}, or one of the keywords {}", words.join(", "))
                     },
                     |near| format!("did you mean {near}?"),
                 );
@@ -188,7 +187,7 @@ fn report_allowed(
     }
 }
 
-/// Whether the action does more than the entry, which is a word for a kind, allows of it.
+/// Whether the action does more than the keyword allows.
 fn does_more(action: &Action, allowed: Allowed<'_>) -> bool {
     let throttles = action.throttle.is_some() || action.force_gc;
     match allowed {
@@ -199,10 +198,10 @@ fn does_more(action: &Action, allowed: Allowed<'_>) -> bool {
     }
 }
 
-/// `a, b, c`, at most ten; or a word for none.
+/// `a, b, c`, at most ten.
 pub(super) fn list<'a>(names: impl ExactSizeIterator<Item = &'a &'a str>) -> String {
     if names.len() == 0 {
-        return "those that you create".to_owned();
+        return "the AvoidanceActions that you create".to_owned();
     }
     let names: Vec<&str> = names.take(10).copied().collect();
     names.join(", ")

@@ -1,4 +1,4 @@
-//! One rule of a `NodeQOS`.
+//! Compiles the rules of a `NodeQOS`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::super::finding::Reason;
 use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
 use super::super::objects::{Kind, NodeRules};
-use super::super::words::{self, quoted};
+use super::super::suggest::{self, quoted};
 use super::action::seconds;
-use super::verdict::{self, Verdict};
-use super::{About, Scope};
+use super::rule_check::{Outcome, check};
+use super::{ObjectFindings, Scope};
 use crate::engine::metric::Metric;
 use crate::engine::policy::{Probe, Rule, RuleId, Strategy};
 use crate::engine::quantity::{Quantity, RawQuantity};
@@ -19,12 +19,12 @@ const LOCAL_CACHE_TTL_SECONDS: i64 = 60;
 const PROBE_TIMEOUT_SECONDS: i64 = 10;
 const THRESHOLD: i64 = 1;
 
-/// The rules of one object that can do what they say.
+/// The rules of one object that can have the effect they describe.
 pub(super) fn compile_all(
     object: &str,
     rules: &NodeRules,
     scope: &Scope<'_>,
-    findings: &mut About<'_>,
+    findings: &mut ObjectFindings<'_>,
 ) -> Vec<Rule> {
     let probe = probe(&rules.spec);
     let frame = Frame {
@@ -40,7 +40,7 @@ pub(super) fn compile_all(
     rules.rules.iter().filter_map(compile).collect()
 }
 
-/// What the rules of one object have in common.
+/// What the rules of one object share.
 struct Frame<'a> {
     object: &'a str,
     spec: &'a NodeQosSpec,
@@ -49,7 +49,12 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    fn compile(&self, rule: &NodeRule, path: &str, findings: &mut About<'_>) -> Option<Rule> {
+    fn compile(
+        &self,
+        rule: &NodeRule,
+        path: &str,
+        findings: &mut ObjectFindings<'_>,
+    ) -> Option<Rule> {
         let Some(metric_rule) = &rule.metric_rule else {
             findings.error(
                 Reason::Invalid,
@@ -58,7 +63,7 @@ impl Frame<'_> {
             );
             return None;
         };
-        let marks = Marks::of(rule, metric_rule, path, findings)?;
+        let thresholds = Thresholds::of(rule, metric_rule, path, findings)?;
         let metric = self.metric(metric_rule, path, findings);
         let action = self.action(rule, path, findings);
         let compiled = Rule {
@@ -68,8 +73,8 @@ impl Frame<'_> {
                 .selector
                 .as_ref()
                 .map(super::super::LabelSelector::compile),
-            watermark: marks.high.as_f64(),
-            restore: marks.low.as_f64(),
+            watermark: thresholds.value.as_f64(),
+            restore: thresholds.restore.as_f64(),
             avoidance_threshold: threshold(rule.avoidance_threshold),
             restore_threshold: threshold(rule.restore_threshold.or(rule.restored_threshold)),
             period: self.period(),
@@ -81,14 +86,19 @@ impl Frame<'_> {
                 _ => Strategy::Enforce,
             },
         };
-        match verdict::judge(&compiled, self.scope, path, findings) {
-            Verdict::On => Some(compiled),
-            Verdict::Off => None,
+        match check(&compiled, self.scope, path, findings) {
+            Outcome::On => Some(compiled),
+            Outcome::Off => None,
         }
     }
 
-    /// A probe's series may have the name of a metric that the node measures itself: then the node's counts.
-    fn metric(&self, rule: &MetricRule, path: &str, findings: &mut About<'_>) -> Option<Metric> {
+    /// A name of both a metric of the node and a series of the probe means that of the node.
+    fn metric(
+        &self,
+        rule: &MetricRule,
+        path: &str,
+        findings: &mut ObjectFindings<'_>,
+    ) -> Option<Metric> {
         let known = Metric::parse(&rule.name);
         if known.is_none() && self.probe.is_some() {
             return Some(Metric::Probe(rule.name.as_str().into()));
@@ -98,8 +108,7 @@ impl Frame<'_> {
                 Reason::UnknownMetric,
                 format!("{path}.metricRule.name"),
                 format!(
-                    "\"{}\" is no metric that a node measures; {} Or add nodeQualityProbe.httpGet to read it from an \
-                     exporter",
+                    "\"{}\" is not a known metric; {} Or add nodeQualityProbe.httpGet to read it from an exporter",
                     rule.name,
                     nearest(&rule.name)
                 ),
@@ -112,7 +121,7 @@ impl Frame<'_> {
         &self,
         rule: &NodeRule,
         path: &str,
-        findings: &mut About<'_>,
+        findings: &mut ObjectFindings<'_>,
     ) -> Option<Arc<crate::engine::policy::Action>> {
         let action = self.scope.actions.get(rule.action_name.as_str());
         if action.is_none() {
@@ -120,14 +129,14 @@ impl Frame<'_> {
             let message = if self
                 .scope
                 .objects
-                .is_refused(Kind::AvoidanceAction, &rule.action_name)
+                .is_rejected(Kind::AvoidanceAction, &rule.action_name)
             {
                 format!(
-                    "the AvoidanceAction {name} is not in force, so that the rule is off; correct that one"
+                    "the AvoidanceAction {name} is invalid, so the rule is off; correct the action"
                 )
             } else {
                 let actions = self.scope.actions.keys();
-                let near = words::nearest(&rule.action_name, actions.clone().copied());
+                let near = suggest::nearest(&rule.action_name, actions.clone().copied());
                 let cure = near.map_or_else(
                     || format!("write the name of one of {}", super::pods::list(actions)),
                     |near| format!("did you mean {near}?"),
@@ -152,30 +161,34 @@ impl Frame<'_> {
     }
 }
 
-/// The high and the low mark.
-struct Marks {
-    high: Quantity,
-    low: Quantity,
+/// `metricRule.value`, and `restoreValue` or its default.
+struct Thresholds {
+    value: Quantity,
+    restore: Quantity,
 }
 
-impl Marks {
+impl Thresholds {
     fn of(
         rule: &NodeRule,
         metric: &MetricRule,
         path: &str,
-        findings: &mut About<'_>,
+        findings: &mut ObjectFindings<'_>,
     ) -> Option<Self> {
-        let high = quantity(&metric.value, &format!("{path}.metricRule.value"), findings)?;
-        let low = match &rule.restore_value {
-            None => high,
-            Some(value) => quantity(value, &format!("{path}.restoreValue"), findings)?,
+        let value = quantity(&metric.value, &format!("{path}.metricRule.value"), findings)?;
+        let restore = match &rule.restore_value {
+            None => value,
+            Some(restore) => quantity(restore, &format!("{path}.restoreValue"), findings)?,
         };
-        Some(Self { high, low })
+        Some(Self { value, restore })
     }
 }
 
-/// Validation has judged quantities before; this one keeps the compiler total.
-fn quantity(value: &RawQuantity, path: &str, findings: &mut About<'_>) -> Option<Quantity> {
+/// Fails only for a value that validation has already rejected.
+fn quantity(
+    value: &RawQuantity,
+    path: &str,
+    findings: &mut ObjectFindings<'_>,
+) -> Option<Quantity> {
     value
         .parse()
         .map_err(|error| findings.error(Reason::Invalid, path, error.to_string()))
@@ -206,14 +219,13 @@ fn probe(spec: &NodeQosSpec) -> Option<Probe> {
 
 fn url(get: &HttpGet) -> Option<String> {
     let port = get.port.parse().ok()?;
-    // Without a host it is the node itself, whose address only the node knows.
+    // An empty host stands for the node itself: only its agent knows the address.
     let host = get.host.as_deref().unwrap_or_default();
     let path = get.path.as_deref().unwrap_or("/metrics");
     let scheme = match get.scheme.as_deref() {
         Some("HTTPS") => "https",
         _ => "http",
     };
-    // An IPv6 address stands in brackets in a URL.
     Some(if host.contains(':') {
         format!("{scheme}://[{host}]:{port}{path}")
     } else {
@@ -224,7 +236,7 @@ fn url(get: &HttpGet) -> Option<String> {
 /// `did you mean cpu_total_usage?`, or some of the names.
 fn nearest(name: &str) -> String {
     let names = Metric::names();
-    match words::nearest(name, names.iter().map(String::as_str)) {
+    match suggest::nearest(name, names.iter().map(String::as_str)) {
         Some(near) => format!("did you mean {near}?"),
         None => "write for example cpu_total_usage or memory_total_utilization.".to_owned(),
     }

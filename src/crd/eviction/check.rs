@@ -1,4 +1,4 @@
-//! Whether a pod may be evicted, judged by the object as it is right before the request.
+//! Whether a pod may be evicted, checked on the current Pod object right before the request.
 
 use std::time::Duration;
 
@@ -7,52 +7,51 @@ use crate::engine::metric::ActionKind;
 use crate::engine::pod::{Kept, Pod as Facts};
 use crate::engine::policy::{Action, Allowed, EvictionSpec, PolicySet, RuleId, Strategy};
 
-/// Why it may not.
+/// Why a pod may not be evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Objection {
-    /// It is on its way out.
-    #[error("it is being terminated already")]
+    /// It is being terminated.
+    #[error("it is already being terminated")]
     Terminating,
-    /// It runs elsewhere.
+    /// It is on another node.
     #[error("it is not on this node any more")]
     OtherNode,
-    /// It does not run.
+    /// Its phase is not Running.
     #[error("it is not running")]
     NotRunning,
-    /// It is annotated so.
+    /// It has the annotation `plimsoll.dev/protected`.
     #[error("it is protected by its annotation")]
     Protected,
     /// It is of a kind that is never evicted.
-    #[error("{}", kept(*.0))]
-    Kept(Kept),
-    /// It has no controller, which would replace it.
+    #[error("{}", why_never_evicted(*.0))]
+    NeverEvicted(Kept),
+    /// It has no controller that would replace it.
     #[error("it has no controller, and the action has no evictUnowned")]
     Unowned,
-    /// The policies have changed, or the pod's labels.
+    /// The policies or the labels of the pod have changed.
     #[error("no PodQOS allows it any more")]
     NotAllowed,
-    /// The rule is gone, or does not evict any more.
+    /// The rule was deleted, or no longer evicts.
     #[error("no rule asks for it any more")]
     NotWanted,
-    /// The object makes no sense.
+    /// The object is invalid.
     #[error("the pod can't be read: {0}")]
     Unreadable(String),
 }
 
-const fn kept(kept: Kept) -> &'static str {
+const fn why_never_evicted(kept: Kept) -> &'static str {
     match kept {
-        Kept::Static => "it is a static pod, which the kubelet would start again",
-        Kept::DaemonSet => "it is a DaemonSet's, which would come back",
+        Kept::Static => "it is a static pod, which the kubelet would restart",
+        Kept::DaemonSet => "it belongs to a DaemonSet, which would recreate it",
         Kept::SystemCritical => "its priority is system-critical",
         Kept::DoNotDisrupt => "it is annotated not to be disrupted",
     }
 }
 
-/// Whether `rule` of the policies of `node` may have `pod` evicted, and with which grace period: from the first signal to the
-/// kill.
+/// The grace period with which `rule` of the policies of `node` may evict `pod`.
 ///
 /// # Errors
-/// It may not.
+/// The pod may not be evicted.
 pub fn permit(
     pod: &PodObject,
     node: &str,
@@ -67,7 +66,7 @@ pub fn permit(
     if runs_on != Some(node) {
         return Err(Objection::OtherNode);
     }
-    let (action, eviction) = wanted(rule, policy).ok_or(Objection::NotWanted)?;
+    let (action, eviction) = requested_eviction(rule, policy).ok_or(Objection::NotWanted)?;
     if !facts.running {
         return Err(Objection::NotRunning);
     }
@@ -75,7 +74,7 @@ pub fn permit(
         return Err(Objection::Protected);
     }
     if let Some(kept) = facts.kept {
-        return Err(Objection::Kept(kept));
+        return Err(Objection::NeverEvicted(kept));
     }
     if !facts.owned && !eviction.evict_unowned {
         return Err(Objection::Unowned);
@@ -86,7 +85,10 @@ pub fn permit(
     Ok(eviction.grace_of(&facts))
 }
 
-fn wanted<'a>(rule: &RuleId, policy: &'a PolicySet) -> Option<(&'a Action, EvictionSpec)> {
+fn requested_eviction<'a>(
+    rule: &RuleId,
+    policy: &'a PolicySet,
+) -> Option<(&'a Action, EvictionSpec)> {
     let mut rules = policy.rules.iter();
     let rule = rules.find(|known| known.id == *rule && known.strategy == Strategy::Enforce)?;
     let action = &*rule.action;
@@ -162,17 +164,17 @@ mod tests {
         serde_json::from_value(pod).expect("a pod")
     }
 
-    fn judged(pod: &PodObject, policy: &PolicySet) -> Result<Duration, Objection> {
+    fn permitted(pod: &PodObject, policy: &PolicySet) -> Result<Duration, Objection> {
         permit(pod, "n", &RuleId::from("q/r"), policy)
     }
 
     fn objection_to(pod: &PodObject, policy: &PolicySet) -> Option<Objection> {
-        judged(pod, policy).err()
+        permitted(pod, policy).err()
     }
 
     #[test]
-    fn a_pod_that_may_be_evicted_has_the_grace_period_of_the_action_or_else_its_own() {
-        let seconds = |grace| judged(&pod(|_| {}), &grace).map(|grace| grace.as_secs());
+    fn the_grace_period_is_that_of_the_action_or_else_of_the_pod() {
+        let seconds = |grace| permitted(&pod(|_| {}), &grace).map(|grace| grace.as_secs());
         assert_eq!(seconds(policy()), Ok(30), "Kubernetes' default");
         let mut own = policy();
         let action = Arc::make_mut(&mut own.rules[0].action);
@@ -181,13 +183,13 @@ mod tests {
         assert_eq!(seconds(own.clone()), Ok(7));
         let action = Arc::make_mut(&mut own.rules[0].action);
         action.eviction.as_mut().expect("it evicts").grace = Some(Duration::ZERO);
-        assert_eq!(seconds(own), Ok(1), "never a forced deletion");
-        let patient = pod(|pod| pod["spec"]["terminationGracePeriodSeconds"] = json!(90));
-        assert_eq!(judged(&patient, &policy()), Ok(Duration::from_secs(90)));
+        assert_eq!(seconds(own), Ok(1), "never a force delete");
+        let slow_pod = pod(|pod| pod["spec"]["terminationGracePeriodSeconds"] = json!(90));
+        assert_eq!(permitted(&slow_pod, &policy()), Ok(Duration::from_secs(90)));
     }
 
     #[test]
-    fn whatever_has_changed_since_the_decision_is_an_objection() {
+    fn a_change_of_the_pod_since_the_decision_is_an_objection() {
         let changed = |change: fn(&mut Value)| objection_to(&pod(change), &policy());
         let annotate = |pod: &mut Value, key: &str, value: &str| {
             pod["metadata"]["annotations"] = json!({key: value});
@@ -210,11 +212,11 @@ mod tests {
         );
         assert_eq!(
             changed(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet")),
-            Some(Objection::Kept(Kept::DaemonSet))
+            Some(Objection::NeverEvicted(Kept::DaemonSet))
         );
         assert_eq!(
             changed(|pod| pod["spec"]["priority"] = json!(2_000_000_000)),
-            Some(Objection::Kept(Kept::SystemCritical))
+            Some(Objection::NeverEvicted(Kept::SystemCritical))
         );
         assert_eq!(
             changed(|pod| pod["metadata"]["namespace"] = json!("kube-system")),
@@ -228,12 +230,12 @@ mod tests {
         let mirror = pod(|pod| annotate(pod, "kubernetes.io/config.mirror", "x"));
         assert_eq!(
             objection_to(&mirror, &policy()),
-            Some(Objection::Kept(Kept::Static))
+            Some(Objection::NeverEvicted(Kept::Static))
         );
     }
 
     #[test]
-    fn a_policy_that_was_edited_or_is_gone_is_an_objection() {
+    fn an_edited_or_deleted_policy_is_an_objection() {
         let mut previewed = policy();
         previewed.rules[0].strategy = Strategy::Preview;
         assert_eq!(

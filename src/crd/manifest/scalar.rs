@@ -1,10 +1,10 @@
-//! What a plain scalar means. The rules are those of `sigs.k8s.io/yaml`, which `kubectl` and API servers read with.
+//! Resolves plain scalars by the rules of `sigs.k8s.io/yaml`, which `kubectl` and API servers use.
 
 use serde_json::Number;
 
 use super::tree::Content;
 
-/// The meaning of a plain scalar without a tag.
+/// Resolves a plain scalar without a tag.
 pub(super) fn resolve(text: &str) -> Content {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Content::Null,
@@ -94,7 +94,7 @@ fn is_float(text: &str) -> bool {
     mantissa_fits && exponent_fits
 }
 
-/// A whole number written as a floating-point one (`2.0`, `1e3`) reaches the API server as a whole one.
+/// An integer written as a float (`2.0`, `1e3`) reaches the API server as an integer.
 fn float(value: f64, text: &str) -> Content {
     const WHOLE: f64 = 9_007_199_254_740_992.0;
     if value.fract() == 0.0 && value.abs() < WHOLE {

@@ -1,5 +1,5 @@
-//! From YAML events to a tree. Aliases share their node, so that no chain of them takes more memory than its text; the
-//! tree is refused if it would be too large once they are written out.
+//! Builds a tree from YAML events. Aliases share their node, so that a chain of them takes no more memory than its text; a
+//! tree that would be too large with its aliases expanded is rejected.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -9,24 +9,24 @@ use serde_json::Number;
 
 use super::scalar;
 
-/// The most values, aliases and merges written out. Far more than any policy has.
+/// The maximum number of values with aliases and merges expanded. Far more than any policy has.
 pub(super) const MAX_NODES: usize = 200_000;
-/// So many bytes of text count as one value more: an alias of a long text is a copy of it when it is written out.
-const TEXT: usize = 64;
-/// Deeper than any policy is.
+/// This many bytes of a string count as one more value: an expanded alias of a long string is a copy of it.
+const BYTES_PER_VALUE: usize = 64;
+/// The maximum depth. Far more than any policy has.
 const MAX_DEPTH: usize = 64;
 
-/// A value with its line, from 1 within the text.
+/// A value with its line in the text, from 1.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) line: usize,
     pub(super) content: Content,
-    /// Nodes in it, aliases written out, and their texts; at least 1.
+    /// The number of values in it with aliases expanded; at least 1.
     pub(super) size: usize,
     depth: usize,
 }
 
-/// What a node is.
+/// The content of a node.
 #[derive(Debug)]
 pub(super) enum Content {
     Null,
@@ -43,15 +43,15 @@ pub(super) enum Content {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
-    /// Line of the key.
+    /// The line of the key.
     pub(super) line: usize,
     pub(super) value: Rc<Node>,
 }
 
-/// Why a text is no YAML.
+/// A syntax error.
 #[derive(Debug)]
 pub(super) struct ParseError {
-    /// From 1 within the text.
+    /// The line in the text, from 1.
     pub(super) line: usize,
     pub(super) message: String,
 }
@@ -69,7 +69,7 @@ impl From<ScanError> for ParseError {
     fn from(error: ScanError) -> Self {
         Self::new(
             error.marker().line(),
-            format!("is no valid YAML: {}", error.info()),
+            format!("is not valid YAML: {}", error.info()),
         )
     }
 }
@@ -89,11 +89,11 @@ struct Builder {
     documents: Vec<Rc<Node>>,
     open: Vec<Frame>,
     anchors: HashMap<usize, Rc<Node>>,
-    /// Fields of merged maps that were looked at.
+    /// The number of fields of merged maps so far.
     merged: usize,
 }
 
-/// A list or map whose end has not come yet.
+/// An open list or map.
 struct Frame {
     line: usize,
     anchor: usize,
@@ -113,7 +113,7 @@ struct Fields {
     key: Option<Key>,
 }
 
-/// A key whose value has not come yet.
+/// A key without its value yet.
 enum Key {
     Field(String, usize),
     Merge,
@@ -140,10 +140,10 @@ impl Builder {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => match self.anchors.get(&id).cloned() {
-                Some(node) => self.place(node, line),
+                Some(node) => self.attach(node, line),
                 None => Err(ParseError::new(
                     line,
-                    "an alias stands inside of what it refers to; write the value out",
+                    "an alias is inside of the value that it refers to; write the value out",
                 )),
             },
             _ => Ok(()),
@@ -160,7 +160,7 @@ impl Builder {
                 fields.key = Some(Key::Merge);
                 Ok(())
             }
-            _ => Err(ParseError::new(line, "\"<<\" is no key here")),
+            _ => Err(ParseError::new(line, "\"<<\" is not a key here")),
         }
     }
 
@@ -168,7 +168,7 @@ impl Builder {
         if self.expects_key() {
             return Err(ParseError::new(
                 line,
-                "a list or map stands where a key must be; write a text, and quote it if it begins with [ or {",
+                "a key must be a string, not a list or map; quote it if it begins with [ or {",
             ));
         }
         if self.open.len() >= MAX_DEPTH {
@@ -198,22 +198,22 @@ impl Builder {
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
         }
-        self.place(node, line)
+        self.attach(node, line)
     }
 
-    /// Puts a finished node where the innermost open list, map or document expects one.
-    fn place(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+    /// Adds a finished node to the innermost open list, map or document.
+    fn attach(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
         match self.open.last_mut().map(|frame| &mut frame.inside) {
             None => self.documents.push(node),
             Some(Inside::List(items)) => items.push(node),
-            Some(Inside::Map(fields)) => fields.place(node, line)?,
+            Some(Inside::Map(fields)) => fields.attach(node, line)?,
         }
         Ok(())
     }
 }
 
 impl Fields {
-    fn place(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+    fn attach(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
         match self.key.take() {
             None => self.set_key(&node, line),
             Some(Key::Merge) => {
@@ -237,14 +237,14 @@ impl Fields {
             Content::Bool(value) => value.to_string(),
             Content::Number(number) => number.to_string(),
             Content::Null | Content::List(_) | Content::Map(_) => {
-                return Err(ParseError::new(line, "a key is no text; quote it"));
+                return Err(ParseError::new(line, "a key is not a string; quote it"));
             }
         };
         if let Some(first) = self.seen.insert(key.clone(), line) {
             return Err(ParseError::new(
                 line,
                 format!(
-                    "key \"{key}\" is there twice (first {}); remove one of them",
+                    "key \"{key}\" is given twice (first {}); remove one of them",
                     lines_before(line, first)
                 ),
             ));
@@ -253,9 +253,9 @@ impl Fields {
         Ok(())
     }
 
-    /// The fields, with those of merged maps that are not given here.
-    /// `looked_at` counts over the whole text: each merge costs time and memory before the tree is judged by its size.
-    fn finish(mut self, line: usize, looked_at: &mut usize) -> Result<Vec<Entry>, ParseError> {
+    /// The fields, and those of merged maps that they do not override. `visited` counts over the whole text, because each
+    /// merge costs time and memory before the size of the tree is checked.
+    fn finish(mut self, line: usize, visited: &mut usize) -> Result<Vec<Entry>, ParseError> {
         for merged in std::mem::take(&mut self.merged) {
             let maps = match &merged.content {
                 Content::List(maps) => maps.as_slice(),
@@ -265,8 +265,8 @@ impl Fields {
                 let Content::Map(entries) = &map.content else {
                     return Err(no_map(line));
                 };
-                *looked_at += 1 + entries.len();
-                if *looked_at > MAX_NODES {
+                *visited += 1 + entries.len();
+                if *visited > MAX_NODES {
                     return Err(too_large(line));
                 }
                 self.merge(entries);
@@ -289,7 +289,7 @@ impl Node {
     fn new(line: usize, content: Content) -> Result<Rc<Self>, ParseError> {
         let (mut size, mut depth) = (1usize, 1);
         let mut add = |child: &Self, key: &str| {
-            size = size.saturating_add(child.size + key.len() / TEXT);
+            size = size.saturating_add(child.size + key.len() / BYTES_PER_VALUE);
             depth = depth.max(child.depth + 1);
         };
         match &content {
@@ -303,7 +303,7 @@ impl Node {
                     add(&entry.value, &entry.key);
                 }
             }
-            Content::Text(text) => size += text.len() / TEXT,
+            Content::Text(text) => size += text.len() / BYTES_PER_VALUE,
             Content::Null | Content::Bool(_) | Content::Number(_) | Content::NotFinite(_) => {}
         }
         if size > MAX_NODES {
@@ -324,28 +324,28 @@ impl Node {
 fn too_large(line: usize) -> ParseError {
     ParseError::new(
         line,
-        format!("holds more than {MAX_NODES} values, its aliases written out; split it"),
+        format!("has more than {MAX_NODES} values when its aliases are expanded; split it"),
     )
 }
 
 fn too_deep(line: usize) -> ParseError {
     ParseError::new(
         line,
-        format!("is nested more than {MAX_DEPTH} levels deep; no policy is"),
+        format!("is nested more than {MAX_DEPTH} levels deep; no policy is nested that deep"),
     )
 }
 
 fn no_map(line: usize) -> ParseError {
     ParseError::new(
         line,
-        "\"<<\" merges something that is no map; write an alias of a map",
+        "\"<<\" merges a value that is not a map; write an alias of a map",
     )
 }
 
 fn lines_before(line: usize, first: usize) -> String {
     match line.saturating_sub(first) {
-        0 => "in the same line".to_owned(),
-        1 => "in the line before".to_owned(),
+        0 => "on the same line".to_owned(),
+        1 => "on the line before".to_owned(),
         lines => format!("{lines} lines before"),
     }
 }
@@ -374,7 +374,7 @@ fn scalar(
         _ => Err(ParseError::new(
             line,
             format!(
-                "tag {} does not go with this value; remove it",
+                "tag {} does not match this value; remove it",
                 tag.original()
             ),
         )),

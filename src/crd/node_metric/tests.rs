@@ -1,6 +1,6 @@
 use super::*;
 
-/// Every field has a value.
+/// An object with a value in every field.
 fn sample() -> Value {
     json!({
         "apiVersion": "metrics.plimsoll.dev/v1alpha1",
@@ -63,13 +63,13 @@ fn walk(schema: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
 }
 
 #[test]
-fn everything_comes_back_as_it_was_written() {
+fn a_metric_survives_a_round_trip() {
     let metric: NodeMetric = serde_json::from_value(sample()).unwrap();
     assert_eq!(serde_json::to_value(&metric).unwrap(), sample());
 }
 
 #[test]
-fn what_is_not_known_is_left_out_rather_than_zero() {
+fn unknown_values_are_absent_not_zero() {
     let metric = NodeMetric::default();
     let written = serde_json::to_value(&metric).unwrap();
     assert_eq!(written["metadata"], json!({}));
@@ -81,24 +81,24 @@ fn what_is_not_known_is_left_out_rather_than_zero() {
 }
 
 #[test]
-fn the_schema_is_structural_and_every_field_is_explained() {
+fn the_schema_is_structural_and_every_field_has_a_description() {
     walk(&NodeMetric::schema(), "", &mut |path, schema| {
         assert!(schema["type"].is_string(), "{path} has no type: {schema}");
         for key in ["$ref", "anyOf", "oneOf", "allOf", "definitions", "nullable"] {
             assert!(schema.get(key).is_none(), "{path} has {key}");
         }
-        let explained = schema["description"]
+        let described = schema["description"]
             .as_str()
             .is_some_and(|text| text.len() > 5);
         assert!(
-            explained || path.ends_with("[]"),
-            "{path} is not explained: {schema}"
+            described || path.ends_with("[]"),
+            "{path} has no description: {schema}"
         );
     });
 }
 
 #[test]
-fn the_schema_knows_every_field_that_is_written() {
+fn the_schema_has_every_serialized_field() {
     fn covers(schema: &Value, value: &Value, path: &str) {
         match value {
             Value::Object(_) if path == ".metadata" => {}

@@ -1,4 +1,4 @@
-//! Between the compiled form of the engine and the spec that carries it.
+//! Converts between the compiled policies of the engine and the spec of a `NodeWatermark`.
 
 mod from_policy;
 
@@ -24,25 +24,25 @@ use crate::engine::policy::{
 use crate::engine::selector::{Requirement, Selector};
 use crate::ordered;
 
-/// What can be kept of a spec.
+/// The part of a spec that this version can enforce.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Read {
-    /// The rules and pod policies that this version understands in full. To leave out the others is safe: a rule
-    /// acts for itself alone, and a pod policy only allows.
+pub struct ParsedSpec {
+    /// The rules and pod policies that this version fully supports. Leaving out the others is safe: rules are independent, and
+    /// a pod policy only allows actions.
     pub policy: PolicySet,
-    /// The others.
+    /// The other rules and pod policies.
     pub refused: Vec<Refusal>,
 }
 
-/// A rule or pod policy that is not kept.
+/// A rule or pod policy that is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// `rule` or `podPolicy`.
     pub what: &'static str,
-    /// Its id or name; its index where it has none.
+    /// Its id or name; its index if it has none.
     pub name: String,
-    /// Why.
-    pub why: Unread,
+    /// The reason.
+    pub why: SpecError,
 }
 
 impl fmt::Display for Refusal {
@@ -51,32 +51,32 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why something in a spec is not kept.
+/// Why a spec or a part of it is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Unread {
-    /// The spec says more than this version understands: what that is may concern every rule.
+pub enum SpecError {
+    /// The spec has an unknown field, which may affect every rule.
     #[error("spec.{0} is not known to this version of plimsoll")]
     UnknownField(String),
-    /// A field is missing, of another type, or not known.
+    /// A field is missing, has the wrong type, or is unknown.
     #[error("{0}")]
     Shape(String),
-    /// A word that this version does not know.
+    /// A value that this version does not know.
     #[error("{field} \"{value}\" is not known to this version of plimsoll")]
-    UnknownWord {
-        /// Which field.
+    UnknownValue {
+        /// The field.
         field: &'static str,
-        /// What stands there.
+        /// The value.
         value: String,
     },
-    /// A number that makes no sense.
+    /// A number is out of range.
     #[error("{field} {value} is out of range")]
     OutOfRange {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What stands there.
+        /// The value.
         value: String,
     },
-    /// The action that the rule names can't be taken.
+    /// The action of the rule is invalid.
     #[error("action {name}: {why}")]
     Action {
         /// Its name.
@@ -84,44 +84,44 @@ pub enum Unread {
         /// Why.
         why: Box<Self>,
     },
-    /// The rule names an action that is not there.
-    #[error("action {0} is not there")]
+    /// The rule names an action that does not exist.
+    #[error("action {0} does not exist")]
     NoSuchAction(String),
     /// Two rules have the same id, or two actions or pod policies the same name.
-    #[error("stands there twice")]
-    Twice,
+    #[error("is given duplicates")]
+    Duplicate,
 }
 
 impl NodeWatermarkSpec {
-    /// What this version can keep of the spec, sorted; never more than the spec says.
+    /// Parses the spec; the result is sorted.
     ///
     /// # Errors
-    /// The spec as a whole says something that this version does not know.
-    pub fn read(&self) -> Result<Read, Unread> {
+    /// The spec has a field that this version does not know.
+    pub fn read(&self) -> Result<ParsedSpec, SpecError> {
         if let Some(field) = self.other.keys().next() {
-            return Err(Unread::UnknownField(field.clone()));
+            return Err(SpecError::UnknownField(field.clone()));
         }
-        let mut read = Read::default();
+        let mut parsed = ParsedSpec::default();
         let actions = self.actions();
         for (index, part) in self.rules.iter().enumerate() {
             match shape(part).and_then(|rule| to_rule(&rule, &actions)) {
-                Ok(rule) => read.policy.rules.push(rule),
-                Err(why) => read.refuse("rule", name_of(part, "id", index), why),
+                Ok(rule) => parsed.policy.rules.push(rule),
+                Err(why) => parsed.refuse("rule", name_of(part, "id", index), why),
             }
         }
         for (index, part) in self.pod_policies.iter().enumerate() {
             match shape(part).and_then(|policy| to_pod_policy(&policy)) {
-                Ok(policy) => read.policy.pods.push(policy),
-                Err(why) => read.refuse("podPolicy", name_of(part, "name", index), why),
+                Ok(policy) => parsed.policy.pods.push(policy),
+                Err(why) => parsed.refuse("podPolicy", name_of(part, "name", index), why),
             }
         }
-        read.sort();
-        Ok(read)
+        parsed.sort();
+        Ok(parsed)
     }
 }
 
-/// The actions by id, or why they can't be taken.
-type Actions = BTreeMap<String, Result<Arc<Action>, Unread>>;
+/// The actions by id, or why they are invalid.
+type Actions = BTreeMap<String, Result<Arc<Action>, SpecError>>;
 
 impl NodeWatermarkSpec {
     fn actions(&self) -> Actions {
@@ -135,53 +135,53 @@ impl NodeWatermarkSpec {
             };
             match actions.entry(id) {
                 Entry::Vacant(entry) => drop(entry.insert(action.map(Arc::new))),
-                Entry::Occupied(mut entry) => drop(entry.insert(Err(Unread::Twice))),
+                Entry::Occupied(mut entry) => drop(entry.insert(Err(SpecError::Duplicate))),
             }
         }
         actions
     }
 }
 
-impl Read {
-    fn refuse(&mut self, what: &'static str, name: String, why: Unread) {
+impl ParsedSpec {
+    fn refuse(&mut self, what: &'static str, name: String, why: SpecError) {
         self.refused.push(Refusal { what, name, why });
     }
 
-    /// Of rules with one id none is kept: nobody can say which is meant.
+    /// Sorts, and refuses all rules with the same id: it is not clear which one is meant.
     fn sort(&mut self) {
         let PolicySet { rules, pods } = &mut self.policy;
         ordered::sort_by(rules, |a, b| a.id.cmp(&b.id));
         ordered::sort_by(pods, |a, b| a.name.cmp(&b.name));
-        let twice = repeated(rules.iter().map(|rule| rule.id.to_string()));
-        rules.retain(|rule| !twice.contains(&rule.id.to_string()));
-        for name in twice {
-            self.refuse("rule", name, Unread::Twice);
+        let duplicates = repeated(rules.iter().map(|rule| rule.id.to_string()));
+        rules.retain(|rule| !duplicates.contains(&rule.id.to_string()));
+        for name in duplicates {
+            self.refuse("rule", name, SpecError::Duplicate);
         }
         let pods = &mut self.policy.pods;
-        let twice = repeated(pods.iter().map(|policy| policy.name.clone()));
-        pods.retain(|policy| !twice.contains(&policy.name));
-        for name in twice {
-            self.refuse("podPolicy", name, Unread::Twice);
+        let duplicates = repeated(pods.iter().map(|policy| policy.name.clone()));
+        pods.retain(|policy| !duplicates.contains(&policy.name));
+        for name in duplicates {
+            self.refuse("podPolicy", name, SpecError::Duplicate);
         }
     }
 }
 
-/// Those that stand more than once in a sorted list.
+/// The names that occur more than once in a sorted list.
 fn repeated(names: impl Iterator<Item = String>) -> Vec<String> {
     let names: Vec<String> = names.collect();
-    let mut twice: Vec<String> = names
+    let mut duplicates: Vec<String> = names
         .windows(2)
         .filter(|pair| pair[0] == pair[1])
         .map(|pair| pair[0].clone())
         .collect();
-    twice.dedup();
-    twice
+    duplicates.dedup();
+    duplicates
 }
 
-fn shape<T: Clone + serde::de::DeserializeOwned>(part: &Part<T>) -> Result<T, Unread> {
+fn shape<T: Clone + serde::de::DeserializeOwned>(part: &Part<T>) -> Result<T, SpecError> {
     part.known()
         .map(std::borrow::Cow::into_owned)
-        .map_err(Unread::Shape)
+        .map_err(SpecError::Shape)
 }
 
 fn name_of<T: serde::Serialize>(part: &Part<T>, field: &str, index: usize) -> String {
@@ -190,15 +190,15 @@ fn name_of<T: serde::Serialize>(part: &Part<T>, field: &str, index: usize) -> St
     name.unwrap_or_else(|| format!("[{index}]"))
 }
 
-fn unknown(field: &'static str, value: &str) -> Unread {
-    Unread::UnknownWord {
+fn unknown(field: &'static str, value: &str) -> SpecError {
+    SpecError::UnknownValue {
         field,
         value: value.to_owned(),
     }
 }
 
-fn out_of_range(field: &'static str, value: impl fmt::Display) -> Unread {
-    Unread::OutOfRange {
+fn out_of_range(field: &'static str, value: impl fmt::Display) -> SpecError {
+    SpecError::OutOfRange {
         field,
         value: value.to_string(),
     }
@@ -207,19 +207,19 @@ fn out_of_range(field: &'static str, value: impl fmt::Display) -> Unread {
 fn number<T: TryFrom<i64> + PartialOrd + Copy>(
     field: &'static str,
     value: i64,
-    least: T,
-) -> Result<T, Unread> {
+    min: T,
+) -> Result<T, SpecError> {
     match T::try_from(value) {
-        Ok(number) if number >= least => Ok(number),
+        Ok(number) if number >= min => Ok(number),
         _ => Err(out_of_range(field, value)),
     }
 }
 
-fn seconds(field: &'static str, value: i64) -> Result<Duration, Unread> {
+fn seconds(field: &'static str, value: i64) -> Result<Duration, SpecError> {
     number::<u64>(field, value, 1).map(Duration::from_secs)
 }
 
-fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, Unread> {
+fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
     let restore = rule.restore.unwrap_or(rule.watermark);
     if !(rule.watermark.is_finite() && rule.watermark > 0.0) {
         return Err(out_of_range("watermark", rule.watermark));
@@ -247,25 +247,25 @@ fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, Unread> {
     })
 }
 
-fn find_action(name: &str, actions: &Actions) -> Result<Arc<Action>, Unread> {
+fn find_action(name: &str, actions: &Actions) -> Result<Arc<Action>, SpecError> {
     match actions.get(name) {
         Some(Ok(action)) => Ok(Arc::clone(action)),
-        Some(Err(why)) => Err(Unread::Action {
+        Some(Err(why)) => Err(SpecError::Action {
             name: name.to_owned(),
             why: Box::new(why.clone()),
         }),
-        None => Err(Unread::NoSuchAction(name.to_owned())),
+        None => Err(SpecError::NoSuchAction(name.to_owned())),
     }
 }
 
-fn to_metric(rule: &WatermarkRule) -> Result<Metric, Unread> {
+fn to_metric(rule: &WatermarkRule) -> Result<Metric, SpecError> {
     if rule.from_probe {
         return Ok(Metric::Probe(rule.metric.as_str().into()));
     }
     Metric::parse(&rule.metric).ok_or_else(|| unknown("metric", &rule.metric))
 }
 
-fn to_probe(probe: &WatermarkProbe) -> Result<Probe, Unread> {
+fn to_probe(probe: &WatermarkProbe) -> Result<Probe, SpecError> {
     let headers = probe.headers.iter();
     Ok(Probe {
         url: probe.url.as_str().into(),
@@ -276,14 +276,14 @@ fn to_probe(probe: &WatermarkProbe) -> Result<Probe, Unread> {
     })
 }
 
-fn to_action(action: &WatermarkAction, soften: bool) -> Result<Action, Unread> {
+fn to_action(action: &WatermarkAction, prefer_no_schedule: bool) -> Result<Action, SpecError> {
     let effect = action.disable_scheduling.as_deref().map(to_effect);
     let effect = effect.transpose()?;
     Ok(Action {
         name: action.name.clone(),
         cool_down: seconds("coolDownSeconds", action.cool_down_seconds)?,
         scheduling: effect.map(|effect| {
-            if soften {
+            if prefer_no_schedule {
                 TaintEffect::PreferNoSchedule
             } else {
                 effect
@@ -295,7 +295,7 @@ fn to_action(action: &WatermarkAction, soften: bool) -> Result<Action, Unread> {
     })
 }
 
-fn to_effect(effect: &str) -> Result<TaintEffect, Unread> {
+fn to_effect(effect: &str) -> Result<TaintEffect, SpecError> {
     match effect {
         "NoSchedule" => Ok(TaintEffect::NoSchedule),
         "PreferNoSchedule" => Ok(TaintEffect::PreferNoSchedule),
@@ -303,8 +303,8 @@ fn to_effect(effect: &str) -> Result<TaintEffect, Unread> {
     }
 }
 
-fn to_throttle(throttle: &WatermarkThrottle) -> Result<CpuThrottle, Unread> {
-    let percent = |field, value, least| match number::<u8>(field, value, least)? {
+fn to_throttle(throttle: &WatermarkThrottle) -> Result<CpuThrottle, SpecError> {
+    let percent = |field, value, min| match number::<u8>(field, value, min)? {
         ratio @ ..=100 => Ok(ratio),
         ratio => Err(out_of_range(field, ratio)),
     };
@@ -315,7 +315,7 @@ fn to_throttle(throttle: &WatermarkThrottle) -> Result<CpuThrottle, Unread> {
     })
 }
 
-fn to_eviction(eviction: &WatermarkEviction) -> Result<EvictionSpec, Unread> {
+fn to_eviction(eviction: &WatermarkEviction) -> Result<EvictionSpec, SpecError> {
     let grace = eviction.grace_seconds;
     let grace = grace.map(|grace| seconds("eviction.graceSeconds", grace));
     let pods = eviction.max_pods_per_round;
@@ -326,7 +326,7 @@ fn to_eviction(eviction: &WatermarkEviction) -> Result<EvictionSpec, Unread> {
     })
 }
 
-fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, Unread> {
+fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, SpecError> {
     Ok(PodPolicy {
         name: policy.name.clone(),
         labels: policy.labels.as_deref().map(to_selector).transpose()?,
@@ -339,14 +339,14 @@ fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, Unread> {
     })
 }
 
-fn to_selector(requirements: &[WatermarkRequirement]) -> Result<Selector, Unread> {
+fn to_selector(requirements: &[WatermarkRequirement]) -> Result<Selector, SpecError> {
     let requirements = requirements.iter().map(to_requirement);
     requirements
         .collect::<Result<_, _>>()
         .map(|requirements| Selector { requirements })
 }
 
-fn to_requirement(requirement: &WatermarkRequirement) -> Result<Requirement, Unread> {
+fn to_requirement(requirement: &WatermarkRequirement) -> Result<Requirement, SpecError> {
     let key = requirement.key.clone();
     let values = || requirement.values.clone();
     match requirement.operator.as_str() {
@@ -358,7 +358,7 @@ fn to_requirement(requirement: &WatermarkRequirement) -> Result<Requirement, Unr
     }
 }
 
-fn to_scope(scope: &WatermarkRequirement) -> Result<Scope, Unread> {
+fn to_scope(scope: &WatermarkRequirement) -> Result<Scope, SpecError> {
     match scope.key.as_str() {
         "QOSClass" => to_membership(scope, class).map(Scope::Qos),
         "Priority" => to_membership(scope, range).map(Scope::Priority),
@@ -370,7 +370,7 @@ fn to_scope(scope: &WatermarkRequirement) -> Result<Scope, Unread> {
 fn to_membership<T>(
     scope: &WatermarkRequirement,
     parse: impl Fn(&str) -> Option<T>,
-) -> Result<Membership<T>, Unread> {
+) -> Result<Membership<T>, SpecError> {
     let parse = |value: &String| parse(value).ok_or_else(|| unknown("scopes.values", value));
     let values = || {
         let values = scope.values.iter().map(parse);

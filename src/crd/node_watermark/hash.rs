@@ -1,4 +1,4 @@
-//! What identifies the content of a spec.
+//! The hash of the content of a spec.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::NodeWatermarkSpec;
 
-/// The first 8 bytes of a SHA-256: enough to tell versions of one object apart.
+/// The first 8 bytes of a SHA-256, which are enough to distinguish versions of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hash(pub u64);
 
 impl Hash {
-    /// Of a part, as it stands in JSON. The same on every machine and in every run.
+    /// The hash of the JSON of a part. It is the same on every machine and in every run.
     pub fn of<T: Serialize>(part: &T) -> Self {
-        // A type that can't be written as JSON is not in the schema.
+        // All types of the schema can be serialized.
         Self::of_bytes(&serde_json::to_vec(part).unwrap_or_default())
     }
 
@@ -30,7 +30,7 @@ impl Hash {
         Self(u64::from_be_bytes(bytes.unwrap_or_default()))
     }
 
-    /// Of a whole spec, from the hashes of its parts, so that parts that nodes share are hashed once.
+    /// The hash of a whole spec, from the hashes of its parts, so that parts shared between nodes are hashed once.
     pub fn combine(
         node_uid: &str,
         soften_scheduling: bool,
@@ -56,7 +56,7 @@ impl fmt::Display for Hash {
 }
 
 impl NodeWatermarkSpec {
-    /// The hash of what stands in the spec, whatever its field `hash` says.
+    /// The hash of the content of the spec; its field `hash` is not used.
     pub fn content_hash(&self) -> Hash {
         let rules: Vec<Hash> = self.rules.iter().map(Hash::of).collect();
         let actions: Vec<Hash> = self.actions.iter().map(Hash::of).collect();

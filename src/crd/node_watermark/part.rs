@@ -1,4 +1,4 @@
-//! A part of an object that may be of a later version.
+//! A list item that may be of a later version.
 
 use std::borrow::Cow;
 
@@ -7,22 +7,21 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An item of a list as this version knows it, or anything else that stands there: so that one item of a later
-/// version does not make the object unreadable.
+/// An item of a list, or any other JSON value: so that an item of a later version does not make the object unreadable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Part<T> {
-    /// As this version knows it, without any field besides.
+    /// An item with only fields that this version knows.
     Known(T),
-    /// Something else.
+    /// Any other value.
     Other(Value),
 }
 
 impl<T: DeserializeOwned> Part<T> {
-    /// The item, or why it can't be read.
+    /// The item, or why it cannot be read.
     ///
     /// # Errors
-    /// Names the field that is not known, or not as expected.
+    /// Names the unknown or invalid field.
     pub fn known(&self) -> Result<Cow<'_, T>, String>
     where
         T: Clone,

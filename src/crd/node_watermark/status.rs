@@ -1,4 +1,4 @@
-//! What an operator on call asks of a node: which rule, since when, what is in force on which pod.
+//! The status of a `NodeWatermark`: the state of each rule and the actions in force.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -6,58 +6,58 @@ use serde::{Deserialize, Serialize};
 
 /// The types of condition on a `NodeWatermark`.
 pub mod condition {
-    /// The agent keeps the spec.
+    /// The agent enforces the spec.
     pub const READY: &str = "Ready";
-    /// Somebody else keeps writing what the agent writes.
+    /// Another writer reverts changes of the agent.
     pub const CONTESTED: &str = "Contested";
-    /// A part of the spec, or of the node, can't be handled: the message says which.
+    /// A part of the spec cannot be enforced, or the agent has a problem on the node: see the message.
     pub const DEGRADED: &str = "Degraded";
-    /// Everything is stopped. Only there while it is.
+    /// The emergency stop is in effect. Only present then.
     pub const STOPPED: &str = "Stopped";
-    /// A reason of [`READY`]: the spec is kept, and none of its rules has a usable sample.
+    /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
     pub const NONE_JUDGED: &str = "NoneJudged";
 }
 
 /// The reasons of the condition [`condition::STOPPED`].
 pub mod stopped {
-    /// Some of what was in force is not given back yet.
+    /// Some changes are not restored yet.
     pub const RELEASING: &str = "Releasing";
-    /// Nothing is in force.
+    /// Everything is restored.
     pub const RELEASED: &str = "Released";
 }
 
 /// The values of `status.scheduling.state`.
 pub mod scheduling {
-    /// New pods may be placed on the node, as far as plimsoll is concerned.
+    /// Plimsoll does not disable scheduling.
     pub const ENABLED: &str = "Enabled";
-    /// No new pod is placed on it.
+    /// No new pods are scheduled to the node.
     pub const NO_SCHEDULE: &str = "NoSchedule";
-    /// New pods go elsewhere where they can.
+    /// The scheduler avoids the node where it can.
     pub const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 }
 
-/// What the agent makes of the spec.
+/// The status of a `NodeWatermark`, set by the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeWatermarkStatus {
-    /// The `spec.hash` that the agent keeps now.
+    /// The `spec.hash` that the agent enforces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub observed_hash: Option<String>,
-    /// Who writes this.
+    /// The agent that wrote this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentStatus>,
-    /// The printed columns.
+    /// The counts for the printer columns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counts: Option<Counts>,
-    /// One entry a rule, in order of id.
+    /// The state of each rule, sorted by id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub rules: Vec<RuleStatus>,
-    /// Whether new pods are kept away. Absent until every rule has been judged once.
+    /// Whether scheduling is disabled. Absent until every rule has been evaluated once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<SchedulingStatus>,
-    /// Pods that are throttled now.
+    /// The throttled pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub throttled: Vec<ThrottledStatus>,
@@ -65,110 +65,111 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub evictions: Vec<EvictionStatus>,
-    /// What rules with strategy `Preview` would have in force now, were their strategy `None`.
+    /// The actions that would be in force now if rules with strategy `Preview` had the strategy `None`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub would: Vec<WouldStatus>,
-    /// What was not done, and why.
+    /// The rules, policies and actions that were refused, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub refused: Vec<RefusedStatus>,
-    /// How many pods of the node each `PodQOS` matches, in order of name.
+    /// The number of pods of the node that each `PodQOS` matches, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// `Ready`, `Contested`, `Degraded`, and `Stopped` while everything is stopped.
+    /// The conditions: `Ready`, `Contested`, `Degraded`, and `Stopped` during an emergency stop.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub conditions: Vec<Condition>,
 }
 
-/// Who writes the status.
+/// The agent that wrote the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
-    /// Version of plimsoll.
+    /// The version of plimsoll.
     #[schemars(length(max = 64))]
     pub version: String,
-    /// `/proc/sys/kernel/random/boot_id`: changes with each start of the machine.
+    /// `/proc/sys/kernel/random/boot_id` of the node, which changes with each boot.
     #[serde(rename = "bootID")]
     #[schemars(length(max = 64))]
     pub boot_id: String,
-    /// When it wrote this, by its node's clock. While something is in force it writes at least every five minutes, so
-    /// that whoever watches sees that it is there.
+    /// The time of this status, by the clock of the node. While an action is in force the agent updates it at least every five
+    /// minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report_time: Option<Time>,
 }
 
-/// The printed columns.
+/// The counts for the printer columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// Rules that the agent keeps.
+    /// The number of rules that the agent enforces.
     #[serde(default)]
     pub rules: i64,
-    /// Rules that are Breached.
+    /// The number of rules in state Breached.
     #[serde(default)]
     pub breached: i64,
-    /// Pods that are throttled.
+    /// The number of throttled pods.
     #[serde(default)]
     pub throttled: i64,
-    /// Pods evicted in the last hour.
+    /// The number of pods evicted in the last hour.
     #[serde(default)]
     pub evicted_last_hour: i64,
-    /// Pods that some rule with strategy `Preview` would act on.
+    /// The number of pods that rules with strategy `Preview` would act on.
     #[serde(default)]
     pub would: i64,
 }
 
-/// The state of one rule.
+/// The state of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleStatus {
-    /// `<NodeQOS>/<rule>`.
+    /// The id: `<NodeQOS>/<rule>`.
     #[schemars(length(max = 320))]
     pub id: String,
-    /// What is measured; its unit is that of `value` and `mark`.
+    /// The metric. Its unit is that of `value` and `mark`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 200))]
     pub metric: Option<String>,
-    /// `Preview`. Absent: the rule acts.
-    #[serde(default = "acts", skip_serializing_if = "is_acting")]
+    /// `Preview`, or absent if the rule takes its action.
+    #[serde(default = "strategy_none", skip_serializing_if = "is_none_strategy")]
     #[schemars(length(max = 32))]
     pub strategy: String,
-    /// `Normal`, `Breached` or `Cooling`.
+    /// The state: `Normal`, `Breached` or `Cooling`.
     #[schemars(length(max = 32))]
     pub state: String,
-    /// The last value, in the metric's unit. Absent while it is unknown.
+    /// The last value, in the unit of the metric. Absent if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// The high mark.
+    /// The threshold.
     pub mark: f64,
-    /// By what it was judged besides the value: a rule on pressure that throttles acts for protected pods that wait.
+    /// The second criterion of the rule, if it has one: a throttling rule on pressure acts only while protected pods are
+    /// stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub judged_by: Option<String>,
-    /// For how long at least what it does stays in force after its last breach, where that is longer than its action says:
-    /// it doubles, up to 8 times, with each breach right after a release.
+    /// The cool-down in seconds, if it is longer than that of the action. It doubles, up to 8 times its length, with each
+    /// breach right after a release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cool_down_seconds: Option<i64>,
-    /// Since when the rule is in that state.
+    /// The time when the rule entered its state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// Why the value is not known, or the rule is not kept.
+    /// Why the value is unknown, or the rule is not enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub unknown: Option<String>,
 }
 
-/// Whether new pods are kept away.
+/// Whether scheduling is disabled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingStatus {
-    /// `Enabled`, or the effect of the taint: `NoSchedule` or `PreferNoSchedule`.
+    /// The state: `Enabled`, or the effect of the taint (`NoSchedule` or `PreferNoSchedule`).
     #[schemars(length(max = 32))]
     pub state: String,
-    /// The rules that need it closed.
+    /// The rules that disable scheduling.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 256),
@@ -176,128 +177,128 @@ pub struct SchedulingStatus {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub rules: Vec<String>,
-    /// Since when.
+    /// The time when scheduling entered its state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }
 
 impl SchedulingStatus {
-    /// Whether a taint of ours keeps new pods away, whatever its effect.
+    /// Whether there is a taint of plimsoll, with any effect.
     pub fn is_disabled(&self) -> bool {
         self.state != scheduling::ENABLED
     }
 }
 
-/// One pod that is throttled.
+/// A throttled pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ThrottledStatus {
-    /// The pod's namespace.
+    /// The namespace of the pod.
     #[schemars(length(max = 63))]
     pub namespace: String,
-    /// The pod's name.
+    /// The name of the pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// The pod's UID.
+    /// The UID of the pod.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// The rule behind it.
+    /// The id of the rule.
     #[schemars(length(max = 320))]
     pub rule: String,
-    /// Percent of the base that it is left.
+    /// The percent of the base quota that the pod has.
     pub ratio: i64,
-    /// What it had before, in millicores. Absent: it had no limit.
+    /// The quota before throttling, in millicores. Absent if it was unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_millicores: Option<i64>,
-    /// What it has now, in millicores. Absent: it has its own again, and is only idle class.
+    /// The current quota, in millicores. Absent if only the scheduling class is still changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_millicores: Option<i64>,
 }
 
-/// One eviction.
+/// An eviction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionStatus {
-    /// The pod's namespace.
+    /// The namespace of the pod.
     #[schemars(length(max = 63))]
     pub namespace: String,
-    /// The pod's name.
+    /// The name of the pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// The pod's UID.
+    /// The UID of the pod.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// The rule behind it.
+    /// The id of the rule.
     #[schemars(length(max = 320))]
     pub rule: String,
-    /// When it was asked for.
+    /// The time of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// `Terminating`, `Gone`, or why it was refused.
+    /// The outcome: `Terminating`, `Gone`, or why the eviction was refused.
     #[schemars(length(max = 1024))]
     pub outcome: String,
 }
 
-/// What one Preview rule would do to one pod, or to the node.
+/// An action that a rule with strategy `Preview` would take on a pod or on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WouldStatus {
-    /// The rule.
+    /// The id of the rule.
     #[schemars(length(max = 320))]
     pub rule: String,
-    /// `throttle`, `evict`, `reclaim` or `disableScheduling`.
+    /// The action: `throttle`, `evict`, `reclaim` or `disableScheduling`.
     #[schemars(length(max = 64))]
     pub what: String,
-    /// The pod's namespace; absent where it is about the node.
+    /// The namespace of the pod. Absent if the action is on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub namespace: Option<String>,
-    /// The pod's name.
+    /// The name of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub pod: Option<String>,
-    /// By how much, in words: `100% -> 90%, 450m`.
+    /// The amount as text, for example `100% -> 90%, 450m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub how: Option<String>,
 }
 
-/// How many pods one `PodQOS` matches.
+/// The number of pods that a `PodQOS` matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodPolicyStatus {
-    /// Its name.
+    /// The name of the `PodQOS`.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Pods of this node.
+    /// The number of matched pods of this node.
     pub matched: i64,
 }
 
-/// Something that was not done.
+/// A rule, policy or action that was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedStatus {
-    /// What: `throttle`, `evict`, `rule`, `podPolicy`, ...
+    /// What was refused: `throttle`, `evict`, `rule`, `podPolicy`, ...
     #[schemars(length(max = 64))]
     pub what: String,
-    /// The pod as `namespace/name`; absent where it is about a rule or the node.
+    /// The pod as `namespace/name`, if it is about a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 320))]
     pub pod: Option<String>,
-    /// The rule, where it is about one.
+    /// The id of the rule, if it is about a rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 320))]
     pub rule: Option<String>,
-    /// Why.
+    /// The reason.
     #[schemars(length(max = 1024))]
     pub reason: String,
 }
 
-/// The strategy of a rule that acts; left out, so that 20 rules and their states stay within 8 KiB.
-fn acts() -> String {
+/// The default strategy. It is not serialized, so that the status of 20 rules stays below 8 KiB.
+fn strategy_none() -> String {
     "None".to_owned()
 }
 
-fn is_acting(strategy: &str) -> bool {
+fn is_none_strategy(strategy: &str) -> bool {
     strategy == "None"
 }

@@ -1,18 +1,18 @@
-//! What a Pod object says of its containers that throttling on cgroup v1 has to know.
+//! The facts about the containers of a pod that throttling on cgroup v1 needs.
 
 use serde::{Deserialize, Serialize};
 
 use super::object::{Container, ContainerStatus, PodObject, PodSpec};
 use super::resources::{all_containers, has_cpu_limit, is_sidecar};
 
-/// The containers of a pod, as its object has them: a cgroup tells nothing of a container that is not there at the moment.
+/// Facts from the Pod object, because a container that is not running has no cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerFacts {
-    /// Some container, init containers too, has a CPU limit: whenever it starts, its quota is written into its cgroup. On
-    /// cgroup v1 the kernel refuses it while the pod's own quota is below.
+    /// Whether a container or init container has a CPU limit. When it starts, its quota is written to its cgroup, and on cgroup
+    /// v1 the kernel rejects it while the quota of the pod is lower.
     pub limited: bool,
-    /// Some container that should run does not: it waits to be started, or to be started again.
+    /// Whether a container that should run is not running, and waits to be started or restarted.
     pub missing: bool,
 }
 
@@ -27,7 +27,7 @@ pub fn container_facts(pod: &PodObject) -> ContainerFacts {
     }
 }
 
-/// A limit of the pod as a whole is one of each container that has none of its own.
+/// A limit of the pod applies to each container without its own limit.
 fn is_limited(spec: &PodSpec) -> bool {
     let resources = all_containers(spec).filter_map(|container| container.resources.as_ref());
     spec.resources.iter().chain(resources).any(has_cpu_limit)
@@ -41,14 +41,14 @@ fn is_missing(pod: &PodObject, spec: &PodSpec) -> bool {
     let mut sidecars = sidecars.filter(|container| is_sidecar(container));
     let mut containers = spec.containers.iter().flatten();
     let waits = |container: &Container, statuses: Option<&[ContainerStatus]>| {
-        // A kubelet tells of all containers at once: without any status nothing is known.
-        let of_it = |status: &&ContainerStatus| status.name == container.name;
-        statuses.is_some_and(|all| is_to_start(container, spec, all.iter().find(of_it)))
+        // The kubelet reports all containers at once: without any status nothing is known.
+        let same_name = |status: &&ContainerStatus| status.name == container.name;
+        statuses.is_some_and(|all| is_to_start(container, spec, all.iter().find(same_name)))
     };
     containers.any(|it| waits(it, regular)) || sidecars.any(|it| waits(it, init))
 }
 
-/// Whether the container does not run and will be started: one that has ended may be over for good.
+/// Whether the container is not running and will be started: a terminated one may not be restarted.
 fn is_to_start(container: &Container, spec: &PodSpec, status: Option<&ContainerStatus>) -> bool {
     let Some(state) = status.and_then(|status| status.state.as_ref()) else {
         return true;
@@ -56,13 +56,13 @@ fn is_to_start(container: &Container, spec: &PodSpec, status: Option<&ContainerS
     if state.running.is_some() {
         return false;
     }
-    let Some(ended) = &state.terminated else {
+    let Some(terminated) = &state.terminated else {
         return true;
     };
     let policy = container.restart_policy.as_deref();
     match policy.or(spec.restart_policy.as_deref()) {
         Some("Never") => false,
-        Some("OnFailure") => ended.exit_code != 0,
+        Some("OnFailure") => terminated.exit_code != 0,
         _ => true,
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_any_container_counts_also_of_one_that_runs_only_at_the_start() {
+    fn a_limit_of_any_container_or_init_container_counts() {
         let limit = json!({"limits": {"cpu": "100m"}});
         let memory = json!({"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "cpu": "0"}});
         let plain = json!({"name": "a"});
@@ -101,17 +101,17 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_will_be_started_is_missing_and_one_that_is_over_is_not() {
+    fn only_a_container_that_will_be_started_is_missing() {
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
         let crashed = json!({"waiting": {"reason": "CrashLoopBackOff"}});
-        let ended = |code: i32| json!({"terminated": {"exitCode": code}});
+        let terminated = |code: i32| json!({"terminated": {"exitCode": code}});
         for (policy, state, missing) in [
             ("Always", &running, false),
             ("Always", &crashed, true),
-            ("Always", &ended(0), true),
-            ("OnFailure", &ended(0), false),
-            ("OnFailure", &ended(1), true),
-            ("Never", &ended(1), false),
+            ("Always", &terminated(0), true),
+            ("OnFailure", &terminated(0), false),
+            ("OnFailure", &terminated(1), true),
+            ("Never", &terminated(1), false),
             ("Never", &json!({}), true),
         ] {
             let spec =
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn of_init_containers_only_sidecars_go_on_running() {
+    fn of_init_containers_only_sidecars_can_be_missing() {
         let spec = json!({"containers": [{"name": "a"}], "initContainers": [
             {"name": "first"}, {"name": "side", "restartPolicy": "Always"},
         ]});

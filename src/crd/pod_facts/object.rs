@@ -1,5 +1,4 @@
-//! The part of a Pod that decisions rest on: code that decodes all of a pod's specification is
-//! 0.2 MB of the binary.
+//! The fields of a Pod that decisions need: code that decodes the whole spec would be 0.2 MB of the binary.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +22,7 @@ pub struct PodObject {
     pub status: Option<PodStatus>,
 }
 
-/// What a pod is to be. The fields are those of the API, by their names there.
+/// The spec of a pod. The fields are those of the API.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are those of the API")]
@@ -39,7 +38,7 @@ pub struct PodSpec {
     pub termination_grace_period_seconds: Option<i64>,
 }
 
-/// A container that is to be.
+/// A container of the spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
@@ -48,7 +47,7 @@ pub struct Container {
     pub restart_policy: Option<String>,
 }
 
-/// Of a container, or of the whole pod.
+/// The resources of a container, or of the whole pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Resources {
@@ -56,7 +55,7 @@ pub struct Resources {
     pub requests: Option<BTreeMap<String, Quantity>>,
 }
 
-/// What a pod is.
+/// The status of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
@@ -66,7 +65,7 @@ pub struct PodStatus {
     pub start_time: Option<Time>,
 }
 
-/// A container that is.
+/// The status of a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerStatus {
@@ -76,7 +75,7 @@ pub struct ContainerStatus {
     pub state: Option<ContainerState>,
 }
 
-/// What a container does: it waits where it neither runs nor has ended.
+/// The state of a container: waiting if it is neither running nor terminated.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
@@ -84,7 +83,7 @@ pub struct ContainerState {
     pub terminated: Option<ContainerEnd>,
 }
 
-/// How a container ended.
+/// The termination state of a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerEnd {

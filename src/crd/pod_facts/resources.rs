@@ -1,4 +1,4 @@
-//! Requests and limits of a pod: its class of service, and the CPU that it was promised.
+//! Requests and limits of a pod: its quality-of-service class, CPU request and CPU quota.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use crate::engine::units::{MilliCpu, Quota};
 
 use super::object::{Container, PodSpec, Resources};
 
-/// The resources that decide the class of service.
+/// The resources that determine the quality-of-service class.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
 
-/// A quantity that is not one.
+/// An invalid quantity.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("failed to read {resource} `{written}`: {reason}")]
 pub struct ResourceError {
-    /// Which resource, such as `cpu`.
+    /// The resource, such as `cpu`.
     resource: String,
-    /// What the object has.
+    /// The value in the object.
     written: String,
-    /// What is wrong with it.
+    /// What is wrong.
     reason: String,
 }
 
-/// Amounts by resource, those above zero only: Kubernetes counts a zero quantity as absent.
+/// Amounts by resource, without zeros: Kubernetes treats a zero quantity as absent.
 type Amounts = BTreeMap<&'static str, Nanos>;
-/// Billionths of a unit, the finest that Kubernetes keeps.
+/// Billionths of a unit, the finest resolution of Kubernetes.
 type Nanos = i128;
 type WrittenList = Option<BTreeMap<String, Written>>;
 
-/// Every container that can have resources, init containers too.
+/// Every container, including init containers.
 pub(super) fn all_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     let init = spec.init_containers.iter().flatten();
     containers(spec).chain(init)
@@ -41,8 +41,8 @@ fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.containers.iter().flatten()
 }
 
-/// The class that Kubernetes gives the pod: from the pod's own resources where it has any, else from the sums over
-/// all its containers, init containers included.
+/// The quality-of-service class as computed by Kubernetes: from the pod-level resources if set, else from the sums over all containers,
+/// including init containers.
 pub(super) fn qos_class(spec: &PodSpec) -> Result<QosClass, ResourceError> {
     let mut totals = Totals::default();
     match &spec.resources {
@@ -61,13 +61,13 @@ pub(super) fn qos_class(spec: &PodSpec) -> Result<QosClass, ResourceError> {
 struct Totals {
     requests: Amounts,
     limits: Amounts,
-    /// Some container lacks a limit for CPU or memory.
-    open: bool,
+    /// Whether a container has no limit for CPU or memory.
+    unlimited: bool,
 }
 
 impl Totals {
     fn add(&mut self, requests: &Amounts, limits: &Amounts) {
-        self.open |= COMPUTE
+        self.unlimited |= COMPUTE
             .iter()
             .any(|resource| !limits.contains_key(resource));
         add_all(&mut self.requests, requests);
@@ -77,7 +77,7 @@ impl Totals {
     fn class(&self) -> QosClass {
         if self.requests.is_empty() && self.limits.is_empty() {
             QosClass::BestEffort
-        } else if !self.open && self.requests == self.limits {
+        } else if !self.unlimited && self.requests == self.limits {
             QosClass::Guaranteed
         } else {
             QosClass::Burstable
@@ -85,9 +85,8 @@ impl Totals {
     }
 }
 
-/// The CPU that the pod was promised: its own request where it has one, else the larger of what its containers and
-/// sidecars need together and what any init container needs beside the sidecars started before it; and the
-/// overhead of its runtime class.
+/// The CPU request of the pod: its pod-level request if set, else the larger of the sum over its containers and sidecars, and
+/// of any init container plus the sidecars started before it; plus the overhead of its runtime class.
 pub(super) fn cpu_request(spec: &PodSpec) -> Result<MilliCpu, ResourceError> {
     let own = match &spec.resources {
         Some(own) => with_pod_defaults(own, spec)?.get("cpu").copied().map(milli),
@@ -101,7 +100,7 @@ pub(super) fn cpu_request(spec: &PodSpec) -> Result<MilliCpu, ResourceError> {
     Ok(containers + overhead.get("cpu").copied().map_or(MilliCpu::ZERO, milli))
 }
 
-/// The CPU that each container which runs beside the others was promised, by name.
+/// The CPU request of each container and sidecar, by name.
 pub(super) fn container_requests(
     spec: &PodSpec,
 ) -> Result<BTreeMap<String, MilliCpu>, ResourceError> {
@@ -119,21 +118,21 @@ pub(super) fn container_requests(
     Ok(by_name)
 }
 
-/// The quota that the kubelet gives the pod (`ResourceConfigForPod`): the pod's own limit, else what its containers'
-/// limits come to, and none where a container has no limit.
+/// The quota that the kubelet sets on the pod (`ResourceConfigForPod`): the pod-level limit, else the aggregated limits of its
+/// containers; unlimited if a container has no limit.
 pub(super) fn cpu_quota(spec: &PodSpec) -> Result<Quota, ResourceError> {
     let own = match &spec.resources {
         Some(own) => amounts(&own.limits)?.get("cpu").copied(),
         None => None,
     };
-    let mut open = false;
+    let mut unlimited = false;
     for container in all_containers(spec) {
-        open |= !limits(container)?.contains_key("cpu");
+        unlimited |= !limits(container)?.contains_key("cpu");
     }
-    let all = if open {
+    let all = if unlimited {
         None
     } else {
-        together(spec, "cpu", limits)?
+        aggregate(spec, "cpu", limits)?
     };
     let Some(limit) = own.or(all) else {
         return Ok(Quota::Unlimited);
@@ -143,19 +142,18 @@ pub(super) fn cpu_quota(spec: &PodSpec) -> Result<Quota, ResourceError> {
 }
 
 fn containers_request(spec: &PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
-    together(spec, resource, requests)
+    aggregate(spec, resource, requests)
 }
 
-/// The larger of what containers and sidecars have together and what any init container has beside the sidecars
-/// started before it.
-fn together(
+/// The larger of the sum over containers and sidecars, and of any init container plus the sidecars started before it.
+fn aggregate(
     spec: &PodSpec,
     resource: &str,
     of: fn(&Container) -> Result<Amounts, ResourceError>,
 ) -> Result<Option<Nanos>, ResourceError> {
-    let mut together = None;
+    let mut regular = None;
     for container in containers(spec) {
-        together = sum(together, of(container)?.get(resource).copied());
+        regular = sum(regular, of(container)?.get(resource).copied());
     }
     let mut sidecars = None;
     let mut peak = None;
@@ -168,20 +166,20 @@ fn together(
             peak = peak.max(sum(sidecars, own.get(resource).copied()));
         }
     }
-    Ok(sum(together, sidecars).max(peak))
+    Ok(sum(regular, sidecars).max(peak))
 }
 
-/// A CPU limit above zero.
+/// Whether there is a CPU limit above zero.
 pub(super) fn has_cpu_limit(resources: &Resources) -> bool {
     amounts(&resources.limits).is_ok_and(|limits| limits.contains_key("cpu"))
 }
 
-/// An init container that keeps running.
+/// Whether an init container keeps running.
 pub(super) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The pod's own requests. Where one is not given, what the containers ask together stands, else the pod's limit.
+/// The pod-level requests. A missing one defaults to that of the containers, else to the pod-level limit.
 fn with_pod_defaults(own: &Resources, spec: &PodSpec) -> Result<Amounts, ResourceError> {
     let mut requests = amounts(&own.requests)?;
     let limits = amounts(&own.limits)?;
@@ -189,15 +187,15 @@ fn with_pod_defaults(own: &Resources, spec: &PodSpec) -> Result<Amounts, Resourc
         if is_given(&own.requests, resource) {
             continue;
         }
-        let asked = containers_request(spec, resource)?;
-        if let Some(amount) = asked.or_else(|| limits.get(resource).copied()) {
+        let requested = containers_request(spec, resource)?;
+        if let Some(amount) = requested.or_else(|| limits.get(resource).copied()) {
             requests.insert(resource, amount);
         }
     }
     Ok(requests)
 }
 
-/// A container's requests; a limit without a request is one.
+/// The requests of a container. A limit without a request is also the request.
 fn requests(container: &Container) -> Result<Amounts, ResourceError> {
     let Some(resources) = &container.resources else {
         return Ok(Amounts::new());
@@ -218,13 +216,13 @@ fn limits(container: &Container) -> Result<Amounts, ResourceError> {
     }
 }
 
-/// Given at all, be it as zero: a zero request is not filled in from the limit.
+/// Whether the resource is given, even as zero: a zero request does not default to the limit.
 fn is_given(list: &WrittenList, resource: &str) -> bool {
     list.as_ref()
         .is_some_and(|list| list.contains_key(resource))
 }
 
-/// CPU and memory of a list, without zeros.
+/// The CPU and memory of a list, without zeros.
 fn amounts(list: &WrittenList) -> Result<Amounts, ResourceError> {
     let mut amounts = Amounts::new();
     for resource in COMPUTE {
@@ -245,7 +243,6 @@ fn add_all(sums: &mut Amounts, amounts: &Amounts) {
     }
 }
 
-/// `None` is nothing asked; nothing and something is something.
 fn sum(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a + b),

@@ -25,7 +25,7 @@ fn containers(resources: &[&str]) -> String {
 }
 
 #[test]
-fn the_class_of_service_is_the_one_that_kubernetes_computes() {
+fn the_qos_class_is_that_of_kubernetes() {
     let full = "{requests: {cpu: 1, memory: 1Gi}, limits: {cpu: 1, memory: 1Gi}}";
     let limits_only = "{limits: {cpu: 500m, memory: 64Mi}}";
     let table: [(&[&str], QosClass); 18] = [
@@ -66,7 +66,7 @@ fn the_class_of_service_is_the_one_that_kubernetes_computes() {
             &["{requests: {cpu: 0}, limits: {cpu: 1, memory: 1Gi}}"],
             Burstable,
         ),
-        // Sums are compared, not containers: so does Kubernetes.
+        // Like Kubernetes, compares sums, not containers.
         (
             &[
                 "{requests: {cpu: 1, memory: 1Gi}, limits: {cpu: 2, memory: 1Gi}}",
@@ -81,7 +81,7 @@ fn the_class_of_service_is_the_one_that_kubernetes_computes() {
 }
 
 #[test]
-fn init_containers_count_for_the_class() {
+fn init_containers_count_for_the_qos_class() {
     let with_init = |init: &str| {
         facts(&spec(&format!(
             "{{containers: [{{name: c, resources: {{limits: {{cpu: 1, memory: 1Gi}}}}}}], \
@@ -95,7 +95,7 @@ fn init_containers_count_for_the_class() {
 }
 
 #[test]
-fn resources_of_the_pod_itself_decide_the_class_where_given() {
+fn pod_level_resources_determine_the_qos_class() {
     let with_pod = |own: &str, container: &str| {
         facts(&spec(&format!(
             "{{resources: {own}, containers: [{{name: c, resources: {container}}}]}}"
@@ -123,7 +123,7 @@ fn resources_of_the_pod_itself_decide_the_class_where_given() {
 }
 
 #[test]
-fn the_cpu_request_is_what_the_scheduler_would_reserve() {
+fn the_cpu_request_is_that_of_the_scheduler() {
     let cpu = |yaml: &str| facts(&spec(yaml)).cpu_request;
     let table = [
         ("{containers: [{name: c}]}", 0),
@@ -135,7 +135,7 @@ fn the_cpu_request_is_what_the_scheduler_would_reserve() {
             "{containers: [{name: c, resources: {limits: {cpu: 2}}}]}",
             2000,
         ),
-        // An ordinary init container runs before the others: the larger need counts.
+        // An ordinary init container runs before the others: the larger request counts.
         (
             "{containers: [{name: c, resources: {requests: {cpu: 100m}}}], initContainers: [{name: i, resources: {requests: {cpu: 900m}}}]}",
             900,
@@ -144,12 +144,12 @@ fn the_cpu_request_is_what_the_scheduler_would_reserve() {
             "{containers: [{name: c, resources: {requests: {cpu: 1}}}], initContainers: [{name: i, resources: {requests: {cpu: 900m}}}]}",
             1000,
         ),
-        // A sidecar runs beside them: the sum counts.
+        // A sidecar runs together with them: the sum counts.
         (
             "{containers: [{name: c, resources: {requests: {cpu: 1}}}], initContainers: [{name: s, restartPolicy: Always, resources: {requests: {cpu: 200m}}}]}",
             1200,
         ),
-        // An init container after the sidecar needs its own beside it.
+        // An init container after a sidecar runs together with it.
         (
             "{containers: [{name: c, resources: {requests: {cpu: 100m}}}], initContainers: [{name: s, restartPolicy: Always, resources: {requests: {cpu: 200m}}}, {name: i, resources: {requests: {cpu: 800m}}}]}",
             1000,
@@ -182,7 +182,7 @@ fn the_cpu_request_is_what_the_scheduler_would_reserve() {
 }
 
 #[test]
-fn each_container_that_stays_has_its_own_request() {
+fn each_container_and_sidecar_has_its_request() {
     let pod = facts(&spec(
         "{containers: [{name: c, resources: {requests: {cpu: 100m}}}, {name: none}], initContainers: [\
          {name: s, restartPolicy: Always, resources: {requests: {cpu: 200m}}}, \
@@ -193,7 +193,7 @@ fn each_container_that_stays_has_its_own_request() {
 }
 
 #[test]
-fn a_quantity_that_is_not_one_is_named() {
+fn an_invalid_quantity_is_reported() {
     for bad in ["much", "1Gig", "NaN", "''", "1.5.1", "-1"] {
         let yaml = containers(&[&format!("{{requests: {{cpu: {bad}}}}}")]);
         let error = pod_facts(&pod(&yaml)).expect_err(bad).to_string();
@@ -201,7 +201,7 @@ fn a_quantity_that_is_not_one_is_named() {
     }
 }
 
-/// A pod with this metadata and this much more in its spec.
+/// A pod with this metadata and additional fields of its spec.
 fn with_meta(meta: &str, more: &str) -> Pod {
     facts(&format!(
         "metadata: {{name: p, {meta}}}\nspec: {{containers: [{{name: c}}]{more}}}\n"
@@ -209,7 +209,7 @@ fn with_meta(meta: &str, more: &str) -> Pod {
 }
 
 #[test]
-fn pods_that_would_come_straight_back_or_hold_the_cluster_up_are_kept() {
+fn static_daemon_set_and_critical_pods_are_never_evicted() {
     let annotated = |text: &str| with_meta(&format!("annotations: {{{text}}}"), "").kept;
     let owned = |kind: &str| {
         let owner = format!(
@@ -251,7 +251,7 @@ fn pods_that_would_come_straight_back_or_hold_the_cluster_up_are_kept() {
 }
 
 #[test]
-fn only_a_controller_counts_as_an_owner() {
+fn only_a_controller_is_an_owner() {
     let owner = |more: &str| {
         let owner = format!(
             "ownerReferences: [{{apiVersion: v1, kind: ReplicaSet, name: o, uid: u{more}}}]"
@@ -290,14 +290,14 @@ fn a_running_pod_is_read_in_full() {
     assert_eq!(
         (pod.started, pod.priority, pod.grace.as_secs()),
         (60, -5, 4),
-        "the grace that its deletion gives it"
+        "the grace period of its deletion"
     );
     assert!(pod.running && pod.terminating && pod.protected && pod.elastic);
     assert_eq!(pod.reserved, Some(Reserved::Namespace));
 }
 
 #[test]
-fn an_object_without_name_or_spec_is_refused() {
+fn an_object_without_name_or_spec_is_rejected() {
     assert_eq!(
         pod_facts(&pod("metadata: {name: p}")),
         Err(PodFactsError::NoSpec)

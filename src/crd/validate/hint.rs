@@ -1,10 +1,10 @@
-//! The words of a finding: what is wrong, and what to write instead, both taken from the schema.
+//! The messages of problems: what is wrong, and how to fix it, from the schema.
 
 use serde_json::{Map, Value};
 
-use super::super::words::{nearest, quoted};
+use super::super::suggest::{nearest, quoted};
 
-/// The last name in a path: `stepCPURatio` of `spec.throttle.cpuThrottle.stepCPURatio`.
+/// The last field name in a path: `stepCPURatio` of `spec.throttle.cpuThrottle.stepCPURatio`.
 pub(super) fn name_of(path: &str) -> &str {
     let end = path.trim_end_matches(|c: char| c == ']' || c.is_ascii_digit());
     let name = end.strip_suffix('[').unwrap_or(path);
@@ -12,7 +12,7 @@ pub(super) fn name_of(path: &str) -> &str {
     if name.is_empty() { "the object" } else { name }
 }
 
-/// Whether the value has the type of the schema.
+/// Whether the value has the type in the schema.
 pub(super) fn has_type(schema: &Value, value: &Value) -> bool {
     if schema["x-kubernetes-int-or-string"] == true {
         return value.is_string() || is_whole(value);
@@ -28,7 +28,7 @@ pub(super) fn has_type(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// An API server takes a floating-point number that is whole and below 2^53 for an integer.
+/// An API server accepts a float without a fraction below 2^53 as an integer.
 fn is_whole(value: &Value) -> bool {
     const WHOLE: f64 = 9_007_199_254_740_992.0;
     value.is_i64()
@@ -37,20 +37,20 @@ fn is_whole(value: &Value) -> bool {
             .is_some_and(|number| number.fract() == 0.0 && number.abs() < WHOLE)
 }
 
-/// `is 0.5, and must be a whole number; write for example 10`.
+/// `coolDownSeconds is 0.5, and must be an integer; write 10`.
 pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
     let name = name_of(path);
     if schema["x-kubernetes-int-or-string"] == true && value.is_number() {
         return format!(
-            "{name} is {value}, and an API server takes a bare number here only if it is whole; write it as text: \
-             \"{value}\""
+            "{name} is {value}, and an API server accepts a bare number here only if it is an integer; write it as a \
+             string: \"{value}\""
         );
     }
     let cure = match value {
         Value::Bool(_) | Value::Number(_) if schema["type"] == "string" => {
             format!("put it in quotes: \"{value}\"")
         }
-        Value::String(text) if unquoted(schema, text) => {
+        Value::String(text) if is_valid_unquoted(schema, text) => {
             format!("remove the quotes: {text}")
         }
         _ => format!("write {}", example(schema)),
@@ -62,8 +62,8 @@ pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
     )
 }
 
-/// Whether the text would be right without its quotes.
-fn unquoted(schema: &Value, text: &str) -> bool {
+/// Whether the string would be valid without its quotes.
+fn is_valid_unquoted(schema: &Value, text: &str) -> bool {
     match schema["type"].as_str() {
         Some("integer") => text.parse::<i64>().is_ok(),
         Some("boolean") => text == "true" || text == "false",
@@ -76,7 +76,7 @@ fn describe(value: &Value) -> String {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),
         Value::Number(number) => number.to_string(),
-        Value::String(text) => format!("the text {}", quoted(text)),
+        Value::String(text) => format!("the string {}", quoted(text)),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a map".to_owned(),
     }
@@ -84,15 +84,15 @@ fn describe(value: &Value) -> String {
 
 fn describe_type(schema: &Value) -> &'static str {
     if schema["x-kubernetes-int-or-string"] == true {
-        return "a whole number or a text";
+        return "an integer or a string";
     }
     match schema["type"].as_str() {
         Some("object") => "a map",
         Some("array") => "a list",
         Some("boolean") => "true or false",
-        Some("integer") => "a whole number",
+        Some("integer") => "an integer",
         Some("number") => "a number",
-        _ => "a text",
+        _ => "a string",
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) fn missing(schema: &Value, name: &str) -> String {
     format!("{name} is missing; write {name}: {example}")
 }
 
-/// An example of a value that the schema takes.
+/// An example of a value that the schema accepts.
 pub(super) fn example(schema: &Value) -> String {
     if let Some(default) = schema.get("default") {
         return match default {
@@ -136,9 +136,9 @@ fn object_example(schema: &Value) -> String {
     format!("{{{}}}", fields.join(", "))
 }
 
-/// `is no field of spec.throttle; did you mean "cpuThrottle"?`.
+/// `"cpuThrotle" is not a field of spec.throttle; did you mean cpuThrottle?`.
 pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str) -> String {
-    let place = if path.is_empty() { "the object" } else { path };
+    let parent = if path.is_empty() { "the object" } else { path };
     let names: Vec<&str> = known
         .into_iter()
         .flat_map(|known| known.keys().map(String::as_str))
@@ -146,20 +146,20 @@ pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str
     let cure = match nearest(name, names.iter().copied()) {
         Some(near) => format!("did you mean {near}?"),
         None if names.is_empty() => "remove it".to_owned(),
-        None => format!("remove it; the fields there are {}", names.join(", ")),
+        None => format!("remove it; the known fields are {}", names.join(", ")),
     };
-    format!("{} is no field of {place}; {cure}", quoted(name))
+    format!("{} is not a field of {parent}; {cure}", quoted(name))
 }
 
-/// `is 0, and must be from 1 to 100; write for example 10`.
+/// `stepCPURatio is 0, and must be from 1 to 100; write for example 10`.
 pub(super) fn out_of_range(schema: &Value, number: f64, path: &str) -> String {
     let name = name_of(path);
-    let least = schema["minimum"].as_f64();
-    let most = schema["maximum"].as_f64();
-    let range = match (least, most) {
-        (Some(least), Some(most)) => format!("from {least} to {most}"),
-        (Some(least), None) => format!("{least} or more"),
-        (None, Some(most)) => format!("{most} or less"),
+    let min = schema["minimum"].as_f64();
+    let max = schema["maximum"].as_f64();
+    let range = match (min, max) {
+        (Some(min), Some(max)) => format!("from {min} to {max}"),
+        (Some(min), None) => format!("{min} or more"),
+        (None, Some(max)) => format!("{max} or less"),
         (None, None) => "another".to_owned(),
     };
     format!(
@@ -181,8 +181,8 @@ pub(super) fn not_among(known: &[&str], value: &Value, path: &str) -> String {
     )
 }
 
-/// What a rule of the definition says, and what was written instead: `..., not "80%"`.
-pub(super) fn broken_rule(message: &str, value: Option<&Value>) -> String {
+/// The message of a CEL rule with the given value: `..., not "80%"`.
+pub(super) fn violated_rule(message: &str, value: Option<&Value>) -> String {
     let texts: Vec<&str> = match value {
         Some(Value::String(text)) => vec![text],
         Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect(),
@@ -196,13 +196,13 @@ pub(super) fn broken_rule(message: &str, value: Option<&Value>) -> String {
     };
     let is_percentage = texts.iter().any(|text| text.ends_with('%'));
     let percentage =
-        "; for a percentage write the number alone, and a metric that ends in _utilization";
-    // The message names what there is to choose from.
-    let named = || message.split(|c: char| !c.is_alphanumeric() && c != '_');
+        "; for a percentage write only the number, and a metric that ends in _utilization";
+    // The message contains the valid values.
+    let words = || message.split(|c: char| !c.is_alphanumeric() && c != '_');
     let mut meant = texts
         .iter()
-        .filter(|text| !named().any(|word| word == **text));
-    let meant = meant.find_map(|text| nearest(text, named()));
+        .filter(|text| !words().any(|word| word == **text));
+    let meant = meant.find_map(|text| nearest(text, words()));
     format!(
         "{message}, not {given}{}{}",
         if is_percentage { percentage } else { "" },

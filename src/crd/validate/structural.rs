@@ -1,4 +1,4 @@
-//! The structural part of a definition: types, required and unknown fields, ranges, lengths, enums, list maps.
+//! Validates the structural schema: types, required and unknown fields, ranges, lengths, enums, list maps.
 
 use std::collections::HashSet;
 
@@ -7,14 +7,14 @@ use serde_json::{Map, Value};
 use super::super::path::{at_index, at_key};
 use super::{Problem, hint};
 
-/// Nobody reads more at once, and a hostile object must not fill the memory.
-const MOST_PROBLEMS: usize = 100;
+/// Limits the memory that a hostile object can take.
+const MAX_PROBLEMS: usize = 100;
 
-/// What the schema finds.
+/// The result of the validation.
 #[derive(Default)]
 pub(super) struct Structure {
     pub(super) problems: Vec<Problem>,
-    /// A problem that makes an API server leave the CEL rules for later.
+    /// Whether there is a problem because of which an API server skips the CEL rules.
     pub(super) blocking: bool,
 }
 
@@ -26,7 +26,7 @@ pub(super) fn check(schema: &Value, object: &Value) -> Structure {
 
 impl Structure {
     fn problem(&mut self, path: &str, message: String) {
-        if self.problems.len() < MOST_PROBLEMS {
+        if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(Problem {
                 path: path.to_owned(),
                 message,
@@ -40,7 +40,7 @@ impl Structure {
     }
 
     fn check(&mut self, schema: &Value, value: &Value, path: &str) {
-        if self.problems.len() >= MOST_PROBLEMS {
+        if self.problems.len() >= MAX_PROBLEMS {
             return;
         }
         if !hint::has_type(schema, value) {
@@ -65,35 +65,35 @@ impl Structure {
         }
         let known = schema["properties"].as_object();
         let others = schema.get("additionalProperties");
-        let keeps_unknown = schema["x-kubernetes-preserve-unknown-fields"] == true;
+        let preserves_unknown = schema["x-kubernetes-preserve-unknown-fields"] == true;
         for (name, value) in fields {
             let field = at_key(path, name);
             match known.and_then(|known| known.get(name)).or(others) {
                 Some(schema) => self.check(schema, value, &field),
-                None if keeps_unknown => {}
+                None if preserves_unknown => {}
                 None => self.problem(&field, hint::unknown(known, name, path)),
             }
         }
-        if let Some(most) = schema["maxProperties"].as_u64()
-            && fields.len() as u64 > most
+        if let Some(max) = schema["maxProperties"].as_u64()
+            && fields.len() as u64 > max
         {
-            self.blocking(path, too_many(fields.len(), most, path));
+            self.blocking(path, too_many(fields.len(), max, path));
         }
     }
 
     fn list(&mut self, schema: &Value, items: &[Value], path: &str) {
-        if let Some(most) = schema["maxItems"].as_u64()
-            && items.len() as u64 > most
+        if let Some(max) = schema["maxItems"].as_u64()
+            && items.len() as u64 > max
         {
-            return self.blocking(path, too_many(items.len(), most, path));
+            return self.blocking(path, too_many(items.len(), max, path));
         }
-        if let Some(least) = schema["minItems"].as_u64()
-            && (items.len() as u64) < least
+        if let Some(min) = schema["minItems"].as_u64()
+            && (items.len() as u64) < min
         {
             let name = hint::name_of(path);
             self.problem(
                 path,
-                format!("{name} is empty, and needs at least {least}; add one"),
+                format!("{name} is empty, and needs at least {min} entry; add one"),
             );
         }
         for (index, item) in items.iter().enumerate() {
@@ -105,14 +105,14 @@ impl Structure {
         }
     }
 
-    /// A list that is a map by some of its items' fields has no two items that agree in them.
+    /// The items of a list map must differ in their keys.
     fn unique(&mut self, keys: &[&str], items: &[Value], path: &str) {
         let mut seen = HashSet::new();
         for (index, item) in items.iter().enumerate() {
             let values: Vec<String> = keys.iter().map(|key| item[*key].to_string()).collect();
             if !seen.insert(values.clone()) {
                 let message = format!(
-                    "{} is there twice in {path}; give each its own {}",
+                    "{} is given twice in {path}; give each a unique {}",
                     values.join(", "),
                     keys.join(", ")
                 );
@@ -124,15 +124,16 @@ impl Structure {
     fn text(&mut self, schema: &Value, text: &str, path: &str) {
         let length = text.chars().count() as u64;
         let name = hint::name_of(path);
-        if let Some(most) = schema["maxLength"].as_u64()
-            && length > most
+        if let Some(max) = schema["maxLength"].as_u64()
+            && length > max
         {
-            let message =
-                format!("{name} is {length} characters long, and may have {most}; shorten it");
+            let message = format!(
+                "{name} is {length} characters long, and may have at most {max}; shorten it"
+            );
             self.blocking(path, message);
         }
-        if let Some(least) = schema["minLength"].as_u64()
-            && length < least
+        if let Some(min) = schema["minLength"].as_u64()
+            && length < min
         {
             self.problem(
                 path,
@@ -142,9 +143,9 @@ impl Structure {
     }
 
     fn range(&mut self, schema: &Value, number: f64, path: &str) {
-        let least = schema["minimum"].as_f64();
-        let most = schema["maximum"].as_f64();
-        if least.is_some_and(|least| number < least) || most.is_some_and(|most| number > most) {
+        let min = schema["minimum"].as_f64();
+        let max = schema["maximum"].as_f64();
+        if min.is_some_and(|min| number < min) || max.is_some_and(|max| number > max) {
             let message = hint::out_of_range(schema, number, path);
             self.problem(path, message);
         }
@@ -162,9 +163,11 @@ impl Structure {
     }
 }
 
-fn too_many(count: usize, most: u64, path: &str) -> String {
+fn too_many(count: usize, max: u64, path: &str) -> String {
     let name = hint::name_of(path);
-    format!("{name} has {count} entries, and may have {most}; remove some, or use several objects")
+    format!(
+        "{name} has {count} entries, and may have at most {max}; remove some, or use several objects"
+    )
 }
 
 fn strings(list: &Value) -> impl Iterator<Item = &str> {

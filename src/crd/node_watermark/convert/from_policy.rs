@@ -1,4 +1,4 @@
-//! From the compiled form to the spec. Total: whatever is compiled can be written.
+//! Converts compiled policies to the spec of a `NodeWatermark`. Every compiled policy can be converted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,7 @@ use crate::engine::policy::{
 use crate::engine::selector::{Requirement, Selector};
 
 impl NodeWatermarkSpec {
-    /// The spec that carries these policies to one node, its hash filled in. Durations go in whole seconds, as the
-    /// compiler makes them.
+    /// The spec with these policies for one node, including its hash. Durations are in whole seconds, as in compiled policies.
     pub fn new(
         node_uid: &str,
         policy: &PolicySet,
@@ -43,7 +42,7 @@ impl NodeWatermarkSpec {
     }
 }
 
-/// The different actions of a set of rules; mostly one a name.
+/// The distinct actions of a set of rules by name; usually one per name.
 struct Actions<'a>(BTreeMap<&'a str, Vec<&'a Action>>);
 
 impl<'a> Actions<'a> {
@@ -77,7 +76,7 @@ impl<'a> Actions<'a> {
     }
 }
 
-/// `throttle`, `throttle#2`, ...: no object's name has a `#`.
+/// `throttle`, `throttle#2`, ...: names of objects cannot contain a `#`.
 fn id(name: &str, index: usize) -> String {
     match index {
         0 => name.to_owned(),

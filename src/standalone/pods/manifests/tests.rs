@@ -119,7 +119,7 @@ fn a_bad_pod_is_named_with_its_line_and_harms_no_other() {
             "not a Pod",
         ),
         ("a: [1".to_owned(), "is no"),
-        ("a:\n\tb: 1".to_owned(), "a tab stands"),
+        ("a:\n\tb: 1".to_owned(), "the indentation contains a tab"),
         ("just text".to_owned(), ""),
         (
             pod("good", "a"),

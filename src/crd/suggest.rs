@@ -1,27 +1,27 @@
-//! Finding the word that was probably meant.
+//! Suggestions for misspelt words.
 
-/// The nearest of the known words, without regard to case. Near enough to be a slip is what Jaro and Winkler find similar; of
-/// these it is the one with the most pairs of letters in common, since they put much weight on how a word begins.
+/// The known word that was probably meant, ignoring case. Candidates are chosen by Jaro-Winkler similarity and ranked by
+/// Sorensen-Dice, because Jaro-Winkler gives much weight to the start of a word.
 pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    const NEAR: f64 = 0.85;
-    const LONGEST: usize = 64;
-    let word = (word.len() <= LONGEST).then(|| word.to_lowercase())?;
+    const MIN_SIMILARITY: f64 = 0.85;
+    const MAX_LENGTH: usize = 64;
+    let word = (word.len() <= MAX_LENGTH).then(|| word.to_lowercase())?;
     let similar = known.into_iter().filter_map(|known| {
         let lower = known.to_lowercase();
-        let is_near = strsim::jaro_winkler(&word, &lower) >= NEAR;
+        let is_near = strsim::jaro_winkler(&word, &lower) >= MIN_SIMILARITY;
         is_near.then(|| (strsim::sorensen_dice(&word, &lower), known))
     });
     let nearest = similar.max_by(|a, b| a.0.total_cmp(&b.0));
     nearest.map(|(_, known)| known)
 }
 
-/// A text in quotes, cut where it is long.
+/// A string in quotes, truncated if it is long.
 pub(super) fn quoted(text: &str) -> String {
-    const MOST: usize = 60;
-    if text.chars().count() <= MOST {
+    const MAX_CHARS: usize = 60;
+    if text.chars().count() <= MAX_CHARS {
         return format!("\"{text}\"");
     }
-    let start: String = text.chars().take(MOST).collect();
+    let start: String = text.chars().take(MAX_CHARS).collect();
     format!("\"{start}...\"")
 }
 
@@ -31,7 +31,7 @@ mod tests {
     use crate::engine::metric::Metric;
 
     #[test]
-    fn a_slip_is_found_and_a_stranger_is_not() {
+    fn only_a_similar_word_is_suggested() {
         let known = ["cpuThrottle", "memoryThrottle"];
         assert_eq!(nearest("cputhrottle", known), Some("cpuThrottle"));
         assert_eq!(nearest("cpuThrotle", known), Some("cpuThrottle"));
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_was_probably_meant_is_found() {
+    fn a_misspelt_metric_is_found() {
         let names = Metric::names();
         for (written, meant) in [
             ("memory_usage", "memory_total_usage"),
@@ -55,7 +55,7 @@ mod tests {
             let nearest = nearest(written, names.iter().map(String::as_str));
             assert_eq!(nearest, Some(meant), "{written}");
         }
-        let strange = nearest("p99_latency", names.iter().map(String::as_str));
-        assert_eq!(strange, None);
+        let unrelated = nearest("p99_latency", names.iter().map(String::as_str));
+        assert_eq!(unrelated, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a rule can do what it says: on this node, with this metric, action and set of pods.
+//! Checks whether a rule can have the effect it describes: on this node, with this metric, action and set of pods.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,53 +6,53 @@ use std::ops::Range;
 use super::super::finding::Reason;
 use super::super::objects::Kind;
 use super::pods::{list, selects};
-use super::{About, Scope};
+use super::{ObjectFindings, Scope};
 use crate::engine::metric::{
     ActionKind, DiskRate, Leverage, Metric, PressureKind, Protected, Resource,
 };
 use crate::engine::policy::{Action, Allowed, Rule};
 
-/// Whether the rule is in force.
+/// The result of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is.
+pub(super) enum Outcome {
+    /// The rule is in force.
     On,
-    /// It can't do what it says: it is left out.
+    /// The rule is left out.
     Off,
 }
 
-/// Judges a rule, and reports what is found.
-pub(super) fn judge(
+/// Checks a rule, and reports findings.
+pub(super) fn check(
     rule: &Rule,
     scope: &Scope<'_>,
     path: &str,
-    findings: &mut About<'_>,
-) -> Verdict {
-    let mut judge = Judge {
+    findings: &mut ObjectFindings<'_>,
+) -> Outcome {
+    let mut check = RuleCheck {
         rule,
         scope,
         path,
         findings,
     };
-    judge.metric();
-    let off = [judge.leverage(), judge.watermark(), judge.restore()];
-    judge.pressure();
-    judge.permission();
-    if off.contains(&Verdict::Off) {
-        Verdict::Off
+    check.metric();
+    let outcomes = [check.leverage(), check.threshold(), check.restore_value()];
+    check.pressure();
+    check.permission();
+    if outcomes.contains(&Outcome::Off) {
+        Outcome::Off
     } else {
-        Verdict::On
+        Outcome::On
     }
 }
 
-struct Judge<'a, 'b> {
+struct RuleCheck<'a, 'b> {
     rule: &'a Rule,
     scope: &'a Scope<'a>,
     path: &'a str,
-    findings: &'a mut About<'b>,
+    findings: &'a mut ObjectFindings<'b>,
 }
 
-impl Judge<'_, '_> {
+impl RuleCheck<'_, '_> {
     fn error(&mut self, reason: Reason, field: &str, message: String) {
         let path = format!("{}.{field}", self.path);
         self.findings.error(reason, path, message);
@@ -67,7 +67,7 @@ impl Judge<'_, '_> {
         let metric = &self.rule.metric;
         if let Metric::ElasticCpuRequested = metric {
             let message = format!(
-                "\"{metric}\" is not kept yet, so that the rule is never judged; write for example \
+                "\"{metric}\" is not measured yet, so the rule is never evaluated; write for example \
                  cpu_total_utilization"
             );
             self.error(Reason::MetricNotKept, "metricRule.name", message);
@@ -77,49 +77,49 @@ impl Judge<'_, '_> {
         if has_one_series(metric) && selector.is_some_and(|selector| !selector.matches(&unlabelled))
         {
             let message = format!(
-                "\"{metric}\" has one series without labels, which this selector does not match, so that the rule is \
-                 never judged; remove selector"
+                "\"{metric}\" has one series without labels, which this selector does not match, so the rule is \
+                 never evaluated; remove selector"
             );
             self.error(Reason::NoSuchSeries, "metricRule.selector", message);
         }
     }
 
-    /// A rule nothing of whose action lowers the metric would act for nothing, and never end.
-    fn leverage(&mut self) -> Verdict {
+    /// A rule whose action does not lower the metric would act in vain, and never end.
+    fn leverage(&mut self) -> Outcome {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
             .partition(|kind| self.rule.metric.leverage(*kind) != Leverage::None);
         let metric = &self.rule.metric;
         if able.contains(&ActionKind::ForceGc) && metric.resource() == Some(Resource::Memory) {
             let message = format!(
-                "reclaiming page cache hardly lowers \"{metric}\", which counts page cache that can be dropped as free; \
+                "reclaiming page cache hardly lowers \"{metric}\", which counts reclaimable page cache as free; \
                  write for example memory_pressure_some_avg60, or name an action with eviction"
             );
             self.warning(Reason::PartialLeverage, "actionName", message);
         }
         let Some(unable) = unable.first().copied() else {
-            return Verdict::On;
+            return Outcome::On;
         };
-        let what = describe(unable);
+        let unable = describe(unable);
         if able.is_empty() && self.rule.action.scheduling.is_none() {
             let cure = match metric {
                 Metric::Window(..) if metric.leverage(ActionKind::Eviction) == Leverage::None => {
-                    "nothing lowers a peak that has been; name an action with disableScheduling"
+                    "no action lowers a past peak; name an action with disableScheduling"
                 }
                 _ => "name an action with eviction",
             };
-            let message = format!("{what} does not lower \"{metric}\"; {cure}");
+            let message = format!("{unable} does not lower \"{metric}\"; {cure}");
             self.error(Reason::NoLeverage, "actionName", message);
-            return Verdict::Off;
+            return Outcome::Off;
         }
         let message = format!(
-            "{what} does not lower \"{metric}\", and is left out; the rest of the action is taken"
+            "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken"
         );
         self.warning(Reason::PartialLeverage, "actionName", message);
-        Verdict::On
+        Outcome::On
     }
 
-    /// A rule on what its own throttles raise is not judged by its value alone.
+    /// A rule on a metric that its own throttling raises also requires stalled protected pods.
     fn pressure(&mut self) {
         let Rule { metric, action, .. } = self.rule;
         let throttles = action.throttle.is_some();
@@ -132,95 +132,98 @@ impl Judge<'_, '_> {
             PressureKind::Io => Protected::IoStallMax,
         };
         let message = format!(
-            "pods that are throttled raise \"{metric}\" themselves, so the rule acts only while protected pods wait as well: \
-             for more than 5 % of the time, pods that no PodQOS lets \"{}\" touch; on cgroup v2 write \"{}\", which is \
-             their waiting alone",
+            "throttled pods raise \"{metric}\" themselves, so the rule acts only while protected pods (those on which no PodQOS \
+             allows \"{}\") are also stalled for more than 5 % of the time; on cgroup v2 write \"{}\", which measures \
+             only protected pods",
             action.name,
             Metric::Protected(direct)
         );
         self.warning(Reason::JudgedByProtected, "metricRule.name", message);
     }
 
-    /// A watermark under 1 % of the node is a mistake in the unit: nearly always `4` for 4 CPUs.
-    fn watermark(&mut self) -> Verdict {
-        let (mark, metric) = (self.rule.watermark, &self.rule.metric);
+    /// A threshold under 1 % of the node is a wrong unit: usually `4` for 4 CPUs.
+    fn threshold(&mut self) -> Outcome {
+        let (threshold, metric) = (self.rule.watermark, &self.rule.metric);
         let unit = metric.unit();
         let Some(capacity) = capacity(metric, self.scope) else {
-            self.watermark_of_any_node();
-            return Verdict::On;
+            self.threshold_of_any_node();
+            return Outcome::On;
         };
-        if is_usage(metric) && mark * 100.0 < capacity {
-            let cure = guess(metric, mark, capacity / 100.0..capacity);
+        if is_usage(metric) && threshold * 100.0 < capacity {
+            let cure = guess(metric, threshold, capacity / 100.0..capacity);
             let cure = cure.unwrap_or_else(|| {
                 let example = suggestion(metric, capacity * 0.8);
                 format!("write for example {example}")
             });
             let message = format!(
-                "{mark} {unit} is less than 1 % of the {capacity} {unit} of the node, and the rule is off; {cure}"
+                "{threshold} {unit} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {cure}"
             );
             self.error(Reason::WatermarkTooLow, "metricRule.value", message);
-            return Verdict::Off;
+            return Outcome::Off;
         }
-        if mark >= capacity {
+        if threshold >= capacity {
             let message = format!(
-                "{mark} {unit} can't be passed{}: the most there is are {capacity} {unit}; write less, for example {}",
+                "{threshold} {unit} can't be exceeded{}: the maximum is {capacity} {unit}; write less, for example {}",
                 self.on_the_node(),
                 suggestion(metric, capacity * 0.8)
             );
             self.error(Reason::WatermarkTooHigh, "metricRule.value", message);
         }
-        Verdict::On
+        Outcome::On
     }
 
-    /// The size of the node is not known: less than an idle one uses can hardly be meant.
-    fn watermark_of_any_node(&mut self) {
-        let (mark, metric) = (self.rule.watermark, &self.rule.metric);
+    /// Where the size of the node is not known, less than the usage of an idle node is suspect.
+    fn threshold_of_any_node(&mut self) {
+        let (threshold, metric) = (self.rule.watermark, &self.rule.metric);
         let (range, example) = match metric {
             Metric::CpuUsage => (100.0..256_000.0, "4000"),
             Metric::MemoryUsage => (100.0 * MEBIBYTE..512.0 * GIBIBYTE, "6Gi"),
             _ => return,
         };
-        if mark >= range.start {
+        if threshold >= range.start {
             return;
         }
-        let cure = guess(metric, mark, range);
+        let cure = guess(metric, threshold, range);
         let message = format!(
-            "{mark} {} is less than an idle node uses, and can hardly be meant; {}",
+            "{threshold} {} is less than an idle node uses, so it is probably a mistake; {}",
             metric.unit(),
             cure.unwrap_or_else(|| format!("write for example {example}"))
         );
         self.warning(Reason::WatermarkTooLow, "metricRule.value", message);
     }
 
-    /// ` on a node of 4 CPUs`, where that is what decides.
+    /// ` on a node with 4 CPUs`, where the capacity of the node decides.
     fn on_the_node(&self) -> String {
         match self.rule.metric {
-            Metric::CpuUsage => format!(" on a node of {} CPUs", self.scope.node.cpus),
-            Metric::MemoryUsage => format!(" on a node of {}", self.scope.node.memory),
+            Metric::CpuUsage => format!(" on a node with {} CPUs", self.scope.node.cpus),
+            Metric::MemoryUsage => format!(" on a node with {}", self.scope.node.memory),
             _ => String::new(),
         }
     }
 
-    /// A low mark next to nothing is never reached, and what is in force would stay for ever.
-    fn restore(&mut self) -> Verdict {
+    /// With a `restoreValue` near 0 the rule would never end.
+    fn restore_value(&mut self) -> Outcome {
         let (low, metric) = (self.rule.restore, &self.rule.metric);
-        let least = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
+        let min = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
         let given = low < self.rule.watermark;
-        if given && is_usage(metric) && (low == 0.0 || low < least) {
-            let meant = self.rule.watermark * 0.8;
-            let cure = if meant > least {
-                format!("write for example {}, or leave", suggestion(metric, meant))
+        if given && is_usage(metric) && (low == 0.0 || low < min) {
+            let suggested = self.rule.watermark * 0.8;
+            let cure = if suggested > min {
+                format!(
+                    "write for example {}, or leave",
+                    suggestion(metric, suggested)
+                )
             } else {
                 "leave".to_owned()
             };
             let message = format!(
-                "the node never falls to {low} {}, so that the rule would never end, and it is off; {cure} restoreValue out",
+                "the value never falls to {low} {}, so the rule would never end and is off; {cure} restoreValue out",
                 metric.unit(),
             );
             self.error(Reason::RestoreNeverReached, "restoreValue", message);
-            return Verdict::Off;
+            return Outcome::Off;
         }
-        Verdict::On
+        Outcome::On
     }
 
     fn permission(&mut self) {
@@ -234,32 +237,29 @@ impl Judge<'_, '_> {
         if kinds.is_empty() || kinds.iter().any(allowed) {
             return;
         }
-        let refused: Vec<&str> = self.scope.objects.refused(Kind::PodQos).collect();
-        let cure = if refused.is_empty() {
+        let rejected: Vec<&str> = self.scope.objects.rejected(Kind::PodQos).collect();
+        let cure = if rejected.is_empty() {
             format!("add one with allowedActions: [{}]", action.name)
         } else {
-            format!(
-                "of those that are not in force, correct {}",
-                list(refused.iter())
-            )
+            format!("or correct the invalid ones: {}", list(rejected.iter()))
         };
         let message = format!(
-            "no PodQOS in force allows the action \"{}\" on any pod, so that the rule has nobody to act on; {cure}",
+            "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod; {cure}",
             action.name
         );
         self.error(Reason::NobodyToActOn, "actionName", message);
     }
 }
 
-/// The kinds of action on pods that an action takes.
+/// The types of action on pods that an action includes.
 fn kinds(action: &Action) -> Vec<ActionKind> {
     let kinds = [
         (ActionKind::CpuThrottle, action.throttle.is_some()),
         (ActionKind::ForceGc, action.force_gc),
         (ActionKind::Eviction, action.eviction.is_some()),
     ];
-    let taken = kinds.into_iter().filter(|(_, taken)| *taken);
-    taken.map(|(kind, _)| kind).collect()
+    let included = kinds.into_iter().filter(|(_, included)| *included);
+    included.map(|(kind, _)| kind).collect()
 }
 
 const fn describe(kind: ActionKind) -> &'static str {
@@ -270,7 +270,7 @@ const fn describe(kind: ActionKind) -> &'static str {
     }
 }
 
-/// How much of the node a metric measures.
+/// Whether a metric measures the usage of the node.
 const fn is_usage(metric: &Metric) -> bool {
     matches!(
         metric,
@@ -293,7 +293,7 @@ const fn has_one_series(metric: &Metric) -> bool {
         )
 }
 
-/// The most that a metric can be; `None` where there is no such limit, or it is not known.
+/// The maximum of a metric; `None` where it has none, or it is not known.
 fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
     let known = |amount: f64| (amount > 0.0).then_some(amount);
     match metric {
@@ -312,41 +312,41 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
 
 const GIBIBYTE: f64 = 1_073_741_824.0;
 const MEBIBYTE: f64 = 1_048_576.0;
-/// In which a person writes an amount of memory.
+/// The units in which people write amounts of memory.
 const BINARY: [(f64, &str); 2] = [(GIBIBYTE, "Gi"), (MEBIBYTE, "Mi")];
 
-/// What was probably meant: the same number in another unit, if that is within the range.
-fn guess(metric: &Metric, mark: f64, range: Range<f64>) -> Option<String> {
+/// A suggestion with the same number in another unit, if it is within the range.
+fn guess(metric: &Metric, threshold: f64, range: Range<f64>) -> Option<String> {
     let factors: &[(f64, &str)] = match metric {
         Metric::CpuUsage => &[(1000.0, "")],
         Metric::MemoryUsage => &BINARY,
         _ => &[(100.0, "")],
     };
-    let is_meant = |(factor, _): &&(f64, &str)| range.contains(&(mark * factor));
+    let is_meant = |(factor, _): &&(f64, &str)| range.contains(&(threshold * factor));
     let (factor, suffix) = factors.iter().find(is_meant)?;
-    let meant = (mark * factor * 1e6).round() / 1e6;
+    let meant = (threshold * factor * 1e6).round() / 1e6;
     Some(match *suffix {
         "" => format!("did you mean {}?", written(meant)),
-        suffix => format!("did you mean {mark}{suffix}?"),
+        suffix => format!("did you mean {threshold}{suffix}?"),
     })
 }
 
-/// A value as a person would write it in a manifest: two digits that count, at most this much.
-fn suggestion(metric: &Metric, most: f64) -> String {
+/// A value of at most `max` as it is written in a manifest, with two significant digits.
+fn suggestion(metric: &Metric, max: f64) -> String {
     let suffixes: &[(f64, &str)] = match metric {
         Metric::MemoryUsage => &BINARY,
         _ => &[],
     };
-    let suffix = suffixes.iter().find(|(unit, _)| most >= *unit);
+    let suffix = suffixes.iter().find(|(unit, _)| max >= *unit);
     let (unit, suffix) = suffix.copied().unwrap_or((1.0, ""));
-    let number = two_digits(most / unit);
+    let number = two_digits(max / unit);
     if suffix.is_empty() {
         return written(number);
     }
     format!("{number}{suffix}")
 }
 
-/// An API server refuses a bare number that is not whole.
+/// An API server rejects a bare number with a fraction.
 fn written(number: f64) -> String {
     if number.fract() == 0.0 {
         number.to_string()
@@ -355,9 +355,9 @@ fn written(number: f64) -> String {
     }
 }
 
-/// Rounded down to two digits that count; 0.8 times 0.7 is a hair less than 0.56.
+/// Rounded down to two significant digits. The tolerance is for products such as 0.8 * 0.7, which is just below 0.56.
 fn two_digits(number: f64) -> f64 {
-    const HAIR: f64 = 1e-9;
+    const TOLERANCE: f64 = 1e-9;
     let [mut up, mut down] = [1.0, 1.0];
     while number * up < 10.0 && up < 1e9 {
         up *= 10.0;
@@ -365,7 +365,7 @@ fn two_digits(number: f64) -> f64 {
     while number / down >= 100.0 {
         down *= 10.0;
     }
-    (number * up / down + HAIR).floor() * down / up
+    (number * up / down + TOLERANCE).floor() * down / up
 }
 
 #[cfg(test)]
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suggestion_is_a_value_that_a_person_would_write() {
+    fn a_suggestion_has_two_digits_and_a_unit() {
         let cases = [
             (Metric::MemoryUsage, 1_637_456_281.600_000_1, "1.5Gi"),
             (Metric::MemoryUsage, 0.8 * 68_719_476_736.0, "51Gi"),
@@ -385,13 +385,13 @@ mod tests {
             (Metric::CpuUtilization, 0.8 * 0.7, "\"0.56\""),
             (Metric::CpuUtilization, 0.07 * 100.0, "7"),
         ];
-        for (metric, most, written) in cases {
-            assert_eq!(suggestion(&metric, most), written, "{most}");
+        for (metric, max, written) in cases {
+            assert_eq!(suggestion(&metric, max), written, "{max}");
         }
     }
 
     #[test]
-    fn what_was_probably_meant_is_what_was_written_in_another_unit() {
+    fn a_guess_is_the_same_number_in_another_unit() {
         let node = 16.0 * 1_073_741_824.0;
         let cases = [
             (Metric::CpuUsage, 1.23, 8000.0, Some("did you mean 1230?")),
@@ -405,9 +405,9 @@ mod tests {
             (Metric::CpuUtilization, 0.07, 100.0, Some("did you mean 7?")),
             (Metric::MemoryUsage, 0.001, node, None),
         ];
-        for (metric, mark, capacity, words) in cases {
-            let guess = guess(&metric, mark, capacity / 100.0..capacity);
-            assert_eq!(guess.as_deref(), words);
+        for (metric, threshold, capacity, expected) in cases {
+            let guess = guess(&metric, threshold, capacity / 100.0..capacity);
+            assert_eq!(guess.as_deref(), expected);
         }
     }
 }
