@@ -274,7 +274,7 @@ fn a_server_that_hangs_for_too_long_times_out() {
         std::mem::forget(stream);
     });
     let mut asked = Asked::with(probe(&server.url(), Duration::from_millis(50)));
-    assert_eq!(asked.outcome(), Err("no answer within 50ms".into()));
+    assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn an_answer_that_drips_is_bound_by_the_same_timeout() {
         std::mem::forget(stream);
     });
     let mut asked = Asked::with(probe(&server.url(), Duration::from_millis(50)));
-    assert_eq!(asked.outcome(), Err("no answer within 50ms".into()));
+    assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_huge_answer_is_refused_with_or_without_its_length() {
         let outcome = Asked::new(&server.url()).outcome();
         assert_eq!(
             outcome,
-            Err("the answer is longer than 1 MiB".into()),
+            Err("the response is longer than 1 MiB".into()),
             "{head}"
         );
     }
@@ -312,7 +312,7 @@ fn what_is_no_prometheus_text_is_a_failure_that_names_the_line() {
     for (text, failure) in [
         (&b"<html>hello</html>\n"[..], bad_line),
         (b"depth{\n", bad_line),
-        (b"depth \xff\xfe\n", "the answer is not UTF-8 text"),
+        (b"depth \xff\xfe\n", "the response is not UTF-8 text"),
     ] {
         let server = Server::with_text(text);
         assert_eq!(Asked::new(&server.url()).outcome(), Err(failure.into()));
@@ -333,7 +333,7 @@ fn an_answer_that_breaks_off_counts_for_nothing() {
     });
     let failure = Asked::new(&server.url()).outcome().unwrap_err();
     assert!(
-        failure.starts_with("failed to read the answer"),
+        failure.starts_with("failed to read the response"),
         "{failure}"
     );
 }
@@ -372,7 +372,7 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
     });
     let failure = Asked::new(&server.url()).outcome().unwrap_err();
     assert!(
-        failure.starts_with("answered 302 Found, and redirects"),
+        failure.starts_with("the response is 302 Found, and redirects"),
         "{failure}"
     );
     assert_eq!(goal.connections(), 0);
@@ -382,7 +382,7 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
         let _ = stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     });
     let outcome = Asked::new(&server.url()).outcome();
-    assert_eq!(outcome, Err("answered 503 Service Unavailable".into()));
+    assert_eq!(outcome, Err("the response is 503 Service Unavailable".into()));
 }
 
 #[test]

@@ -377,7 +377,7 @@ fn a_permission_that_lacks_is_named_once() {
     assert_eq!(shown.matches("cannot get resource").count(), 1, "{shown}");
     assert_eq!(
         shown
-            .matches("left alone: there is no fresh sample of it")
+            .matches("left alone: it has no fresh sample")
             .count(),
         2,
         "{shown}"

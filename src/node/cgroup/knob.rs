@@ -1,5 +1,5 @@
-//! The cgroup files that are written, through file descriptors that are kept: a descriptor belongs to one cgroup
-//! for good, so a write can never land in another that took its name.
+//! The cgroup files that are written, through descriptors that stay open: a descriptor belongs to one cgroup for
+//! good, so a write never reaches another cgroup that took its name.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::parse::Bandwidth;
 use super::{CgroupPath, Controller, Hierarchy};
 
-/// What a file decides.
+/// What a file controls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// CPU time a period.
+    /// CPU time per period.
     Quota,
-    /// Unused quota that may be saved up.
+    /// Unused quota that may be accumulated.
     Burst,
-    /// Idle class: it runs only where nobody else wants to.
+    /// Idle class: it runs only when nothing else wants the CPU.
     Idle,
     /// Share of the CPU among siblings.
     Weight,
@@ -71,7 +71,7 @@ impl KnobFile {
         }
     }
 
-    /// What it decides.
+    /// What the file controls.
     pub const fn role(self) -> Role {
         match self {
             Self::CpuMax | Self::CfsQuota => Role::Quota,
@@ -81,7 +81,7 @@ impl KnobFile {
         }
     }
 
-    /// Its name.
+    /// The file's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CpuMax => "cpu.max",
@@ -94,7 +94,7 @@ impl KnobFile {
         }
     }
 
-    /// The least weight that the kernel takes.
+    /// The smallest weight that the kernel accepts.
     pub const fn least_weight(self) -> &'static str {
         match self {
             Self::CpuShares => "2",
@@ -102,7 +102,7 @@ impl KnobFile {
         }
     }
 
-    /// The weight that the kernel shows for a cgroup of idle class.
+    /// The weight that the kernel shows for an idle-class cgroup.
     pub const fn idle_weight(self) -> &'static str {
         match self {
             Self::CpuShares => "3",
@@ -110,8 +110,8 @@ impl KnobFile {
         }
     }
 
-    /// Whether the kernel itself puts this weight there when a cgroup becomes idle class or stops to be
-    /// (`sched_group_set_idle`: `WEIGHT_IDLEPRIO` and `NICE_0_LOAD`), whatever was there before.
+    /// Whether the kernel itself sets this weight when a cgroup enters or leaves the idle class
+    /// (`sched_group_set_idle`: `WEIGHT_IDLEPRIO` and `NICE_0_LOAD`), whatever the weight was before.
     pub fn is_weight_around_idle(self, text: &str) -> bool {
         match self {
             Self::CpuWeight => matches!(text, "0" | "100"),
@@ -130,16 +130,16 @@ impl fmt::Display for KnobFile {
 /// Why a cgroup file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
-    /// The cgroup has vanished: normal.
+    /// The cgroup no longer exists. This is normal.
     #[error("{} is gone", .0.display())]
     Gone(PathBuf),
-    /// The cgroup is there, its file is not.
+    /// The cgroup exists, but its file does not.
     #[error(
         "there is no {}: enable the `cpu` controller for this cgroup (cgroup.subtree_control of its parent)",
         .0.display()
     )]
     Missing(PathBuf),
-    /// We may not.
+    /// Permission denied.
     #[error("failed to {verb} {}: permission denied: run as root", path.display())]
     Denied {
         /// `open`, `read` or `write`.
@@ -158,20 +158,20 @@ pub enum KnobError {
         /// The file.
         path: PathBuf,
     },
-    /// The kernel does not take the value.
-    #[error("failed to write {}: the kernel refuses `{value}`", path.display())]
+    /// The kernel rejects the value.
+    #[error("failed to write {}: the kernel rejects `{value}`", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
         /// The value.
         value: String,
     },
-    /// It holds something that such a file never holds.
-    #[error("failed to understand {}: it holds `{text}`", path.display())]
+    /// The content is not valid for such a file.
+    #[error("failed to parse {}: it holds `{text}`", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// Its content.
         text: String,
     },
     /// Anything else.
@@ -181,7 +181,7 @@ pub enum KnobError {
         verb: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -212,7 +212,7 @@ impl KnobError {
         }
     }
 
-    /// The cgroup has vanished.
+    /// Whether the cgroup no longer exists.
     pub const fn is_gone(&self) -> bool {
         matches!(self, Self::Gone(_))
     }
@@ -228,10 +228,10 @@ pub struct CpuDir {
 }
 
 impl CpuDir {
-    /// Opens it.
+    /// Opens the folder.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where there is no such cgroup; a symbolic link below the root is refused.
+    /// [`KnobError::Gone`] if there is no such cgroup; a symbolic link below the root is refused.
     pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, KnobError> {
         let root = match hierarchy {
             Hierarchy::V2 { root } => root,
@@ -254,15 +254,15 @@ impl CpuDir {
         })
     }
 
-    /// The inode of the folder: the cgroup's identity, as names come back.
+    /// The inode of the folder. It identifies the cgroup, since names are reused.
     pub const fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// How many names the folder has: two, and one for each cgroup below it. On file systems that count them.
+    /// The folder's link count: two, plus one for each cgroup below it (on file systems that count them).
     ///
     /// # Errors
-    /// Where the kernel does not tell.
+    /// If `fstat` fails.
     pub fn links(&self) -> Result<u64, KnobError> {
         let metadata = self.dir.metadata();
         metadata
@@ -270,10 +270,10 @@ impl CpuDir {
             .map_err(|error| KnobError::io("read", &self.path, error))
     }
 
-    /// Opens the file of `role`; `None` where this kernel has none.
+    /// Opens the file for `role`; `None` if this kernel has no such file.
     ///
     /// # Errors
-    /// Where it is there but cannot be opened.
+    /// If it exists but cannot be opened.
     pub fn knob(&self, role: Role) -> Result<Option<Knob>, KnobError> {
         let file = KnobFile::of(role, self.v2);
         let path = self.path.join(file.name());
@@ -292,10 +292,10 @@ impl CpuDir {
         }))
     }
 
-    /// Opens the file of `role`, which every kernel has.
+    /// Opens the file for `role`, which every kernel has.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where the cgroup has vanished.
+    /// [`KnobError::Gone`] if the cgroup no longer exists.
     pub fn required(&self, role: Role) -> Result<Knob, KnobError> {
         let missing = || {
             let path = self.path.join(KnobFile::of(role, self.v2).name());
@@ -318,7 +318,7 @@ impl CpuDir {
     }
 }
 
-/// Opens a folder below `root` without leaving it and without following links: the root itself may be one
+/// Opens a folder below `root` without leaving it and without following links. The root itself may be a link
 /// (`/sys/fs/cgroup/cpu -> cpu,cpuacct`).
 fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -334,16 +334,16 @@ fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(&root_dir, cgroup.as_str(), how) {
-        // Linux before 5.6. cgroup file systems have no links of their own.
+        // Linux before 5.6. cgroup file systems contain no links.
         Err(Errno::ENOSYS) => plain(&root.join(cgroup.as_str()), flags | OFlag::O_NOFOLLOW),
         opened => opened.map(File::from),
     }
 }
 
-/// Bytes of the longest text that such a file holds: two 64-bit numbers.
+/// Maximum content length in bytes: two 64-bit numbers.
 const LONGEST: usize = 64;
 
-/// What a file held, without an allocation.
+/// The content of a file, read without allocating.
 #[derive(Clone, Copy)]
 pub struct Reading {
     bytes: [u8; LONGEST],
@@ -357,13 +357,13 @@ impl Reading {
     }
 }
 
-/// One cgroup file, kept open.
+/// One cgroup file that stays open.
 #[derive(Debug)]
 pub struct Knob {
     file: KnobFile,
     path: PathBuf,
     fd: File,
-    /// v1 keeps the period of a quota in a file of its own.
+    /// v1 has the period of a quota in a separate file.
     period: Option<File>,
 }
 
@@ -373,23 +373,23 @@ impl Knob {
         self.file
     }
 
-    /// Where it is, for people.
+    /// Its path, for display.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds now.
+    /// Reads the current content.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where the cgroup has vanished.
+    /// [`KnobError::Gone`] if the cgroup no longer exists.
     pub fn read(&self) -> Result<Reading, KnobError> {
         read(&self.fd).map_err(|error| KnobError::io("read", &self.path, error))
     }
 
-    /// Makes it hold `value`.
+    /// Writes `value`.
     ///
     /// # Errors
-    /// [`KnobError::Refused`] where the kernel does not take the value.
+    /// [`KnobError::Refused`] if the kernel rejects the value.
     pub fn write(&self, value: &str) -> Result<(), KnobError> {
         match self.fd.write_at(value.as_bytes(), 0) {
             Ok(_) => Ok(()),
@@ -408,10 +408,10 @@ impl Knob {
         }
     }
 
-    /// The bandwidth that the quota file would give if it held `text`.
+    /// The bandwidth that `text` means in this quota file.
     ///
     /// # Errors
-    /// Where the text is none, or the period cannot be read.
+    /// If the text is malformed or the period cannot be read.
     pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, KnobError> {
         let bandwidth = match &self.period {
             None => Bandwidth::parse_v2(text),
@@ -427,7 +427,7 @@ impl Knob {
         })
     }
 
-    /// The text that the quota file has for a bandwidth.
+    /// The text of a bandwidth in this quota file.
     pub fn text(&self, bandwidth: Bandwidth) -> Box<str> {
         if self.period.is_some() {
             bandwidth.text_v1().into()

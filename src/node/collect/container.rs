@@ -1,4 +1,4 @@
-//! The figures of one container, from its cgroup and its threads.
+//! Samples one container, from its cgroup and its threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::node::cgroup::gauge::{Gauge, ReadError};
 use crate::node::cgroup::parse::{fields, lines, unsigned};
 use crate::node::cgroup::{CgroupPath, Controller};
 
-/// The kept files of one container.
+/// The open files of one container.
 #[derive(Debug)]
 pub struct ContainerReader {
     name: Arc<str>,
-    /// It is a cgroup below the pod's, not the pod's own.
+    /// Its cgroup is below the pod's, not the pod's own.
     below: bool,
     cpu: CpuUsage,
     quota_files: QuotaFiles,
@@ -30,13 +30,13 @@ pub struct ContainerReader {
 }
 
 impl ContainerReader {
-    /// The container whose cgroup is `folder` below the pod's; `None` where that name is no path.
+    /// The container whose cgroup is `folder` below the pod's; `None` if that name is not a valid path.
     pub fn below(pod: &CgroupPath, folder: &str, reading: &Reading) -> Option<Self> {
         let cgroup = pod.join(folder).ok()?;
         Some(Self::new(folder.into(), true, &cgroup, reading))
     }
 
-    /// A pod that has no cgroup below its own.
+    /// For a pod that has no cgroup below its own.
     pub fn itself(pod: &CgroupPath, reading: &Reading) -> Self {
         let name = pod.as_str().rsplit('/').next().unwrap_or_default();
         Self::new(name.into(), false, pod, reading)
@@ -67,22 +67,22 @@ impl ContainerReader {
         &self.name
     }
 
-    /// Its cgroup's folder below the pod's; `None`: it is the pod's own cgroup.
+    /// Its cgroup's folder below the pod's; `None` if it is the pod's own cgroup.
     pub fn folder(&self) -> Option<&str> {
         self.below.then_some(&*self.name)
     }
 
-    /// Whether the last reading found its cgroup removed.
+    /// Whether the last read found its cgroup removed.
     pub const fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// The quota as [`Self::read_quota`] found it.
+    /// The quota that [`Self::read_quota`] read last.
     pub const fn quota(&self) -> Option<Quota> {
         self.quota
     }
 
-    /// Reads the quota.
+    /// Updates [`Self::quota`].
     pub fn read_quota(&mut self, reading: &mut Reading) {
         let result = self.quota_files.read(reading);
         self.quota = self.seen(reading, result);
@@ -101,7 +101,7 @@ impl ContainerReader {
         throttled
     }
 
-    /// Reads what is asked for.
+    /// Reads what `demand` asks for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
         [out.periods, out.throttled_periods] = if demand.throttled {
             let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
@@ -125,14 +125,14 @@ impl ContainerReader {
     }
 }
 
-/// The threads of a container, and how long they have waited for a CPU.
+/// The threads of a container and how long they have waited for a CPU.
 #[derive(Debug)]
 struct Threads {
     tasks: Gauge,
     known: HashMap<u32, Thread>,
-    /// Nanoseconds, all threads that were ever seen together: a thread that ends takes nothing away.
+    /// Nanoseconds, summed over all threads ever seen: an exited thread's time stays included.
     waited: u64,
-    /// When the threads were read last.
+    /// When the threads were last read.
     last: Option<BootTime>,
     ids: Vec<u32>,
 }
@@ -155,14 +155,14 @@ impl Threads {
         }
     }
 
-    /// Time that the threads were runnable and did not run, in nanoseconds since the container was first looked at;
-    /// `None` where some are out of sight: this process is in a PID namespace of its own.
+    /// Time that the threads were runnable but not running, in nanoseconds since the container was first sampled.
+    /// `None` if some threads are not visible because this process is in its own PID namespace.
     fn run_delay(&mut self, reading: &mut Reading) -> Result<Option<u64>, ReadError> {
         if !self.list(reading)? {
             return Ok(None);
         }
         let now = reading.now;
-        // No thread can have waited for longer than has passed: one that was moved in brings no past along.
+        // A thread that was moved into the cgroup must not bring its earlier waiting time along.
         let most = self.last.map_or(0, |last| nanos(now.since(last)));
         for id in &self.ids {
             let thread = self
@@ -181,7 +181,7 @@ impl Threads {
         Ok(Some(self.waited))
     }
 
-    /// Whether all of them are in sight. Of a thread that is not, v2 says 0, and v1 nothing.
+    /// Whether all threads are visible. v2 lists an invisible thread as 0, v1 omits it.
     fn list(&mut self, reading: &mut Reading) -> Result<bool, ReadError> {
         let text = reading.try_records(&mut self.tasks)?;
         self.ids.clear();
@@ -203,7 +203,7 @@ impl Thread {
         }
     }
 
-    /// By how much the wait has grown. An ended thread's number may have been given to another, which starts at 0.
+    /// Growth of the waiting time. The ID of an exited thread may be reused by another, which starts at 0.
     fn growth(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
         let mut result = reading.try_text(&mut self.schedstat, run_delay);
         if matches!(result, Err(ReadError::Gone(_))) {

@@ -1,4 +1,4 @@
-//! Reading the node: files in, an engine sample out.
+//! Reads the node's files into an engine sample.
 
 mod container;
 mod node;

@@ -1,4 +1,4 @@
-//! The figures of the whole node, from `/proc`.
+//! Samples the whole node, from `/proc`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::node::cgroup::gauge::Gauge;
 use crate::node::cgroup::parse::lines;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
-/// The kept files of the node.
+/// The open files of the node.
 #[derive(Debug)]
 pub struct NodeReader {
     /// Length of a clock tick in nanoseconds.
@@ -27,12 +27,12 @@ pub struct NodeReader {
     pressure: [Gauge; 3],
     diskstats: Gauge,
     net_dev: Gauge,
-    /// cgroup v1 keeps no pressure of it.
+    /// `None` on cgroup v1, which has no pressure files.
     system: Option<SystemSlice>,
 }
 
 impl NodeReader {
-    /// A reader of the files below `proc_root` and of the system's cgroup; nothing is opened yet.
+    /// A reader of the files below `proc_root` and of `system.slice`; opens nothing yet.
     pub fn new(proc_root: &Path, hierarchy: &Hierarchy) -> Self {
         let gauge = |name: &str| Gauge::new(proc_root.join(name));
         Self {
@@ -51,19 +51,19 @@ impl NodeReader {
         }
     }
 
-    /// Reads the interfaces from that file instead.
+    /// Reads the network interfaces from `net_dev` instead.
     pub fn set_net_dev(&mut self, net_dev: &Path) {
         self.net_dev = Gauge::new(net_dev.to_owned());
     }
 
-    /// Looks for a cgroup again that was not there; these are those of the pods.
+    /// Retries `system.slice` if it was absent. `pods` are the pods' cgroups.
     pub fn look_again<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
         if let Some(system) = &mut self.system {
             system.look_again(pods);
         }
     }
 
-    /// Reads what is asked for; CPU and memory always.
+    /// Reads CPU and memory, and what else `demand` asks for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, node: &mut NodeSample) {
         let tick = self.tick;
         node.tasks = None;

@@ -1,4 +1,4 @@
-//! The figures of one pod, from its cgroups.
+//! Samples one pod, from its cgroups.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -18,47 +18,47 @@ use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
-/// A pod's cgroup does not exist.
+/// The pod's cgroup does not exist.
 #[derive(Debug)]
 pub struct Absence;
 
-/// The kept files of one pod.
+/// The open files of one pod.
 #[derive(Debug)]
 pub struct PodReader {
     uid: PodUid,
     cgroup: CgroupPath,
     files: PodFiles,
     containers: Containers,
-    /// By container or not, while a throttle is in force.
+    /// While a throttle is in force: whether it limits the containers instead of the pod.
     pin: Option<bool>,
-    /// What its object says of its containers.
+    /// Container facts from the Pod object.
     facts: Option<ContainerFacts>,
 }
 
 #[derive(Debug)]
 struct PodFiles {
-    /// Folder in the tree of the CPU controller, whose inode tells one cgroup from the next of that name.
+    /// Folder in the CPU controller's tree. Its inode distinguishes the cgroup from a later one of the same name.
     folder: PathBuf,
     inode: Option<u64>,
     cpu: CpuUsage,
     memory: Option<Gauge>,
     memory_stat: Option<Gauge>,
-    /// Kernel memory, which v1's `memory.stat` does not list.
+    /// Kernel memory, which is not in v1's `memory.stat`.
     kernel_memory: Option<Gauge>,
     quota: QuotaFiles,
-    /// cgroup v1 has none.
+    /// `None` on cgroup v1.
     pressure: Option<PressureFiles>,
     /// v1's enforcement periods; on v2 they are read with the CPU time.
     periods: Option<Gauge>,
-    /// cgroup v1 has none that tells as much.
+    /// `None` on cgroup v1, which has no equivalent file.
     io: Option<Gauge>,
 }
 
-/// The containers as the last look at the pod's folder found them.
+/// The containers found by the last scan of the pod's folder.
 #[derive(Debug, Default)]
 struct Containers {
     list: Vec<ContainerReader>,
-    /// Link count of the pod's folder then: two, and one for each child.
+    /// Link count of the pod's folder at that scan: two, plus one per child.
     links: u64,
 }
 
@@ -67,15 +67,15 @@ impl Containers {
         self.list.iter_mut().filter(|one| one.folder().is_some())
     }
 
-    /// Whether the folder, with that link count, still has these children: as many as then, and none has vanished.
+    /// Whether the list is still current: the link count is unchanged and no container has vanished.
     fn is_complete(&self, links: u64) -> bool {
-        // File systems that do not count (a test's folder on overlayfs) say 1.
+        // File systems that do not count links (overlayfs in tests) return 1.
         links >= 2 && links == self.links && !self.list.iter().any(ContainerReader::is_gone)
     }
 }
 
 impl PodReader {
-    /// A reader of the pod's files; nothing is opened yet.
+    /// A reader of the pod's files; opens nothing yet.
     pub fn new(uid: PodUid, cgroup: CgroupPath, hierarchy: &Hierarchy) -> Self {
         let files = PodFiles::new(hierarchy, &cgroup);
         Self {
@@ -98,23 +98,23 @@ impl PodReader {
         &self.cgroup
     }
 
-    /// Keeps the kind of its levers (by container or not), or lets it follow the quotas.
+    /// Fixes the kind of target cgroup (by container or not), or lets it follow the quotas.
     pub const fn pin(&mut self, by_container: Option<bool>) {
         self.pin = by_container;
     }
 
-    /// What the pod's object says of its containers, where there is one.
+    /// Sets the container facts from the Pod object, if there is one.
     pub const fn set_facts(&mut self, facts: Option<ContainerFacts>) {
         self.facts = facts;
     }
 
-    /// Looks for files again that were not there.
+    /// Retries files that were absent.
     pub fn look_again(&mut self) {
         self.files.each(Gauge::look_again);
     }
 
-    /// Reads the CPU time from the cgroup that has the name now: a removed one's files answer that
-    /// they are gone, and then another may have taken its name (a restarted unit, a static pod).
+    /// Reads the CPU time from the cgroup that has the name now: after a cgroup is removed, another may have taken
+    /// its name (a restarted unit, a static pod).
     pub fn cpu(&mut self, reading: &mut Reading) -> Result<Option<CpuCounters>, Absence> {
         let known = self.files.inode.is_some();
         if known && !self.files.cpu.gauge.is_kept() && self.is_another() {
@@ -134,7 +134,7 @@ impl PodReader {
         Ok(reading.noted(result))
     }
 
-    /// Reads the rest: memory use always, and what is demanded. `cpu` is what [`Self::cpu`] read just before.
+    /// Reads memory usage and what else `demand` asks for. `cpu` is the result of [`Self::cpu`] just before.
     pub fn sample(
         &mut self,
         reading: &mut Reading,
@@ -170,7 +170,8 @@ impl PodReader {
         self.container_samples(reading, demand, &mut out.containers);
     }
 
-    /// `cpu.stat` counts what a cgroup's own quota throttles; a pod's stall holds what the quotas of its containers do, too.
+    /// A pod's `cpu.stat` counts only throttling by its own quota, but its pressure includes throttling by its
+    /// containers' quotas.
     fn count_quotas_of_containers(&mut self, reading: &mut Reading, waits: &mut WaitCounters) {
         let mut throttled = 0_u64;
         for container in self.containers.below() {
@@ -190,8 +191,8 @@ impl PodReader {
         self.containers = Containers::default();
     }
 
-    /// Looks for containers where some came or went. The link count of a folder counts its children, and a
-    /// container that was replaced by another is noticed by its files: so the list is made anew only on a change.
+    /// Rescans the containers only if some were added or removed: the link count shows the number of children, and
+    /// reads of a replaced container's files fail.
     fn find_containers(&mut self, reading: &mut Reading) {
         let links = std::fs::metadata(&self.files.folder).map_or(0, |found| found.nlink());
         let known = &mut self.containers;
@@ -218,14 +219,14 @@ impl PodReader {
             known.list.extend(keep(Some(name)).or_else(new));
         }
         if known.list.is_empty() {
-            // A unit without cgroups below it holds its processes itself: it is its own container.
+            // A unit without child cgroups holds its processes itself and counts as its own container.
             let new = || ContainerReader::itself(&self.cgroup, reading);
             known.list.push(keep(None).unwrap_or_else(new));
         }
     }
 
-    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one, or is to
-    /// have one by the pod's object.
+    /// The cgroups that carry the pod's quota: on v2 the pod's own; on v1 its containers', if any of these has a quota
+    /// or should have one according to the Pod object.
     fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
         let mut levers = Refill::new(&mut out.levers);
         if !demand.pod_quota || self.is_incomplete(reading) {
@@ -245,8 +246,8 @@ impl PodReader {
         }
     }
 
-    /// On v1 a pod is not begun to be throttled while a container is missing: which of its cgroups have quotas cannot be
-    /// seen then.
+    /// On v1, throttling a pod does not start while a container is missing, since it is not known which cgroups have
+    /// quotas.
     fn is_incomplete(&self, reading: &Reading) -> bool {
         let missing = self.facts.is_some_and(|facts| facts.missing);
         missing && self.pin.is_none() && !reading.hierarchy.is_v2()
@@ -258,13 +259,13 @@ impl PodReader {
         }
         self.read_quotas(reading);
         if self.containers.below().any(|one| one.is_gone()) {
-            // Another may have come in its place, which the link count does not tell.
+            // Another may have replaced it, which does not change the link count.
             self.find_containers(reading);
             self.read_quotas(reading);
         }
         let is_limited = |one: &mut ContainerReader| matches!(one.quota(), Some(Quota::Limit(_)));
         let any_limit = self.containers.below().any(is_limited);
-        // A container that comes back with its limit is refused where the pod has a lower one, whatever was seen before.
+        // A container that restarts with its limit is rejected if the pod's own limit is lower.
         self.facts.is_some_and(|facts| facts.limited) || self.pin.unwrap_or(any_limit)
     }
 
@@ -291,7 +292,7 @@ impl PodReader {
             );
             container.sample(reading, demand, sample);
             if container.is_gone() {
-                samples.take_back();
+                samples.discard_last();
             }
         }
     }
@@ -317,7 +318,7 @@ fn fill_lever(
         cpu_nanos,
         quota,
     };
-    // Nothing in it is allocated: the name is shared.
+    // No allocation: the name is shared.
     *levers.next(|_| true, || new.clone()) = new.clone();
 }
 
@@ -347,7 +348,7 @@ impl PodFiles {
         }
     }
 
-    /// Percent of the last 10 s in which some thread waited, and the counters of waiting.
+    /// Percent of the last 10 s in which some thread waited, and the wait counters.
     fn waits(
         &mut self,
         reading: &mut Reading,
@@ -388,9 +389,9 @@ impl PodFiles {
         self.quota.each(change);
     }
 
-    /// Memory that only the pod's end gives back, and page cache. Shared memory is among the cache in the kernel's
-    /// figures. On v1 `memory.stat` has the sums over the pod's containers as `total_*`, and kernel memory, which
-    /// there cannot be told apart, counts as held.
+    /// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
+    /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
+    /// there, counts as held.
     fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
         let gauge = self.memory_stat.as_mut()?;
         let (held, shared, cache) = if reading.hierarchy.is_v2() {
@@ -405,7 +406,7 @@ impl PodFiles {
         };
         Some(MemoryParts {
             held: Bytes(held.checked_add(shared)?),
-            // The two are counted apart, so that for a moment one may be ahead.
+            // The two counters are updated separately, so one may be briefly ahead.
             cache: Bytes(cache.saturating_sub(shared)),
         })
     }
@@ -421,7 +422,7 @@ pub fn folder(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath
     hierarchy.dir(controller, cgroup).unwrap_or_default()
 }
 
-/// The file that counts a cgroup's CPU time.
+/// The file with a cgroup's CPU time.
 #[derive(Debug)]
 pub struct CpuUsage {
     /// `cpuacct.usage`, or on v2 `cpu.stat`.
@@ -429,7 +430,6 @@ pub struct CpuUsage {
 }
 
 impl CpuUsage {
-    /// Of this cgroup.
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let name = if hierarchy.is_v2() {
             "cpu.stat"
@@ -441,7 +441,7 @@ impl CpuUsage {
         }
     }
 
-    /// What the file counts now.
+    /// Reads the counters.
     pub fn read(&mut self, reading: &mut Reading) -> Result<CpuCounters, ReadError> {
         if reading.hierarchy.is_v2() {
             return reading.try_text(&mut self.gauge, cpu_stat);
@@ -454,12 +454,12 @@ impl CpuUsage {
     }
 }
 
-/// What one reading of a cgroup's CPU time gives.
+/// The CPU counters of a cgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuCounters {
-    /// CPU time used since the cgroup was made, in nanoseconds.
+    /// CPU time used since the cgroup was created, in nanoseconds.
     pub nanos: u64,
-    /// Enforcement periods that passed, and those in which it was throttled, as v2 counts them in the same file.
+    /// Elapsed enforcement periods, and throttled ones; v2 has them in the same file.
     pub periods: [Option<u64>; 2],
 }
 
@@ -483,7 +483,6 @@ pub enum QuotaFiles {
 }
 
 impl QuotaFiles {
-    /// Of this cgroup.
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let folder = folder(hierarchy, Controller::Cpu, cgroup);
         if hierarchy.is_v2() {
@@ -496,7 +495,7 @@ impl QuotaFiles {
         }
     }
 
-    /// What the files hold now.
+    /// Reads the current quota.
     pub fn read(&mut self, reading: &mut Reading) -> Result<Quota, ReadError> {
         match self {
             Self::V2(max) => reading.try_text(max, cpu_max).map(Bandwidth::limit),

@@ -1,7 +1,7 @@
-//! HTTP probes: GET Prometheus text from where a `NodeQOS` says, beside the evaluations and never in their way.
+//! HTTP probes: GET Prometheus text from the endpoints in `NodeQOS`, without ever blocking an evaluation.
 //!
-//! A thread of its own asks; an answer waits behind a lock that is held for the exchange of a pointer only, and
-//! even that is never waited for. As the kubelet does it for its probes, certificates are not verified, since a
+//! Requests run on a separate thread. A response is passed through a lock that is held only to swap a pointer, and
+//! the evaluation only tries that lock. As with the kubelet's probes, certificates are not verified, since a
 //! probe's target is the node itself. Redirects are not followed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,58 +32,58 @@ use crate::engine::policy::{PolicySet, Probe};
 use crate::engine::sample::{ProbeSample, Sample, Series};
 use crate::node::clock::boot_time;
 
-/// An answer may be that long.
+/// Maximum response size in bytes.
 pub const LONGEST_ANSWER: usize = 1 << 20;
-/// Series kept of one answer.
+/// Maximum number of series used from one response.
 pub const MOST_SERIES: usize = 4096;
 
-/// Why a probe has no answer.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The URL or a header cannot be sent.
     #[error("failed to make the request: {0}")]
     Request(#[from] hyper::http::Error),
-    /// No connection, or it broke, or HTTP was not spoken.
+    /// The connection failed or broke, or the peer does not speak HTTP.
     #[error("the request failed: {}", innermost(.0))]
     Exchange(#[from] hyper_util::client::legacy::Error),
-    /// The answer broke off.
-    #[error("failed to read the answer: {0}")]
+    /// The response was cut off.
+    #[error("failed to read the response: {0}")]
     Body(Box<dyn std::error::Error + Send + Sync>),
-    /// It took too long.
-    #[error("no answer within {0:?}")]
+    /// The request timed out.
+    #[error("no response within {0:?}")]
     TimedOut(Duration),
     /// Neither success nor a redirect.
-    #[error("answered {0}")]
+    #[error("the response is {0}")]
     Status(StatusCode),
     /// A redirect.
-    #[error("answered {0}, and redirects are not followed: name the endpoint itself")]
+    #[error("the response is {0}, and redirects are not followed: name the endpoint itself")]
     Redirected(StatusCode),
-    /// A longer answer than is read.
-    #[error("the answer is longer than 1 MiB")]
+    /// The response is too long.
+    #[error("the response is longer than 1 MiB")]
     TooLong,
     /// Not UTF-8.
-    #[error("the answer is not UTF-8 text")]
+    #[error("the response is not UTF-8 text")]
     NotText,
     /// Not Prometheus text, or too many series.
     #[error(transparent)]
     Text(#[from] TextError),
 }
 
-/// What an error comes down to: hyper wraps "connection refused" three times.
+/// The root cause: hyper wraps "connection refused" three times.
 fn innermost<'e>(error: &'e (dyn std::error::Error + 'static)) -> &'e dyn std::error::Error {
     error.source().map_or(error, innermost)
 }
 
-/// Asks the probes of the policies.
+/// Sends the probes of the policies.
 #[derive(Debug)]
 pub struct Prober {
-    /// Where probes that name no host are asked.
+    /// Host for probes without one.
     node: IpAddr,
     worker: Option<Worker>,
     running: Vec<Running>,
 }
 
-/// A probe that is being asked.
+/// A probe with its task.
 #[derive(Debug)]
 struct Running {
     target: Arc<Target>,
@@ -93,19 +93,19 @@ struct Running {
 #[derive(Debug)]
 struct Target {
     probe: Probe,
-    /// The probe's URL, with the node's address where it names no host.
+    /// The probe's URL, with the node's address if it names no host.
     url: Arc<str>,
-    /// Names of the series that rules ask for.
+    /// Names of the series that rules use.
     names: BTreeSet<Arc<str>>,
     wake: Notify,
-    /// The last good answer.
+    /// The last successful response.
     answer: Mutex<Option<ProbeSample>>,
-    /// Why the last request had none.
+    /// Why the last request failed.
     failure: Mutex<Option<Arc<ProbeError>>>,
 }
 
 impl Prober {
-    /// A prober with nothing to ask; its thread starts with the first probe. One that names no host is asked at `node`.
+    /// A prober without probes; its thread starts with the first one. Probes without a host go to `node`.
     pub const fn new(node: IpAddr) -> Self {
         Self {
             node,
@@ -114,11 +114,11 @@ impl Prober {
         }
     }
 
-    /// Takes the probes of a set of policies and the names of the series that their rules ask for. A probe that stays
-    /// as it is keeps its last answer. Where two have one URL, the first's headers and timeout count for both.
+    /// Replaces the probes and series names with those of `policy`. An unchanged probe keeps its last response. If two
+    /// probes share a URL, the first one's headers and timeout apply to both.
     ///
     /// # Errors
-    /// Where the thread could not be started: then nothing is probed.
+    /// If the thread could not be started: then nothing is probed.
     pub fn set_policy(&mut self, policy: &PolicySet) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.running);
         for (probe, names) in probes(policy) {
@@ -159,8 +159,8 @@ impl Prober {
         Ok(Running { target, task })
     }
 
-    /// Has the demanded probes asked, and returns at once. One that still waits for an answer is asked again only when
-    /// that has come or timed out. Call it once an evaluation; the answer is there for the next sample.
+    /// Triggers the demanded probes and returns immediately. A probe whose request is still pending is sent again only
+    /// after that has finished or timed out. Call once per evaluation; responses are used by the next sample.
     pub fn ask(&self, demand: &Demand) {
         let wanted = |it: &&Running| {
             let mut probes = demand.probes.iter();
@@ -171,15 +171,15 @@ impl Prober {
         }
     }
 
-    /// Puts the last answers into the sample, without waiting for any. An old answer stays, with the time of its
-    /// arrival, until there is a newer one.
+    /// Puts the last responses into the sample, without waiting. An old response stays, with its time of arrival, until
+    /// there is a newer one.
     pub fn fill(&self, sample: &mut Sample) {
         let mut probes = Refill::new(&mut sample.probes);
         for running in &self.running {
             let target = &running.target;
             let Ok(answer) = target.answer.try_lock() else {
-                // It is being replaced just now: what the sample still holds of it will do.
-                probes.keep(|kept| kept.url == target.probe.url);
+                // It is being replaced: keep the one in the sample.
+                probes.skip(|entry| entry.url == target.probe.url);
                 continue;
             };
             if let Some(answer) = &*answer {
@@ -188,7 +188,7 @@ impl Prober {
         }
     }
 
-    /// The URLs whose last request failed, with the reason.
+    /// The URLs whose last request failed, with the error.
     pub fn failures(&self) -> impl Iterator<Item = (&Arc<str>, Arc<ProbeError>)> {
         self.running.iter().filter_map(|running| {
             let failure = running.target.failure.try_lock().ok()?;
@@ -197,7 +197,7 @@ impl Prober {
     }
 }
 
-/// Every probe that a rule needs, by URL, with the names of the series that are asked for.
+/// Every probe that a rule needs, by URL, with the names of its series.
 fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
     let mut found: BTreeMap<&Arc<str>, (Probe, BTreeSet<Arc<str>>)> = BTreeMap::new();
     for rule in &policy.rules {
@@ -212,7 +212,7 @@ fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
     found.into_values().collect()
 }
 
-/// The URL, with `node` as its host where it has none (`http://:9100/metrics`).
+/// The URL, with `node` as the host if it has none (`http://:9100/metrics`).
 fn with_host(url: &Arc<str>, node: IpAddr) -> Arc<str> {
     let Some((scheme, rest)) = url.split_once("://:") else {
         return Arc::clone(url);
@@ -245,9 +245,9 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("probes".into())
             .spawn(move || {
-                // Ends when told to, or when the sender is gone.
+                // Returns when the sender is dropped.
                 let _ = runtime.block_on(stopped);
-                // A name that is still being looked up would be waited for.
+                // Dropping the runtime would wait for pending DNS lookups.
                 runtime.shutdown_background();
             })?;
         Ok(Self {
@@ -274,7 +274,7 @@ fn client() -> io::Result<HttpClient> {
         .https_or_http()
         .enable_http1()
         .build();
-    // A connection for each request, as the kubelet's probes have it: what answers is what listens now.
+    // A new connection for each request, as in the kubelet's probes: the response comes from the current listener.
     Ok(Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .build(connector))
@@ -312,7 +312,7 @@ fn put(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         slot.replace(answer)
     };
-    // Freed when the lock is given back: it may be thousands of series.
+    // Dropped after the lock is released: it may be thousands of series.
     drop(before);
 }
 

@@ -1,4 +1,4 @@
-//! What the engine goes on from after a restart.
+//! Saves the engine's state for the next process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,25 +15,25 @@ use crate::engine::window::NodeWindows;
 
 /// Rule states and counters, in the state directory.
 pub(super) const ENGINE_FILE: &str = "engine.json";
-/// The use of the node over the last hours, in the state directory.
+/// The node's usage over the last hours, in the state directory.
 const WINDOWS_FILE: &str = "windows.json";
 const WINDOWS_FORMAT: u32 = 1;
-/// They are kept this often: a process that is killed leaves a gap of at most so long.
+/// How often the windows are saved: the longest gap after a process is killed.
 const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
-/// While nothing changes but counters, they are kept this often.
-const KEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the state is saved while only counters change.
+const SAVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is kept of the engine, and of the evictions that have begun.
+/// Saved state of the engine and the started evictions.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct States<P> {
+pub(super) struct SavedState<P> {
     boot_id: String,
     pub state: EngineState,
     #[serde(default = "Vec::new")]
     pub evictions: Vec<P>,
 }
 
-impl<P> Default for States<P> {
+impl<P> Default for SavedState<P> {
     fn default() -> Self {
         Self {
             boot_id: String::new(),
@@ -43,28 +43,28 @@ impl<P> Default for States<P> {
     }
 }
 
-/// Keeps it.
+/// Saves the engine's state and windows.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct EngineStore {
     path: PathBuf,
     writer: Writer,
-    kept: BootTime,
-    /// The last that was to be kept could not be.
-    owes: bool,
+    last_save: BootTime,
+    /// The last save failed.
+    failed: bool,
     windows: Option<Kept<NodeWindows>>,
-    windows_kept: BootTime,
+    last_windows_save: BootTime,
 }
 
-impl Keeper {
+impl EngineStore {
     pub(super) fn new(state_dir: &Path, writer: Writer, now: BootTime) -> Self {
         Self {
             path: state_dir.join(ENGINE_FILE),
             writer,
-            kept: now,
-            owes: false,
-            // Without a boot id nobody could tell whose windows they are.
+            last_save: now,
+            failed: false,
+            // Without a boot ID, windows of an earlier boot could not be detected.
             windows: Kept::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Worth::ThisBoot).ok(),
-            windows_kept: now,
+            last_windows_save: now,
         }
     }
 
@@ -72,74 +72,74 @@ impl Keeper {
         &self.writer
     }
 
-    /// Counters that were kept last so long ago are kept anew.
+    /// Whether it is time to save changed counters.
     pub(super) fn is_due(&self, now: BootTime) -> bool {
-        now.since(self.kept) >= KEEP_INTERVAL
+        now.since(self.last_save) >= SAVE_INTERVAL
     }
 
-    /// What could not be written is to be tried again, as it is by now.
-    pub(super) fn is_owing(&self, now: BootTime) -> bool {
-        self.owes && self.is_due(now)
+    /// Whether a failed save must be retried.
+    pub(super) fn needs_retry(&self, now: BootTime) -> bool {
+    self.failed && self.is_due(now)
     }
 
-    pub(super) fn keep<P: Serialize>(
+    pub(super) fn save<P: Serialize>(
         &mut self,
         now: BootTime,
         state: EngineState,
         evictions: Vec<P>,
     ) -> Result<(), StateError> {
-        self.kept = now;
+        self.last_save = now;
         let boot_id = self.writer.boot_id.clone();
-        let states = States {
-            boot_id,
-            state,
-            evictions,
+        let saved = SavedState {
+        boot_id,
+        state,
+        evictions,
         };
-        let kept = state_dir::replace(&self.path, &states);
-        self.owes = kept.is_err();
-        kept
+        let result = state_dir::replace(&self.path, &saved);
+        self.failed = result.is_err();
+        result
     }
 
-    /// The windows of the last process of this boot.
-    pub(super) fn windows(&mut self) -> NodeWindows {
-        let kept = self.windows.as_mut().and_then(Kept::read_or_tell);
-        kept.unwrap_or_default()
+    /// Loads the windows saved by the last process of this boot.
+    pub(super) fn load_windows(&mut self) -> NodeWindows {
+    let saved = self.windows.as_mut().and_then(Kept::read_or_tell);
+    saved.unwrap_or_default()
     }
 
-    /// Windows that were kept last so long ago are kept anew.
+    /// Whether it is time to save the windows.
     pub(super) fn are_windows_due(&self, now: BootTime) -> bool {
-        now.since(self.windows_kept) >= WINDOWS_INTERVAL
+        now.since(self.last_windows_save) >= WINDOWS_INTERVAL
     }
 
-    pub(super) fn keep_windows(
+    pub(super) fn save_windows(
         &mut self,
         now: BootTime,
         windows: &NodeWindows,
     ) -> Result<(), StateError> {
-        self.windows_kept = now;
+        self.last_windows_save = now;
         match &mut self.windows {
-            Some(kept) => kept.keep(windows).map(|_| ()),
+            Some(file) => file.keep(windows).map(|_| ()),
             None => Ok(()),
         }
     }
 
-    /// What the last process of this boot kept.
-    pub(super) fn states<P: DeserializeOwned>(&self) -> States<P> {
-        let states = state_dir::read::<States<P>>(&self.path);
-        if let Err(error) = &states
+    /// Loads the state saved by the last process of this boot.
+    pub(super) fn load<P: DeserializeOwned>(&self) -> SavedState<P> {
+    let saved = state_dir::read::<SavedState<P>>(&self.path);
+    if let Err(error) = &saved
             && error.kind() != io::ErrorKind::NotFound
         {
             let path = self.path.display();
-            tracing::warn!(%path, %error, "failed to read the rule states: every rule begins anew, from the journal alone");
+            tracing::warn!(%path, %error, "failed to read the rule states: every rule starts over, using only the journal");
         }
-        // Where nothing was kept, or in another boot, the journal alone says what is in force.
-        states
-            .ok()
-            .filter(|states| states.boot_id == self.writer.boot_id)
+        // Without saved state of this boot, only the journal says what is in force.
+        saved
+        .ok()
+        .filter(|saved| saved.boot_id == self.writer.boot_id)
             .unwrap_or_default()
     }
 
-    /// The next process begins anew.
+    /// Removes the saved state, so that the next process starts over.
     pub(super) fn forget(&self) -> Result<(), StateError> {
         state_dir::remove(&self.path)
     }

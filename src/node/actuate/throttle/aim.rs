@@ -1,4 +1,4 @@
-//! From what a plan asks for to what each file has to hold.
+//! Computes the wanted content of each file from a plan.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::hold::{Entry, Hold};
 use super::outcome::Outcome;
 
 impl Throttler {
-    /// Plans every file of one pod, and gives back those that the plan no longer needs.
+    /// Plans every file of one pod, and restores those that the plan no longer needs.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where the pod has vanished.
+    /// [`KnobError::Gone`] if the pod is gone.
     pub(super) fn aim(
         &mut self,
         hold: &mut Hold,
@@ -39,7 +39,7 @@ impl Throttler {
         for lever in &throttle.levers {
             let Some(limit) = lever.quota else { continue };
             match self.aim_quota(hold, throttle, lever, limit, out) {
-                // A container may come and go; its pod goes on.
+                // A container may be gone while its pod still runs.
                 Err(error) if error.is_gone() && !lever.cgroup.is_empty() => {
                     hold.entries.retain(|entry| entry.lever != lever.cgroup);
                     self.stale = true;
@@ -102,25 +102,24 @@ impl Throttler {
             return Ok(());
         }
         let text = knob.text(target);
-        let place = (Arc::clone(&lever.cgroup), dir.inode());
-        let mut entry = Entry::fresh(place, knob, lever.base, reading.text(), text);
+        let location = (Arc::clone(&lever.cgroup), dir.inode());
+        let mut entry = Entry::fresh(location, knob, lever.base, reading.text(), text);
         entry.burst = dir.knob(Role::Burst)?;
         hold.insert(entry);
         self.stale = true;
         self.aim_burst(hold, &lever.cgroup, target)
     }
 
-    /// The kernel takes no quota below the burst, so the burst goes down with it. It comes back only after the
-    /// quota is back at its original.
+    /// The kernel rejects a quota below the burst, so the burst is lowered with it. It is restored only after the quota.
     fn aim_burst(
         &mut self,
         hold: &mut Hold,
         lever: &str,
         target: Bandwidth,
     ) -> Result<(), KnobError> {
-        let most = target.quota.unwrap_or(u64::MAX);
+        let max = target.quota.unwrap_or(u64::MAX);
         if let Some(entry) = hold.entry(lever, Role::Burst) {
-            let lowered = micros(&entry.knob, &entry.ours)?.min(most);
+            let lowered = micros(&entry.knob, &entry.ours)?.min(max);
             self.stale |= entry.aim(lowered.to_string().into());
             return Ok(());
         }
@@ -131,27 +130,27 @@ impl Throttler {
             return Ok(());
         };
         let reading = knob.read()?;
-        if micros(knob, reading.text())? <= most {
+        if micros(knob, reading.text())? <= max {
             return Ok(());
         }
-        let place = (Arc::clone(&quota.lever), quota.inode);
+        let location = (Arc::clone(&quota.lever), quota.inode);
         if let Some(knob) = quota.burst.take() {
-            let ours = most.to_string().into();
-            let entry = Entry::fresh(place, knob, MilliCpu::ZERO, reading.text(), ours);
+            let ours = max.to_string().into();
+            let entry = Entry::fresh(location, knob, MilliCpu::ZERO, reading.text(), ours);
             hold.insert(entry);
             self.stale = true;
         }
         Ok(())
     }
 
-    /// Makes the pod idle class, or gives it the least weight where the kernel has no such class.
+    /// Makes the pod idle class, or gives it the minimum weight if the kernel has no idle class.
     fn aim_class(&mut self, hold: &mut Hold, base: MilliCpu) -> Result<(), KnobError> {
         let dir = self.dir(hold, "")?;
         let weight = dir.required(Role::Weight)?;
         let reading = weight.read()?;
-        let place = (Arc::from(""), dir.inode());
+        let location = (Arc::from(""), dir.inode());
         let entry = |knob, original: &str, ours: &str| {
-            Entry::fresh(place.clone(), knob, base, original, ours.into())
+            Entry::fresh(location.clone(), knob, base, original, ours.into())
         };
         let mut entries = Vec::new();
         match dir.knob(Role::Idle)? {
@@ -165,8 +164,8 @@ impl Throttler {
             }
             None if reading.text() == weight.file().least_weight() => {}
             None => {
-                let least = weight.file().least_weight();
-                entries.push(entry(weight, reading.text(), least));
+                let min = weight.file().least_weight();
+                entries.push(entry(weight, reading.text(), min));
             }
         }
         hold.class_seen = true;
@@ -178,7 +177,7 @@ impl Throttler {
     }
 }
 
-/// Microseconds, as the burst files hold them.
+/// Parses a burst file's microseconds.
 pub(super) fn micros(knob: &Knob, text: &str) -> Result<u64, KnobError> {
     text.parse().map_err(|_| KnobError::Malformed {
         path: knob.path().to_owned(),

@@ -1,4 +1,4 @@
-//! From the journal of the last process to what is held now.
+//! Adopts the throttles in the journal of an earlier process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::Throttler;
 use super::hold::{Entry, Hold, Stage, Terms, Window};
 use super::outcome::{Fate, Outcome};
 
-/// What was found in force at the start.
+/// The throttles found in force at the start.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// For the engine to take over.
     pub throttles: Vec<AdoptedThrottle>,
-    /// Where their pods are.
+    /// The cgroups of their pods.
     pub pods: Vec<(PodUid, CgroupPath)>,
-    /// What was dropped or restored at once.
+    /// Records that were dropped or restored immediately.
     pub outcomes: Vec<Outcome>,
 }
 
@@ -31,11 +31,11 @@ impl Throttler {
     pub(super) fn recover(&mut self, now: BootTime, records: Vec<Record>) -> Recovered {
         let mut out = Vec::new();
         let known = records.clone();
-        self.take_up_all(records, &mut out);
+        self.adopt_all(records, &mut out);
         self.expire(now, &mut out);
         self.holds.retain(|_, hold| !hold.entries.is_empty());
         self.stale = self.records().ne(known);
-        self.commit_as_found(now, &mut out);
+        self.save_recovered(now, &mut out);
         Recovered {
             throttles: self.holds.iter().filter_map(adopted).collect(),
             pods: self
@@ -47,9 +47,9 @@ impl Throttler {
         }
     }
 
-    fn take_up_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
+    fn adopt_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
         for (uid, records) in by_pod(records) {
-            let Some(hold) = self.take_up(&uid, &records, out) else {
+            let Some(hold) = self.adopt(&uid, &records, out) else {
                 continue;
             };
             match self.holds.get_mut(&uid) {
@@ -62,20 +62,19 @@ impl Throttler {
         }
     }
 
-    /// Files that could not be opened at the start may be there by now. Until then nobody knows what they hold, so
-    /// their records stay.
+    /// Retries files that could not be opened at the start. Until then their content is unknown, so their records stay.
     pub(super) fn retry_unopened(&mut self, out: &mut Vec<Outcome>) {
         if self.unopened.is_empty() {
             return;
         }
         let before = self.unopened.len();
         let records = std::mem::take(&mut self.unopened);
-        self.take_up_all(records, out);
+        self.adopt_all(records, out);
         self.stale |= self.unopened.len() < before;
     }
 
-    /// The journal is rewritten where something of it is over; nothing is written down.
-    fn commit_as_found(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+    /// Rewrites the journal if some records are obsolete; writes no cgroup.
+    fn save_recovered(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
         if self.stale
             && let Err(error) = self.save(now)
         {
@@ -92,7 +91,7 @@ impl Throttler {
         }
     }
 
-    fn take_up(
+    fn adopt(
         &mut self,
         uid: &PodUid,
         records: &[Record],
@@ -115,14 +114,14 @@ impl Throttler {
                 && records
                     .iter()
                     .any(|other| other.lever == record.lever && other.file.role() == Role::Idle);
-            match self.look_up(record) {
+            match self.find(record) {
                 Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
-                // It goes up only after its quota, whose record comes first.
+                // A burst is restored only after its quota, whose record comes first.
                 Ok(Found::There(_)) if self.awaits_quota(record) => {
                     self.unopened.push(record.clone());
                 }
-                Ok(Found::There(entry)) => take_entry(uid, &mut hold, entry, out),
+                Ok(Found::There(entry)) => adopt_entry(uid, &mut hold, entry, out),
                 Err(error) => {
                     self.unopened.push(record.clone());
                     out.push(Outcome::Failed {
@@ -134,7 +133,7 @@ impl Throttler {
             }
         }
         for weight in weights {
-            self.take_weight(uid, &mut hold, weight, out);
+            self.adopt_weight(uid, &mut hold, weight, out);
         }
         hold.class_seen &= hold
             .entries
@@ -151,7 +150,7 @@ impl Throttler {
         record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
-    fn look_up(&self, record: &Record) -> Result<Found, KnobError> {
+    fn find(&self, record: &Record) -> Result<Found, KnobError> {
         let Ok(cgroup) = record.cgroup.join(&record.lever) else {
             return Ok(Found::Gone);
         };
@@ -168,9 +167,9 @@ impl Throttler {
         if knob.file() != record.file {
             return Ok(Found::Gone);
         }
-        let place = (Arc::clone(&record.lever), record.inode);
+        let location = (Arc::clone(&record.lever), record.inode);
         let ours = record.ours.clone();
-        let mut entry = Entry::fresh(place, knob, record.base, &record.original, ours);
+        let mut entry = Entry::fresh(location, knob, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
         entry.stage = Stage::Settled;
         if record.file.role() == Role::Quota {
@@ -179,9 +178,9 @@ impl Throttler {
         Ok(Found::There(entry))
     }
 
-    /// The weight of a cgroup that we made idle. Where the class is back already, a crash came between the two:
-    /// the kernel's own value is replaced by the original at once.
-    fn take_weight(
+    /// Adopts the weight of a cgroup that we made idle. If the class is already restored, a crash came between the two,
+    /// and the original weight is restored immediately.
+    fn adopt_weight(
         &mut self,
         uid: &PodUid,
         hold: &mut Hold,
@@ -231,9 +230,9 @@ fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
     }
 }
 
-/// Takes an entry up by what its file holds: the original (its removal from the journal was lost, or its write
-/// never happened), ours, what was before ours, or somebody else's, which becomes the original.
-fn take_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Outcome>) {
+/// Adopts an entry according to its file's content: the original (removing the record was lost, or the write never
+/// happened), our value, the value before ours, or a foreign value, which becomes the original.
+fn adopt_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Outcome>) {
     let found: Box<str> = match entry.knob.read() {
         Ok(reading) => reading.text().into(),
         Err(error) if error.is_gone() => {

@@ -1,4 +1,4 @@
-//! The look at every held file in each tick, and what follows when somebody else has written one.
+//! Checks every throttled file in each tick, and reacts to changes by other writers.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use super::hold::{Entry, Hold, LIFETIME, Seen, Stage};
 use super::outcome::Outcome;
 use super::{CONTEST_PAUSE, Throttler};
 
-/// A pod some of whose files hold somebody else's value.
+/// A pod with files that hold a foreign value.
 struct Disturbed {
     uid: PodUid,
     hold: Hold,
-    /// Index of the entry, and what its file holds.
+    /// Index of the entry, and its file's content.
     foreign: Vec<(usize, Box<str>)>,
 }
 
 impl Throttler {
-    /// Reads every held file back. A foreign change is answered in the same tick with the smaller of theirs and
-    /// ours, and theirs is the new original; a pod that somebody else keeps writing is left to them for a while.
+    /// Reads every throttled file back. After a foreign change, the smaller of their value and ours is written in the
+    /// same tick, and theirs becomes the original. A pod that another writer keeps changing is left alone for a while.
     ///
-    /// Costs one `pread` a file and no allocation while nothing has changed.
+    /// Without changes it costs one `pread` per file and does not allocate.
     pub fn verify(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
         let undisturbed =
@@ -32,7 +32,7 @@ impl Throttler {
             return out;
         }
         let before = self.holds.len();
-        let disturbed = self.sort_out(now, &mut out);
+        let disturbed = self.take_disturbed(now, &mut out);
         let swept =
             before > 1 && disturbed.len() == before && disturbed.iter().all(Disturbed::is_swept);
         if swept {
@@ -40,19 +40,19 @@ impl Throttler {
             out.push(Outcome::Swept { pods: before });
         }
         for pod in disturbed {
-            self.answer(now, pod, swept, &mut out);
+            self.respond(now, pod, swept, &mut out);
         }
         let only_retried = out.is_empty();
         self.commit(now, &mut out);
         if only_retried {
-            // That the journal cannot be written was told when it was first needed.
+            // A journal failure was already reported when it first occurred.
             out.retain(|outcome| !matches!(outcome, Outcome::JournalFailed { .. }));
         }
         out
     }
 
-    /// Drops what is gone, gives back what has expired, and takes out the pods with foreign values.
-    fn sort_out(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
+    /// Drops vanished cgroups, restores expired throttles, and takes out the pods with foreign values.
+    fn take_disturbed(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
         let mut disturbed = Vec::new();
         for (uid, mut hold) in std::mem::take(&mut self.holds) {
             let expired = hold.deadline <= now;
@@ -73,7 +73,7 @@ impl Throttler {
         disturbed
     }
 
-    /// Drops the entries of vanished cgroups; whether the pod itself is gone.
+    /// Drops the entries of vanished cgroups. Returns whether the pod itself is gone.
     fn drop_gone(&mut self, uid: &PodUid, hold: &mut Hold, out: &mut Vec<Outcome>) -> bool {
         let before = hold.entries.len();
         let gone = |entry: &Entry| entry.knob.read().is_err_and(|error| error.is_gone());
@@ -82,7 +82,7 @@ impl Throttler {
             return false;
         }
         self.stale = true;
-        self.look_again(uid);
+        self.recheck_containers(uid);
         let pod_gone =
             CpuDir::open(&self.hierarchy, &hold.path).is_err_and(|error| error.is_gone());
         if pod_gone {
@@ -92,7 +92,7 @@ impl Throttler {
         pod_gone
     }
 
-    fn answer(&mut self, now: BootTime, pod: Disturbed, swept: bool, out: &mut Vec<Outcome>) {
+    fn respond(&mut self, now: BootTime, pod: Disturbed, swept: bool, out: &mut Vec<Outcome>) {
         let Disturbed {
             uid,
             mut hold,
@@ -123,7 +123,7 @@ impl Throttler {
         self.holds.insert(uid, hold);
     }
 
-    /// Leaves the pod to whoever keeps writing it; the files that still hold our value go back to their originals.
+    /// Stops throttling a pod that another writer keeps changing; files that still hold our value are restored.
     fn contest(&mut self, now: BootTime, uid: PodUid, mut hold: Hold, out: &mut Vec<Outcome>) {
         let until = now + CONTEST_PAUSE;
         hold.release(&uid, |_| true, &mut self.effects, out);
@@ -133,7 +133,7 @@ impl Throttler {
             until,
         });
         self.contested.insert(uid.clone(), until);
-        // What could not be given back stays in the journal and is tried again.
+        // Files that could not be restored stay in the journal and are retried.
         self.holds.insert(uid, hold);
     }
 
@@ -170,7 +170,7 @@ impl Throttler {
         Ok(())
     }
 
-    /// Whoever takes the class back gives the cgroup the default weight by that, and perhaps a new one after it.
+    /// A writer that unsets the idle class thereby resets the weight to the default, and may set a new one afterwards.
     fn reassert_weight(&mut self, hold: &mut Hold, lever: &str) -> Result<(), KnobError> {
         let Some(weight) = hold.entry(lever, Role::Weight) else {
             return Ok(());
@@ -187,7 +187,7 @@ impl Throttler {
 }
 
 impl Disturbed {
-    /// Every file that is not ours any more is back at its original.
+    /// Whether every foreign value is the original.
     fn is_swept(&self) -> bool {
         self.foreign
             .iter()
@@ -199,14 +199,14 @@ impl Hold {
     fn is_undisturbed(&self) -> bool {
         self.entries
             .iter()
-            .all(|entry| matches!(entry.look(), Seen::Ours))
+            .all(|entry| matches!(entry.check(), Seen::Ours))
     }
 }
 
 fn foreign(uid: &PodUid, hold: &Hold, out: &mut Vec<Outcome>) -> Vec<(usize, Box<str>)> {
     let mut foreign = Vec::new();
     for (index, entry) in hold.entries.iter().enumerate() {
-        match entry.look() {
+        match entry.check() {
             Seen::Ours => {}
             Seen::Foreign(theirs) => foreign.push((index, theirs)),
             Seen::Failed(error) if error.is_gone() => {}
@@ -220,7 +220,7 @@ fn foreign(uid: &PodUid, hold: &Hold, out: &mut Vec<Outcome>) -> Vec<(usize, Box
     foreign
 }
 
-/// What a file has to hold after somebody else wrote `theirs`.
+/// The value to write after another writer set `theirs`.
 fn smaller(entry: &Entry, theirs: &str) -> Result<Box<str>, KnobError> {
     let knob = &entry.knob;
     Ok(match entry.role() {
