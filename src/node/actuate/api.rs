@@ -59,9 +59,9 @@ pub struct ApiServer {
     in_force: watch::Sender<InForce>,
     evictions: Evictions,
     /// Requested evictions without an answer yet.
-    asked: Vec<PodUid>,
+    requested: Vec<PodUid>,
     /// For each rule that disables scheduling: its threshold, and the message of the evaluation that started it.
-    closing: BTreeMap<RuleId, (f64, String)>,
+    disabled_by: BTreeMap<RuleId, (f64, String)>,
     /// Newest first.
     evicted: VecDeque<Evicted>,
     /// Outcomes since the last [`Self::take_outcomes`].
@@ -89,8 +89,8 @@ impl ApiServer {
             standing,
             in_force,
             evictions,
-            asked: Vec::new(),
-            closing: BTreeMap::new(),
+            requested: Vec::new(),
+            disabled_by: BTreeMap::new(),
             evicted: VecDeque::new(),
             outcomes: Vec::new(),
         }
@@ -118,14 +118,17 @@ impl ApiServer {
 
     /// Sets the message of the taint and the condition from the last evaluation. Call it after a tick if they have none.
     pub fn explain(&mut self, reports: impl Iterator<Item = RuleReport>) {
-        let (in_force, closing) = (&self.in_force, &mut self.closing);
+        let (in_force, disabled_by) = (&self.in_force, &mut self.disabled_by);
         self.wanted.send_if_modified(|wanted| {
             let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
                 return false;
             };
-            let asking = reports.filter(|report| rules.contains(&report.id));
-            excess(&in_force.borrow().policy, asking, closing);
-            let words: Vec<&str> = closing.values().map(|(_, words)| words.as_str()).collect();
+            let disabling = reports.filter(|report| rules.contains(&report.id));
+            update_messages(&in_force.borrow().policy, disabling, disabled_by);
+            let words: Vec<&str> = disabled_by
+                .values()
+                .map(|(_, words)| words.as_str())
+                .collect();
             wanted.message = words.join("; ");
             true
         });
@@ -148,10 +151,10 @@ impl ApiServer {
         self.standing.borrow().clone()
     }
 
-    /// Waits until our taint is off the Node; false after `most`.
-    pub async fn wait_for_no_taint(&mut self, most: Duration) -> bool {
+    /// Waits until our taint is off the Node; false after `max`.
+    pub async fn wait_for_no_taint(&mut self, max: Duration) -> bool {
         let gone = self.standing.wait_for(|standing| standing.effect.is_none());
-        matches!(tokio::time::timeout(most, gone).await, Ok(Ok(_)))
+        matches!(tokio::time::timeout(max, gone).await, Ok(Ok(_)))
     }
 
     /// Eviction outcomes since the last call.
@@ -165,11 +168,11 @@ impl ApiServer {
         self.evicted.iter().filter(recent)
     }
 
-    fn tell(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
+    fn handle_outcome(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
         let uid = outcome.request.uid();
         let words = outcome.fate.to_string();
         if !matches!(outcome.fate, Fate::Unsure(_)) {
-            self.asked.retain(|asked| *asked != uid);
+            self.requested.retain(|requested| *requested != uid);
         }
         effects.push(match &outcome.fate {
             Fate::Accepted | Fate::Terminating | Fate::Unsure(_) => Effect::evicting(&uid, words),
@@ -204,14 +207,14 @@ impl ApiServer {
     }
 }
 
-/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule. Rules already in `closing` keep their message, since
+/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule. Rules already in `disabled_by` keep their message, since
 /// their value may have fallen, unless it is above an edited threshold.
-fn excess(
+fn update_messages(
     policy: &PolicySet,
     reports: impl Iterator<Item = RuleReport>,
-    closing: &mut BTreeMap<RuleId, (f64, String)>,
+    disabled_by: &mut BTreeMap<RuleId, (f64, String)>,
 ) {
-    let before = std::mem::take(closing);
+    let before = std::mem::take(disabled_by);
     let of = |report: RuleReport| {
         let metric = machine::metric(policy, &report.id);
         let value = |value| format_value(metric.as_deref(), value);
@@ -231,7 +234,7 @@ fn excess(
         };
         (report.id, (report.watermark, words))
     };
-    closing.extend(reports.map(of));
+    disabled_by.extend(reports.map(of));
 }
 
 impl Outside for ApiServer {
@@ -239,7 +242,7 @@ impl Outside for ApiServer {
 
     fn keep_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
         if !matches!(wanted, Scheduling::Disabled { .. }) {
-            self.closing.clear();
+            self.disabled_by.clear();
         }
         self.wanted.send_if_modified(|known| {
             if known.scheduling == *wanted {
@@ -262,15 +265,15 @@ impl Outside for ApiServer {
             return;
         }
         let request = Request::of(evict, &workload.pod, self.expiry(&evict.rule, now));
-        self.asked.push(evict.uid.clone());
+        self.requested.push(evict.uid.clone());
         if let Some(outcome) = self.evictions.ask(request, now) {
-            self.tell(outcome, effects);
+            self.handle_outcome(outcome, effects);
         }
     }
 
     fn poll(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
         while let Some(outcome) = self.evictions.poll() {
-            self.tell(outcome, effects);
+            self.handle_outcome(outcome, effects);
         }
         let waited = self.evicted.iter_mut();
         for late in waited.filter(|it| it.until.is_some_and(|until| now >= until)) {
@@ -280,7 +283,7 @@ impl Outside for ApiServer {
 
     fn evicting(&self) -> impl Iterator<Item = &PodUid> {
         let leaving = self.evicted.iter().filter(|it| it.until.is_some());
-        self.asked.iter().chain(leaving.map(|it| &it.uid))
+        self.requested.iter().chain(leaving.map(|it| &it.uid))
     }
 
     fn pending(&self) -> Vec<Evicted> {
@@ -327,10 +330,10 @@ mod tests {
 
     #[test]
     fn the_message_keeps_the_value_that_disabled_scheduling() {
-        let mut closing = BTreeMap::new();
+        let mut disabled_by = BTreeMap::new();
         let mut words = |reports: Vec<RuleReport>| {
-            excess(&PolicySet::default(), reports.into_iter(), &mut closing);
-            let words = closing.values().map(|(_, words)| words.clone());
+            update_messages(&PolicySet::default(), reports.into_iter(), &mut disabled_by);
+            let words = disabled_by.values().map(|(_, words)| words.clone());
             words.collect::<Vec<_>>()
         };
         let first = "q/a: its metric 7200 is above 4000";

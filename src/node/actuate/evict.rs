@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{CpuDir, KnobError};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 use self::members::Members;
@@ -81,7 +81,7 @@ pub enum EvictError {
     Stuck(CgroupPath),
     /// The cgroup's folder cannot be opened.
     #[error(transparent)]
-    Open(#[from] KnobError),
+    Open(#[from] ControlFileError),
     /// A file of the cgroup cannot be used.
     #[error("failed to {verb} {}: {source}", path.display())]
     Io {

@@ -230,7 +230,7 @@ impl<R: Requester> Evictor<R> {
     }
 
     fn report(&self, request: Request, fate: Fate) {
-    // If the receiver is gone, the loop ends at its next request.
+        // If the receiver is gone, the loop ends at its next request.
         drop(self.outcomes.send(Outcome {
             request,
             at: clock::boot_time(),
@@ -256,8 +256,8 @@ impl<R: Requester> Evictor<R> {
 
     /// Waits for the taint that the rule's action needs, until the request expires.
     async fn wait_for_taint(&mut self, request: &Request) -> Result<(), Fate> {
-    let in_force = &self.in_force;
-    let tainted = self.standing.wait_for(|standing| {
+        let in_force = &self.in_force;
+        let tainted = self.standing.wait_for(|standing| {
             standing.effect >= wanted_effect(&in_force.borrow().policy, request)
         });
         let left = request.expires.since(clock::boot_time());
@@ -353,7 +353,7 @@ impl<R: Requester> Evictor<R> {
     }
 
     fn delay(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
-    // Jitter, so that agents delayed together do not retry together.
+        // Jitter, so that agents delayed together do not retry together.
         let until = clock::boot_time() + jittered(wait);
         self.wait = Some((until, by, why.clone()));
         let why = Refusal::Wait { wait, by, why };
@@ -399,7 +399,8 @@ struct Refusals(BTreeMap<PodUid, (Duration, BootTime)>);
 impl Refusals {
     /// The pod's next backoff.
     fn pause(&mut self, uid: &PodUid, now: BootTime) -> Duration {
-        self.0.retain(|_, (_, last)| now.since(*last) < BACKOFF_RESET);
+        self.0
+            .retain(|_, (_, last)| now.since(*last) < BACKOFF_RESET);
         let pause = match self.0.get(uid) {
             Some((before, _)) => before.saturating_mul(2).min(MAX_BACKOFF),
             None => MIN_BACKOFF,
@@ -430,8 +431,8 @@ mod tests {
             pause.as_secs_f64()
         };
         for min in [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] {
-        let pause = pause();
-        assert!((min..=min * 1.25).contains(&pause), "{pause}");
+            let pause = pause();
+            assert!((min..=min * 1.25).contains(&pause), "{pause}");
         }
         let reset = refusals.pause(&uid, now + BACKOFF_RESET).as_secs_f64();
         assert!((10.0..=12.5).contains(&reset), "{reset}");

@@ -300,11 +300,14 @@ mod tests {
         let file = dir.path().join("memory.reclaim");
         fs::write(&file, "").unwrap();
         let expired = reclaim(job(dir.path(), SLICE, boot_time()), LIMIT);
-        assert!(matches!(expired, ReclaimOutcome::Busy { .. }), "{expired:?}");
+        assert!(
+            matches!(expired, ReclaimOutcome::Busy { .. }),
+            "{expired:?}"
+        );
         assert_eq!(
-        fs::read_to_string(&file).unwrap(),
-        "",
-        "nothing was requested"
+            fs::read_to_string(&file).unwrap(),
+            "",
+            "nothing was requested"
         );
 
         let started = boot_time();
@@ -312,8 +315,8 @@ mod tests {
         let outcome = reclaim(job(dir.path(), u64::MAX, started + LIMIT), limit);
         assert!((limit..LIMIT).contains(&boot_time().since(started)));
         assert!(
-        matches!(outcome, ReclaimOutcome::Reclaimed { .. }),
-        "{outcome:?}"
+            matches!(outcome, ReclaimOutcome::Reclaimed { .. }),
+            "{outcome:?}"
         );
         // Followed by a swappiness hint if the machine has swap.
         let written = fs::read_to_string(&file).unwrap();

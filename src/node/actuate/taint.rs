@@ -66,19 +66,19 @@ pub async fn run(
 ) {
     let mut reconciler = Reconciler::default();
     loop {
-    let now = clock::boot_time();
-    reconciler.set_wanted(&wanted.borrow_and_update());
-    reconciler.observe(now, &node.borrow_and_update());
-    let step = reconciler.step(now);
-    publish(&standing, reconciler.state());
-    let pause = match step {
-    Step::Write(seen) => {
-    let written = taint::keep(&client, seen, reconciler.bearing()).await;
-    reconciler.written(clock::boot_time(), written);
-    continue;
-    }
-    Step::Wait(pause) => pause,
-    };
+        let now = clock::boot_time();
+        reconciler.set_wanted(&wanted.borrow_and_update());
+        reconciler.observe(now, &node.borrow_and_update());
+        let step = reconciler.step(now);
+        publish(&standing, reconciler.state());
+        let pause = match step {
+            Step::Write(seen) => {
+                let written = taint::keep(&client, seen, reconciler.bearing()).await;
+                reconciler.written(clock::boot_time(), written);
+                continue;
+            }
+            Step::Wait(pause) => pause,
+        };
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
             changed = node.changed() => if changed.is_err() { return },
@@ -206,7 +206,7 @@ impl Reconciler {
         self.check_losses(now);
         let left = self.pause_until.since(now);
         if left.is_zero() {
-        write
+            write
         } else {
             Step::Wait(Some(left))
         }
@@ -233,8 +233,8 @@ impl Reconciler {
     /// Once contested, a single further loss is too many.
     fn check_losses(&mut self, now: BootTime) {
         self.losses.retain(|at| now.since(*at) < WINDOW);
-        let most = self.contested.map_or(MAX_LOSSES, |_| 0);
-        if self.losses.len() <= most {
+        let max = self.contested.map_or(MAX_LOSSES, |_| 0);
+        if self.losses.len() <= max {
             return;
         }
         self.losses.clear();
@@ -258,7 +258,7 @@ impl Reconciler {
 
     /// Records the result of a write.
     fn written(&mut self, now: BootTime, written: Result<Marked, TaintError>) {
-    match written {
+        match written {
             Ok(node) => self.node = Some(node),
             Err(error) => {
                 let text = error.to_string();

@@ -5,7 +5,7 @@ use crate::engine::units::MilliCpu;
 use super::parse::{self, Bandwidth};
 
 /// The smallest quota that the kernel accepts, in microseconds (`min_cfs_quota_period` in `kernel/sched/core.c`).
-pub const LEAST_QUOTA_US: u64 = 1000;
+pub const MIN_QUOTA_US: u64 = 1000;
 
 impl Bandwidth {
     /// Parses `cpu.max`, with or without its newline. `None` if it is malformed.
@@ -24,7 +24,7 @@ impl Bandwidth {
     #[must_use]
     pub fn limited_to(self, limit: MilliCpu) -> Self {
         let us = u128::from(limit.0) * u128::from(self.period) / 1000;
-        let us = u64::try_from(us).unwrap_or(u64::MAX).max(LEAST_QUOTA_US);
+        let us = u64::try_from(us).unwrap_or(u64::MAX).max(MIN_QUOTA_US);
         Self {
             quota: Some(self.quota.map_or(us, |own| own.min(us))),
             ..self
@@ -38,9 +38,7 @@ impl Bandwidth {
             return self;
         };
         let scaled = u128::from(other_us) * u128::from(self.period) / u128::from(other.period);
-        let scaled = u64::try_from(scaled)
-            .unwrap_or(u64::MAX)
-            .max(LEAST_QUOTA_US);
+        let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(MIN_QUOTA_US);
         Self {
             quota: Some(self.quota.map_or(scaled, |own| own.min(scaled))),
             ..self
@@ -86,7 +84,7 @@ mod tests {
     use crate::engine::units::Quota;
 
     fn bandwidth() -> impl Strategy<Value = Bandwidth> {
-        let quota = proptest::option::of(LEAST_QUOTA_US..1_000_000_000);
+        let quota = proptest::option::of(MIN_QUOTA_US..1_000_000_000);
         (quota, 1000..=1_000_000_u64).prop_map(|(quota, period)| Bandwidth { quota, period })
     }
 
@@ -133,16 +131,16 @@ mod tests {
         ) {
             let limited = own.limited_to(MilliCpu(limit));
             prop_assert!(!limited.allows_more_than(own));
-            prop_assert!(limited.quota.is_some_and(|us| us >= LEAST_QUOTA_US));
+            prop_assert!(limited.quota.is_some_and(|us| us >= MIN_QUOTA_US));
             prop_assert_eq!(limited.period, own.period);
         }
 
         #[test]
         fn the_minimum_of_two_allows_no_more_than_either(a in bandwidth(), b in bandwidth()) {
-            let least = a.min(b);
-            prop_assert!(!least.allows_more_than(a));
+            let smaller = a.min(b);
+            prop_assert!(!smaller.allows_more_than(a));
             // The kernel's minimum may exceed a tiny share of a long period.
-            prop_assert!(!least.allows_more_than(b) || least.quota == Some(LEAST_QUOTA_US));
+            prop_assert!(!smaller.allows_more_than(b) || smaller.quota == Some(MIN_QUOTA_US));
         }
 
         #[test]

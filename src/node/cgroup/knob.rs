@@ -95,7 +95,7 @@ impl KnobFile {
     }
 
     /// The smallest weight that the kernel accepts.
-    pub const fn least_weight(self) -> &'static str {
+    pub const fn min_weight(self) -> &'static str {
         match self {
             Self::CpuShares => "2",
             _ => "1",
@@ -129,7 +129,7 @@ impl fmt::Display for KnobFile {
 
 /// Why a cgroup file could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum KnobError {
+pub enum ControlFileError {
     /// The cgroup no longer exists. This is normal.
     #[error("{} is gone", .0.display())]
     Gone(PathBuf),
@@ -186,7 +186,7 @@ pub enum KnobError {
     },
 }
 
-impl KnobError {
+impl ControlFileError {
     fn new(verb: &'static str, path: &Path, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {
@@ -231,8 +231,8 @@ impl CpuDir {
     /// Opens the folder.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] if there is no such cgroup; a symbolic link below the root is refused.
-    pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, KnobError> {
+    /// [`ControlFileError::Gone`] if there is no such cgroup; a symbolic link below the root is refused.
+    pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, ControlFileError> {
         let root = match hierarchy {
             Hierarchy::V2 { root } => root,
             Hierarchy::V1 { cpu, .. } => cpu,
@@ -240,12 +240,12 @@ impl CpuDir {
         let path = hierarchy
             .dir(Controller::Cpu, cgroup)
             .unwrap_or_else(|| root.join(cgroup.as_str()));
-        let dir =
-            open_beneath(root, cgroup).map_err(|errno| KnobError::new("open", &path, errno))?;
+        let dir = open_beneath(root, cgroup)
+            .map_err(|errno| ControlFileError::new("open", &path, errno))?;
         let inode = dir
             .metadata()
             .map(|metadata: Metadata| metadata.ino())
-            .map_err(|error| KnobError::io("open", &path, error))?;
+            .map_err(|error| ControlFileError::io("open", &path, error))?;
         Ok(Self {
             dir,
             path,
@@ -263,29 +263,29 @@ impl CpuDir {
     ///
     /// # Errors
     /// If `fstat` fails.
-    pub fn links(&self) -> Result<u64, KnobError> {
+    pub fn links(&self) -> Result<u64, ControlFileError> {
         let metadata = self.dir.metadata();
         metadata
             .map(|metadata| metadata.nlink())
-            .map_err(|error| KnobError::io("read", &self.path, error))
+            .map_err(|error| ControlFileError::io("read", &self.path, error))
     }
 
     /// Opens the file for `role`; `None` if this kernel has no such file.
     ///
     /// # Errors
     /// If it exists but cannot be opened.
-    pub fn knob(&self, role: Role) -> Result<Option<Knob>, KnobError> {
-        let file = KnobFile::of(role, self.v2);
-        let path = self.path.join(file.name());
-        let Some(fd) = self.open_file(file.name(), OFlag::O_RDWR)? else {
+    pub fn control_file(&self, role: Role) -> Result<Option<ControlFile>, ControlFileError> {
+        let kind = KnobFile::of(role, self.v2);
+        let path = self.path.join(kind.name());
+        let Some(fd) = self.open_file(kind.name(), OFlag::O_RDWR)? else {
             return Ok(None);
         };
-        let period = match file {
+        let period = match kind {
             KnobFile::CfsQuota => self.open_file(CFS_PERIOD, OFlag::O_RDONLY)?,
             _ => None,
         };
-        Ok(Some(Knob {
-            file,
+        Ok(Some(ControlFile {
+            kind,
             path,
             fd,
             period,
@@ -295,25 +295,25 @@ impl CpuDir {
     /// Opens the file for `role`, which every kernel has.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] if the cgroup no longer exists.
-    pub fn required(&self, role: Role) -> Result<Knob, KnobError> {
+    /// [`ControlFileError::Gone`] if the cgroup no longer exists.
+    pub fn required(&self, role: Role) -> Result<ControlFile, ControlFileError> {
         let missing = || {
             let path = self.path.join(KnobFile::of(role, self.v2).name());
             if self.path.exists() {
-                KnobError::Missing(path)
+                ControlFileError::Missing(path)
             } else {
-                KnobError::Gone(path)
+                ControlFileError::Gone(path)
             }
         };
-        self.knob(role)?.ok_or_else(missing)
+        self.control_file(role)?.ok_or_else(missing)
     }
 
-    fn open_file(&self, name: &str, access: OFlag) -> Result<Option<File>, KnobError> {
+    fn open_file(&self, name: &str, access: OFlag) -> Result<Option<File>, ControlFileError> {
         let flags = access | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         match openat(self.dir.as_fd(), name, flags, Mode::empty()) {
             Ok(fd) => Ok(Some(File::from(fd))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(KnobError::new("open", &self.path.join(name), errno)),
+            Err(errno) => Err(ControlFileError::new("open", &self.path.join(name), errno)),
         }
     }
 }
@@ -341,12 +341,12 @@ fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
 }
 
 /// Maximum content length in bytes: two 64-bit numbers.
-const LONGEST: usize = 64;
+const MAX_LEN: usize = 64;
 
 /// The content of a file, read without allocating.
 #[derive(Clone, Copy)]
 pub struct Reading {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MAX_LEN],
     len: usize,
 }
 
@@ -359,18 +359,18 @@ impl Reading {
 
 /// One cgroup file that stays open.
 #[derive(Debug)]
-pub struct Knob {
-    file: KnobFile,
+pub struct ControlFile {
+    kind: KnobFile,
     path: PathBuf,
     fd: File,
     /// v1 has the period of a quota in a separate file.
     period: Option<File>,
 }
 
-impl Knob {
+impl ControlFile {
     /// Which file.
-    pub const fn file(&self) -> KnobFile {
-        self.file
+    pub const fn kind(&self) -> KnobFile {
+        self.kind
     }
 
     /// Its path, for display.
@@ -381,16 +381,16 @@ impl Knob {
     /// Reads the current content.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] if the cgroup no longer exists.
-    pub fn read(&self) -> Result<Reading, KnobError> {
-        read(&self.fd).map_err(|error| KnobError::io("read", &self.path, error))
+    /// [`ControlFileError::Gone`] if the cgroup no longer exists.
+    pub fn read(&self) -> Result<Reading, ControlFileError> {
+        read(&self.fd).map_err(|error| ControlFileError::io("read", &self.path, error))
     }
 
     /// Writes `value`.
     ///
     /// # Errors
-    /// [`KnobError::Refused`] if the kernel rejects the value.
-    pub fn write(&self, value: &str) -> Result<(), KnobError> {
+    /// [`ControlFileError::Refused`] if the kernel rejects the value.
+    pub fn write(&self, value: &str) -> Result<(), ControlFileError> {
         match self.fd.write_at(value.as_bytes(), 0) {
             Ok(_) => Ok(()),
             Err(error)
@@ -399,12 +399,12 @@ impl Knob {
                     Some(Errno::EINVAL | Errno::ERANGE)
                 ) =>
             {
-                Err(KnobError::Refused {
+                Err(ControlFileError::Refused {
                     path: self.path.clone(),
                     value: value.to_owned(),
                 })
             }
-            Err(error) => Err(KnobError::io("write", &self.path, error)),
+            Err(error) => Err(ControlFileError::io("write", &self.path, error)),
         }
     }
 
@@ -412,16 +412,16 @@ impl Knob {
     ///
     /// # Errors
     /// If the text is malformed or the period cannot be read.
-    pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, KnobError> {
+    pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, ControlFileError> {
         let bandwidth = match &self.period {
             None => Bandwidth::parse_v2(text),
             Some(period) => {
-                let period =
-                    read(period).map_err(|error| KnobError::io("read", &self.path, error))?;
+                let period = read(period)
+                    .map_err(|error| ControlFileError::io("read", &self.path, error))?;
                 Bandwidth::parse_v1(text, period.text())
             }
         };
-        bandwidth.ok_or_else(|| KnobError::Malformed {
+        bandwidth.ok_or_else(|| ControlFileError::Malformed {
             path: self.path.clone(),
             text: text.to_owned(),
         })
@@ -438,7 +438,7 @@ impl Knob {
 }
 
 fn read(file: &File) -> io::Result<Reading> {
-    let mut bytes = [0; LONGEST];
+    let mut bytes = [0; MAX_LEN];
     let len = file.read_at(&mut bytes, 0)?;
     Ok(Reading { bytes, len })
 }

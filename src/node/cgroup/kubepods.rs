@@ -104,7 +104,7 @@ const fn class_part(qos: QosClass) -> Option<&'static str> {
 
 /// A UUID, or the 32 hexadecimal digits of a static pod.
 fn uid(text: &str) -> Option<PodUid> {
-    let dashes: Vec<usize> = text.match_indices('-').map(|(place, _)| place).collect();
+    let dashes: Vec<usize> = text.match_indices('-').map(|(index, _)| index).collect();
     let hex = text
         .bytes()
         .all(|byte| byte == b'-' || byte.is_ascii_hexdigit());

@@ -1,7 +1,7 @@
 //! cgroup paths and files on v1, v2 and hybrid machines.
 
 pub mod bandwidth;
-pub mod gauge;
+pub mod cached_file;
 pub mod knob;
 pub mod kubepods;
 pub mod layout;

@@ -7,11 +7,11 @@ use crate::engine::units::{MilliCpu, Quota};
 
 /// The complete lines of `text`, without newlines. Text after the last newline was truncated and is left out.
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let whole = text.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
-    let ended = whole > 0 || text.first() == Some(&b'\n');
-    text[..whole]
+    let end = text.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let has_line = end > 0 || text.first() == Some(&b'\n');
+    text[..end]
         .split(|byte| *byte == b'\n')
-        .filter(move |_| ended)
+        .filter(move |_| has_line)
 }
 
 /// The fields of a line, separated by blanks.
@@ -61,7 +61,7 @@ pub fn keyed<const N: usize>(text: &[u8], keys: [&[u8]; N]) -> [Option<u64>; N] 
             continue;
         };
         if let Some(index) = keys.iter().position(|wanted| *wanted == key) {
-        values[index] = values[index].or_else(|| unsigned(value));
+            values[index] = values[index].or_else(|| unsigned(value));
         }
     }
     values

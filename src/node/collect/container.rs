@@ -11,7 +11,7 @@ use crate::engine::Demand;
 use crate::engine::sample::ContainerSample;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::parse::{fields, lines, unsigned};
 use crate::node::cgroup::{CgroupPath, Controller};
 
@@ -24,7 +24,7 @@ pub struct ContainerReader {
     cpu: CpuUsage,
     quota_files: QuotaFiles,
     quota: Option<Quota>,
-    stat: Gauge,
+    stat: CachedFile,
     threads: Threads,
     gone: bool,
 }
@@ -37,7 +37,7 @@ impl ContainerReader {
     }
 
     /// For a pod that has no cgroup below its own.
-    pub fn itself(pod: &CgroupPath, reading: &Reading) -> Self {
+    pub fn whole_pod(pod: &CgroupPath, reading: &Reading) -> Self {
         let name = pod.as_str().rsplit('/').next().unwrap_or_default();
         Self::new(name.into(), false, pod, reading)
     }
@@ -56,8 +56,8 @@ impl ContainerReader {
             cpu: CpuUsage::new(hierarchy, cgroup),
             quota_files: QuotaFiles::new(hierarchy, cgroup),
             quota: None,
-            stat: Gauge::new(folder.join("cpu.stat")),
-            threads: Threads::new(Gauge::new(folder.join(tasks))),
+            stat: CachedFile::new(folder.join("cpu.stat")),
+            threads: Threads::new(CachedFile::new(folder.join(tasks))),
             gone: false,
         }
     }
@@ -85,19 +85,19 @@ impl ContainerReader {
     /// Updates [`Self::quota`].
     pub fn read_quota(&mut self, reading: &mut Reading) {
         let result = self.quota_files.read(reading);
-        self.quota = self.seen(reading, result);
+        self.quota = self.record(reading, result);
     }
 
     /// CPU time used, in nanoseconds.
     pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Option<u64> {
         let result = self.cpu.read(reading);
-        Some(self.seen(reading, result)?.nanos)
+        Some(self.record(reading, result)?.nanos)
     }
 
     /// Enforcement periods in which its own quota throttled it.
     pub fn throttled_periods(&mut self, reading: &mut Reading) -> Option<u64> {
         let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
-        let [_, throttled] = self.seen(reading, result)?;
+        let [_, throttled] = self.record(reading, result)?;
         throttled
     }
 
@@ -105,30 +105,30 @@ impl ContainerReader {
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
         [out.periods, out.throttled_periods] = if demand.throttled {
             let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
-            self.seen(reading, result).unwrap_or_default()
+            self.record(reading, result).unwrap_or_default()
         } else {
             [None; 2]
         };
         out.run_delay_nanos = if demand.run_delay && reading.sees_processes {
             let result = self.threads.run_delay(reading);
-            self.seen(reading, result).flatten()
+            self.record(reading, result).flatten()
         } else {
             None
         };
     }
 
-    fn seen<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
+    fn record<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
         if matches!(result, Err(ReadError::Gone(_))) {
             self.gone = true;
         }
-        reading.noted(result)
+        reading.record(result)
     }
 }
 
 /// The threads of a container and how long they have waited for a CPU.
 #[derive(Debug)]
 struct Threads {
-    tasks: Gauge,
+    tasks: CachedFile,
     known: HashMap<u32, Thread>,
     /// Nanoseconds, summed over all threads ever seen: an exited thread's time stays included.
     waited: u64,
@@ -139,13 +139,13 @@ struct Threads {
 
 #[derive(Debug)]
 struct Thread {
-    schedstat: Gauge,
+    schedstat: CachedFile,
     waited: u64,
     seen: BootTime,
 }
 
 impl Threads {
-    fn new(tasks: Gauge) -> Self {
+    fn new(tasks: CachedFile) -> Self {
         Self {
             tasks,
             known: HashMap::new(),
@@ -163,14 +163,14 @@ impl Threads {
         }
         let now = reading.now;
         // A thread that was moved into the cgroup must not bring its earlier waiting time along.
-        let most = self.last.map_or(0, |last| nanos(now.since(last)));
+        let max = self.last.map_or(0, |last| nanos(now.since(last)));
         for id in &self.ids {
             let thread = self
                 .known
                 .entry(*id)
                 .or_insert_with(|| Thread::new(*id, reading));
             match thread.growth(reading) {
-                Ok(growth) => self.waited = self.waited.saturating_add(growth.min(most)),
+                Ok(growth) => self.waited = self.waited.saturating_add(growth.min(max)),
                 Err(ReadError::Gone(_)) => continue,
                 Err(fault) => return Err(fault),
             }
@@ -197,7 +197,7 @@ impl Thread {
     fn new(id: u32, reading: &Reading) -> Self {
         let path = reading.proc_root.join(id.to_string()).join("schedstat");
         Self {
-            schedstat: Gauge::new(path),
+            schedstat: CachedFile::new(path),
             waited: 0,
             seen: reading.now,
         }
@@ -207,7 +207,7 @@ impl Thread {
     fn growth(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
         let mut result = reading.try_text(&mut self.schedstat, run_delay);
         if matches!(result, Err(ReadError::Gone(_))) {
-            self.schedstat.forget();
+            self.schedstat.close();
             self.waited = 0;
             result = reading.try_text(&mut self.schedstat, run_delay);
         }

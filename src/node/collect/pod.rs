@@ -13,7 +13,7 @@ use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample, WaitCounters};
 use crate::engine::units::{Bytes, Quota};
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
@@ -41,17 +41,17 @@ struct PodFiles {
     folder: PathBuf,
     inode: Option<u64>,
     cpu: CpuUsage,
-    memory: Option<Gauge>,
-    memory_stat: Option<Gauge>,
+    memory: Option<CachedFile>,
+    memory_stat: Option<CachedFile>,
     /// Kernel memory, which is not in v1's `memory.stat`.
-    kernel_memory: Option<Gauge>,
+    kernel_memory: Option<CachedFile>,
     quota: QuotaFiles,
     /// `None` on cgroup v1.
     pressure: Option<PressureFiles>,
     /// v1's enforcement periods; on v2 they are read with the CPU time.
-    periods: Option<Gauge>,
+    periods: Option<CachedFile>,
     /// `None` on cgroup v1, which has no equivalent file.
-    io: Option<Gauge>,
+    io: Option<CachedFile>,
 }
 
 /// The containers found by the last scan of the pod's folder.
@@ -109,20 +109,20 @@ impl PodReader {
     }
 
     /// Retries files that were absent.
-    pub fn look_again(&mut self) {
-        self.files.each(Gauge::look_again);
+    pub fn retry_absent(&mut self) {
+        self.files.each(CachedFile::retry_absent);
     }
 
     /// Reads the CPU time from the cgroup that has the name now: after a cgroup is removed, another may have taken
     /// its name (a restarted unit, a static pod).
     pub fn cpu(&mut self, reading: &mut Reading) -> Result<Option<CpuCounters>, Absence> {
         let known = self.files.inode.is_some();
-        if known && !self.files.cpu.gauge.is_kept() && self.is_another() {
-            self.start_anew();
+        if known && !self.files.cpu.file.is_open() && self.is_replaced() {
+            self.reset();
         }
         let mut result = self.files.cpu.read(reading);
         if known && matches!(result, Err(ReadError::Gone(_))) {
-            self.start_anew();
+            self.reset();
             result = self.files.cpu.read(reading);
         }
         if matches!(result, Err(ReadError::Gone(_))) && !self.files.folder.exists() {
@@ -131,7 +131,7 @@ impl PodReader {
         if self.files.inode.is_none() {
             self.files.inode = self.files.inode_now();
         }
-        Ok(reading.noted(result))
+        Ok(reading.record(result))
     }
 
     /// Reads memory usage and what else `demand` asks for. `cpu` is the result of [`Self::cpu`] just before.
@@ -166,7 +166,7 @@ impl PodReader {
         if waits_by_cgroup {
             self.count_quotas_of_containers(reading, &mut out.waits);
         }
-        self.levers(reading, demand, out);
+        self.target_samples(reading, demand, out);
         self.container_samples(reading, demand, &mut out.containers);
     }
 
@@ -181,12 +181,12 @@ impl PodReader {
         waits.throttled_periods = waits.throttled_periods.map(|own| own.max(throttled));
     }
 
-    fn is_another(&self) -> bool {
+    fn is_replaced(&self) -> bool {
         self.files.inode_now() != self.files.inode
     }
 
-    fn start_anew(&mut self) {
-        self.files.each(Gauge::forget);
+    fn reset(&mut self) {
+        self.files.each(CachedFile::close);
         self.files.inode = None;
         self.containers = Containers::default();
     }
@@ -203,31 +203,31 @@ impl PodReader {
             Ok(names) => names,
             Err(source) => {
                 let path = Arc::from(self.files.folder.as_path());
-                reading.noted::<()>(Err(ReadError::Io { path, source }));
+                reading.record::<()>(Err(ReadError::Io { path, source }));
                 return;
             }
         };
         known.links = links;
         let mut before = std::mem::take(&mut known.list);
-        let mut keep = |name: Option<&str>| {
+        let mut reuse = |name: Option<&str>| {
             let same = |one: &ContainerReader| one.folder() == name && !one.is_gone();
-            let place = before.iter().position(same)?;
-            Some(before.swap_remove(place))
+            let index = before.iter().position(same)?;
+            Some(before.swap_remove(index))
         };
         for name in &names {
             let new = || ContainerReader::below(&self.cgroup, name, reading);
-            known.list.extend(keep(Some(name)).or_else(new));
+            known.list.extend(reuse(Some(name)).or_else(new));
         }
         if known.list.is_empty() {
             // A unit without child cgroups holds its processes itself and counts as its own container.
-            let new = || ContainerReader::itself(&self.cgroup, reading);
-            known.list.push(keep(None).unwrap_or_else(new));
+            let new = || ContainerReader::whole_pod(&self.cgroup, reading);
+            known.list.push(reuse(None).unwrap_or_else(new));
         }
     }
 
     /// The cgroups that carry the pod's quota: on v2 the pod's own; on v1 its containers', if any of these has a quota
     /// or should have one according to the Pod object.
-    fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+    fn target_samples(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
         let mut levers = Refill::new(&mut out.levers);
         if !demand.pod_quota || self.is_incomplete(reading) {
             return;
@@ -236,13 +236,13 @@ impl PodReader {
             for container in self.containers.below() {
                 let cpu_nanos = container.cpu_nanos(reading);
                 if !container.is_gone() {
-                    fill_lever(&mut levers, container.name(), cpu_nanos, container.quota());
+                    fill_target(&mut levers, container.name(), cpu_nanos, container.quota());
                 }
             }
         } else {
             let result = self.files.quota.read(reading);
-            let quota = reading.noted(result);
-            fill_lever(&mut levers, &reading.own, out.cpu_nanos, quota);
+            let quota = reading.record(result);
+            fill_target(&mut levers, &reading.own, out.cpu_nanos, quota);
         }
     }
 
@@ -307,7 +307,7 @@ fn blank(container: &Arc<str>) -> ContainerSample {
     }
 }
 
-fn fill_lever(
+fn fill_target(
     levers: &mut Refill<'_, LeverSample>,
     cgroup: &Arc<str>,
     cpu_nanos: Option<u64>,
@@ -322,8 +322,8 @@ fn fill_lever(
     *levers.next(|_| true, || new.clone()) = new.clone();
 }
 
-fn number(reading: &mut Reading, gauge: Option<&mut Gauge>) -> Option<u64> {
-    reading.number(gauge?)
+fn number(reading: &mut Reading, file: Option<&mut CachedFile>) -> Option<u64> {
+    reading.number(file?)
 }
 
 impl PodFiles {
@@ -331,7 +331,7 @@ impl PodFiles {
         let memory = |v1: &str, v2: &str| {
             let name = if hierarchy.is_v2() { v2 } else { v1 };
             let folder = hierarchy.dir(Controller::Memory, cgroup)?;
-            (!name.is_empty()).then(|| Gauge::new(folder.join(name)))
+            (!name.is_empty()).then(|| CachedFile::new(folder.join(name)))
         };
         let cpu = folder(hierarchy, Controller::Cpu, cgroup);
         Self {
@@ -342,8 +342,10 @@ impl PodFiles {
             kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
             quota: QuotaFiles::new(hierarchy, cgroup),
             pressure: hierarchy.is_v2().then(|| PressureFiles::new(&cpu)),
-            periods: (!hierarchy.is_v2()).then(|| Gauge::new(cpu.join("cpu.stat"))),
-            io: hierarchy.is_v2().then(|| Gauge::new(cpu.join("io.stat"))),
+            periods: (!hierarchy.is_v2()).then(|| CachedFile::new(cpu.join("cpu.stat"))),
+            io: hierarchy
+                .is_v2()
+                .then(|| CachedFile::new(cpu.join("io.stat"))),
             folder: cpu,
         }
     }
@@ -376,8 +378,8 @@ impl PodFiles {
             .map(|found| found.ino())
     }
 
-    fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
-        change(&mut self.cpu.gauge);
+    fn each(&mut self, mut change: impl FnMut(&mut CachedFile)) {
+        change(&mut self.cpu.file);
         self.memory.iter_mut().for_each(&mut change);
         self.memory_stat.iter_mut().for_each(&mut change);
         self.kernel_memory.iter_mut().for_each(&mut change);
@@ -393,14 +395,14 @@ impl PodFiles {
     /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
     /// there, counts as held.
     fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
-        let gauge = self.memory_stat.as_mut()?;
+        let file = self.memory_stat.as_mut()?;
         let (held, shared, cache) = if reading.hierarchy.is_v2() {
             let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
-            let [anon, shared, slab, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            let [anon, shared, slab, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
             (anon.checked_add(slab)?, shared, cache)
         } else {
             let keys: [&[u8]; 3] = [b"total_rss", b"total_shmem", b"total_cache"];
-            let [anon, shared, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            let [anon, shared, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
             let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
             (anon.checked_add(kernel)?, shared, cache)
         };
@@ -426,7 +428,7 @@ pub fn folder(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath
 #[derive(Debug)]
 pub struct CpuUsage {
     /// `cpuacct.usage`, or on v2 `cpu.stat`.
-    pub gauge: Gauge,
+    pub file: CachedFile,
 }
 
 impl CpuUsage {
@@ -437,16 +439,16 @@ impl CpuUsage {
             "cpuacct.usage"
         };
         Self {
-            gauge: Gauge::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
+            file: CachedFile::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
         }
     }
 
     /// Reads the counters.
     pub fn read(&mut self, reading: &mut Reading) -> Result<CpuCounters, ReadError> {
         if reading.hierarchy.is_v2() {
-            return reading.try_text(&mut self.gauge, cpu_stat);
+            return reading.try_text(&mut self.file, cpu_stat);
         }
-        let nanos = self.gauge.read_number(&reading.fds)?;
+        let nanos = self.file.read_number(&reading.fds)?;
         Ok(CpuCounters {
             nanos,
             periods: [None; 2],
@@ -477,20 +479,20 @@ fn cpu_stat(text: &[u8]) -> Option<CpuCounters> {
 #[derive(Debug)]
 pub enum QuotaFiles {
     /// `cpu.cfs_quota_us` and `cpu.cfs_period_us`
-    V1(Gauge, Gauge),
+    V1(CachedFile, CachedFile),
     /// `cpu.max`
-    V2(Gauge),
+    V2(CachedFile),
 }
 
 impl QuotaFiles {
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let folder = folder(hierarchy, Controller::Cpu, cgroup);
         if hierarchy.is_v2() {
-            Self::V2(Gauge::new(folder.join("cpu.max")))
+            Self::V2(CachedFile::new(folder.join("cpu.max")))
         } else {
             Self::V1(
-                Gauge::new(folder.join("cpu.cfs_quota_us")),
-                Gauge::new(folder.join("cpu.cfs_period_us")),
+                CachedFile::new(folder.join("cpu.cfs_quota_us")),
+                CachedFile::new(folder.join("cpu.cfs_period_us")),
             )
         }
     }
@@ -504,7 +506,7 @@ impl QuotaFiles {
                     return Ok(Quota::Unlimited);
                 };
                 let length = period.read_number(&reading.fds)?;
-                let period = period.understood((length > 0).then_some(length))?;
+                let period = period.parsed((length > 0).then_some(length))?;
                 let quota = Some(limit);
                 Ok(Bandwidth { quota, period }.limit())
             }
@@ -512,7 +514,7 @@ impl QuotaFiles {
     }
 
     /// Applies `change` to each file.
-    pub fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
+    pub fn each(&mut self, mut change: impl FnMut(&mut CachedFile)) {
         match self {
             Self::V1(quota, period) => {
                 change(quota);

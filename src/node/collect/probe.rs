@@ -23,9 +23,9 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
+use super::insecure_tls;
 use super::prometheus::{self, TextError};
 use super::refill::Refill;
-use super::trusting;
 use crate::engine::Demand;
 use crate::engine::metric::Metric;
 use crate::engine::policy::{PolicySet, Probe};
@@ -33,9 +33,9 @@ use crate::engine::sample::{ProbeSample, Sample, Series};
 use crate::node::clock::boot_time;
 
 /// Maximum response size in bytes.
-pub const LONGEST_ANSWER: usize = 1 << 20;
+pub const MAX_RESPONSE_SIZE: usize = 1 << 20;
 /// Maximum number of series used from one response.
-pub const MOST_SERIES: usize = 4096;
+pub const MAX_SERIES: usize = 4096;
 
 /// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
@@ -80,12 +80,12 @@ pub struct Prober {
     /// Host for probes without one.
     node: IpAddr,
     worker: Option<Worker>,
-    running: Vec<Running>,
+    running: Vec<ActiveProbe>,
 }
 
 /// A probe with its task.
 #[derive(Debug)]
-struct Running {
+struct ActiveProbe {
     target: Arc<Target>,
     task: AbortHandle,
 }
@@ -122,9 +122,9 @@ impl Prober {
     pub fn set_policy(&mut self, policy: &PolicySet) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.running);
         for (probe, names) in probes(policy) {
-            let same = |it: &Running| it.target.probe == probe && it.target.names == names;
+            let same = |it: &ActiveProbe| it.target.probe == probe && it.target.names == names;
             let running = match before.iter().position(same) {
-                Some(place) => before.swap_remove(place),
+                Some(index) => before.swap_remove(index),
                 None => self.start(probe, names)?,
             };
             self.running.push(running);
@@ -138,7 +138,7 @@ impl Prober {
         Ok(())
     }
 
-    fn start(&mut self, probe: Probe, names: BTreeSet<Arc<str>>) -> io::Result<Running> {
+    fn start(&mut self, probe: Probe, names: BTreeSet<Arc<str>>) -> io::Result<ActiveProbe> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
             None => Worker::start()?,
@@ -154,15 +154,15 @@ impl Prober {
         });
         let task = worker
             .runtime
-            .spawn(keep_asking(Arc::clone(&target), worker.client.clone()));
+            .spawn(run_probe(Arc::clone(&target), worker.client.clone()));
         let task = task.abort_handle();
-        Ok(Running { target, task })
+        Ok(ActiveProbe { target, task })
     }
 
     /// Triggers the demanded probes and returns immediately. A probe whose request is still pending is sent again only
     /// after that has finished or timed out. Call once per evaluation; responses are used by the next sample.
     pub fn ask(&self, demand: &Demand) {
-        let wanted = |it: &&Running| {
+        let wanted = |it: &&ActiveProbe| {
             let mut probes = demand.probes.iter();
             probes.any(|probe| probe.url == it.target.probe.url)
         };
@@ -270,7 +270,7 @@ impl Drop for Worker {
 
 fn client() -> io::Result<HttpClient> {
     let connector = HttpsConnectorBuilder::new()
-        .with_tls_config(trusting::config().map_err(io::Error::other)?)
+        .with_tls_config(insecure_tls::config().map_err(io::Error::other)?)
         .https_or_http()
         .enable_http1()
         .build();
@@ -280,7 +280,7 @@ fn client() -> io::Result<HttpClient> {
         .build(connector))
 }
 
-async fn keep_asking(target: Arc<Target>, client: HttpClient) {
+async fn run_probe(target: Arc<Target>, client: HttpClient) {
     loop {
         target.wake.notified().await;
         let timeout = target.probe.timeout;
@@ -295,7 +295,7 @@ async fn keep_asking(target: Arc<Target>, client: HttpClient) {
                     at: boot_time(),
                     series,
                 };
-                put(&target.answer, answer);
+                store(&target.answer, answer);
                 None
             }
             Err(error) => Some(Arc::new(error)),
@@ -307,7 +307,7 @@ async fn keep_asking(target: Arc<Target>, client: HttpClient) {
     }
 }
 
-fn put(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
+fn store(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
     let before = {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         slot.replace(answer)
@@ -326,7 +326,7 @@ async fn series(target: &Target, client: &HttpClient) -> Result<Arc<[Series]>, P
     let body = body(answer).await?;
     let text = std::str::from_utf8(&body).map_err(|_| ProbeError::NotText)?;
     let wanted = |name: &str| target.names.contains(name);
-    Ok(prometheus::parse(text, wanted, MOST_SERIES)?.into())
+    Ok(prometheus::parse(text, wanted, MAX_SERIES)?.into())
 }
 
 fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
@@ -347,7 +347,7 @@ fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
 }
 
 async fn body(answer: Response<hyper::body::Incoming>) -> Result<Bytes, ProbeError> {
-    match Limited::new(answer.into_body(), LONGEST_ANSWER)
+    match Limited::new(answer.into_body(), MAX_RESPONSE_SIZE)
         .collect()
         .await
     {

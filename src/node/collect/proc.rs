@@ -233,7 +233,7 @@ mod tests {
             let later: [u64; 10] = std::array::from_fn(|i| first[i] + u64::from(since[i]));
             let (one, two) = (cpu_times(&text(&first), tick), cpu_times(&text(&later), tick));
             let (one, two) = (one.unwrap(), two.unwrap());
-            let grown = |places: &[usize]| places.iter().map(|i| u64::from(since[*i])).sum::<u64>() * tick;
+            let grown = |columns: &[usize]| columns.iter().map(|i| u64::from(since[*i])).sum::<u64>() * tick;
             prop_assert_eq!(two.busy.wrapping_sub(one.busy), grown(&[0, 1, 2, 5, 6, 7]));
             prop_assert_eq!(two.idle.wrapping_sub(one.idle), grown(&[3, 4]));
         }
@@ -248,14 +248,14 @@ mod tests {
         }
 
         #[test]
-        fn overflowing_numbers_are_rejected(place in 3..14_usize, column in 1..17_usize) {
-            let huge = |line: &[u8], place: usize| {
+        fn overflowing_numbers_are_rejected(index in 3..14_usize, column in 1..17_usize) {
+            let huge = |line: &[u8], index: usize| {
                 let text = std::str::from_utf8(line).unwrap();
                 let fields = text.split_whitespace().enumerate();
-                let fields = fields.map(|(i, it)| if i == place { "18446744073709551616" } else { it });
+                let fields = fields.map(|(i, it)| if i == index { "18446744073709551616" } else { it });
                 fields.collect::<Vec<_>>().join(" ").into_bytes()
             };
-            prop_assert!(disk(&huge(DISK, place)).is_none());
+            prop_assert!(disk(&huge(DISK, index)).is_none());
             prop_assert!(interface(&huge(INTERFACE, column)).is_none());
             prop_assert!(disk(DISK).is_some() && interface(INTERFACE).is_some());
         }

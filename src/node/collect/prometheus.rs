@@ -18,7 +18,9 @@ pub enum TextError {
     #[error("line {0} is not in the Prometheus text format")]
     Line(usize),
     /// Too many series.
-    #[error("more than {0} series have the names that rules use; use an endpoint with fewer series")]
+    #[error(
+        "more than {0} series have the names that rules use; use an endpoint with fewer series"
+    )]
     TooMany(usize),
 }
 
@@ -70,8 +72,8 @@ impl<'t> Sample<'t> {
         if let Some(timestamp) = fields.next() {
             timestamp.parse::<i64>().ok()?;
         }
-        let ended = fields.next().is_none();
-        ended.then_some(Self {
+        let complete = fields.next().is_none();
+        complete.then_some(Self {
             name,
             labels,
             value,

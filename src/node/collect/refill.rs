@@ -14,19 +14,19 @@ impl<'a, T> Refill<'a, T> {
 
     /// The next entry if it `matches`, else a `new` one in its place.
     pub fn next(&mut self, matches: impl FnOnce(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
-    let index = self.filled;
-    self.filled += 1;
-    match self.list.get(index) {
-    Some(entry) if matches(entry) => {}
-    Some(_) => self.list[index] = new(),
-    None => self.list.push(new()),
-    }
-    &mut self.list[index]
+        let index = self.filled;
+        self.filled += 1;
+        match self.list.get(index) {
+            Some(entry) if matches(entry) => {}
+            Some(_) => self.list[index] = new(),
+            None => self.list.push(new()),
+        }
+        &mut self.list[index]
     }
 
     /// Leaves the next entry unchanged if it `matches`.
     pub fn skip(&mut self, matches: impl FnOnce(&T) -> bool) {
-    if self.list.get(self.filled).is_some_and(matches) {
+        if self.list.get(self.filled).is_some_and(matches) {
             self.filled += 1;
         }
     }

@@ -12,7 +12,7 @@ use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{LeverSample, PodSample, Sample};
 use crate::engine::time::BootTime;
-use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
+use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock::boot_time;
 
@@ -54,7 +54,7 @@ impl From<(PodUid, CgroupPath)> for Target {
 }
 
 /// Maximum number of read errors recorded per sample.
-const MOST_FAULTS: usize = 64;
+const MAX_FAULTS: usize = 64;
 
 /// State shared by all reads of a sample.
 #[derive(Debug)]
@@ -77,11 +77,11 @@ pub struct Reading {
 
 impl Reading {
     /// The value, or `None` after recording the error, unless it is a normal one (gone, or no such file).
-    pub fn noted<T>(&mut self, result: Result<T, ReadError>) -> Option<T> {
+    pub fn record<T>(&mut self, result: Result<T, ReadError>) -> Option<T> {
         match result {
             Ok(value) => return Some(value),
             Err(ReadError::Gone(_) | ReadError::Absent(_)) => {}
-            Err(fault) if self.faults.len() < MOST_FAULTS => self.faults.push(fault),
+            Err(fault) if self.faults.len() < MAX_FAULTS => self.faults.push(fault),
             Err(_) => {}
         }
         None
@@ -90,51 +90,51 @@ impl Reading {
     /// Reads and parses a file.
     pub fn try_text<T>(
         &mut self,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Result<T, ReadError> {
-        let value = parse(gauge.read(&self.fds, &mut self.buffer)?);
-        gauge.understood(value)
+        let value = parse(file.read(&self.fds, &mut self.buffer)?);
+        file.parsed(value)
     }
 
     /// Like [`Self::try_text`], with errors recorded.
     pub fn text<T>(
         &mut self,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Option<T> {
-        let result = self.try_text(gauge, parse);
-        self.noted(result)
+        let result = self.try_text(file, parse);
+        self.record(result)
     }
 
     /// Like [`Self::text`], if `wanted`.
     pub fn text_if<T>(
         &mut self,
         wanted: bool,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Option<T> {
-        wanted.then(|| self.text(gauge, parse)).flatten()
+        wanted.then(|| self.text(file, parse)).flatten()
     }
 
     /// Reads a file with a single number.
-    pub fn number(&mut self, gauge: &mut Gauge) -> Option<u64> {
-        let result = gauge.read_number(&self.fds);
-        self.noted(result)
+    pub fn number(&mut self, file: &mut CachedFile) -> Option<u64> {
+        let result = file.read_number(&self.fds);
+        self.record(result)
     }
 
     /// Reads a file that the kernel returns record by record.
-    pub fn try_records(&mut self, gauge: &mut Gauge) -> Result<&[u8], ReadError> {
-        gauge.read_records(&self.fds, &mut self.buffer)
+    pub fn try_records(&mut self, file: &mut CachedFile) -> Result<&[u8], ReadError> {
+        file.read_records(&self.fds, &mut self.buffer)
     }
 
     /// Like [`Self::try_records`], with errors recorded; empty if it cannot be read.
-    pub fn records(&mut self, gauge: &mut Gauge) -> &[u8] {
-        match gauge.read_records(&self.fds, &mut self.buffer) {
+    pub fn records(&mut self, file: &mut CachedFile) -> &[u8] {
+        match file.read_records(&self.fds, &mut self.buffer) {
             Ok(text) => text,
             Err(ReadError::Gone(_) | ReadError::Absent(_)) => &[],
             Err(fault) => {
-                if self.faults.len() < MOST_FAULTS {
+                if self.faults.len() < MAX_FAULTS {
                     self.faults.push(fault);
                 }
                 &[]
@@ -188,7 +188,7 @@ impl Sampler {
         for pod in pods.map(T::into) {
             let mut reader = match known.remove(&pod.uid) {
                 Some(mut reader) if *reader.cgroup() == pod.cgroup => {
-                    reader.look_again();
+                    reader.retry_absent();
                     reader
                 }
                 _ => PodReader::new(pod.uid, pod.cgroup, &self.reading.hierarchy),
@@ -197,17 +197,17 @@ impl Sampler {
             self.pods.push(reader);
         }
         self.node
-            .look_again(self.pods.iter().map(PodReader::cgroup));
+            .retry_absent(self.pods.iter().map(PodReader::cgroup));
     }
 
     /// Fixes the kind of target cgroup while a pod is throttled: its containers (`by_container`) or its own, whatever
     /// quotas appear there; but never its own if its object gives a container a limit. Only has an effect on cgroup v1.
-    pub fn pin_levers(&mut self, uid: &PodUid, by_container: bool) {
+    pub fn pin_targets(&mut self, uid: &PodUid, by_container: bool) {
         self.set_pin(uid, Some(by_container));
     }
 
     /// Lets the kind of target cgroup follow the quotas again.
-    pub fn unpin_levers(&mut self, uid: &PodUid) {
+    pub fn unpin_targets(&mut self, uid: &PodUid) {
         self.set_pin(uid, None);
     }
 
@@ -224,7 +224,7 @@ impl Sampler {
         sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();
-        self.put_by(&mut sample.pods);
+        self.stash(&mut sample.pods);
         self.node
             .sample(&mut self.reading, demand, &mut sample.node);
     }
@@ -252,7 +252,7 @@ impl Sampler {
     }
 
     /// The cgroups that limit a pod now, and their quotas; empty if the pod is gone. Allocates; call it between samples.
-    pub fn levers(&mut self, uid: &PodUid) -> Vec<LeverSample> {
+    pub fn targets(&mut self, uid: &PodUid) -> Vec<LeverSample> {
         let mut sample = blank(uid);
         let demand = Demand {
             pod_quota: true,
@@ -277,7 +277,7 @@ impl Sampler {
         &self.reading.faults
     }
 
-    fn put_by(&mut self, pods: &mut Vec<PodSample>) {
+    fn stash(&mut self, pods: &mut Vec<PodSample>) {
         if !pods.is_empty() {
             std::mem::swap(pods, &mut self.spare);
             pods.clear();

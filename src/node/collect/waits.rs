@@ -6,7 +6,7 @@ use super::proc::pressure;
 use super::sampler::Reading;
 use crate::engine::sample::WaitCounters;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
 
 /// The keys of `cpu.stat` for all enforcement periods and the throttled ones.
@@ -34,18 +34,18 @@ pub fn io_bytes(text: &[u8]) -> Option<u64> {
 
 /// The pressure files of a v2 cgroup.
 #[derive(Debug)]
-pub struct PressureFiles([Gauge; 3]);
+pub struct PressureFiles([CachedFile; 3]);
 
 impl PressureFiles {
     pub fn new(folder: &Path) -> Self {
         let names = ["cpu.pressure", "memory.pressure", "io.pressure"];
-        Self(names.map(|name| Gauge::new(folder.join(name))))
+        Self(names.map(|name| CachedFile::new(folder.join(name))))
     }
 
     /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, and nanoseconds since the
     /// cgroup was created.
     pub fn read(&mut self, reading: &mut Reading) -> ([Option<f64>; 3], [Option<u64>; 3]) {
-        let read = |gauge: &mut Gauge| reading.text(gauge, pressure);
+        let read = |file: &mut CachedFile| reading.text(file, pressure);
         let lines = self.0.each_mut().map(read);
         (
             lines.map(|lines| Some(lines?.some[0])),
@@ -54,7 +54,7 @@ impl PressureFiles {
     }
 
     /// Applies `change` to each file.
-    pub fn each(&mut self, change: impl FnMut(&mut Gauge)) {
+    pub fn each(&mut self, change: impl FnMut(&mut CachedFile)) {
         self.0.iter_mut().for_each(change);
     }
 }
@@ -62,7 +62,7 @@ impl PressureFiles {
 /// `system.slice`, the cgroup of the system services under systemd, on cgroup v2.
 #[derive(Debug)]
 pub struct SystemSlice {
-    stat: Gauge,
+    stat: CachedFile,
     pressure: PressureFiles,
     /// It did not exist at the last read.
     absent: bool,
@@ -78,7 +78,7 @@ impl SystemSlice {
     pub fn below(root: &Path) -> Self {
         let folder = root.join(SYSTEM_SLICE);
         Self {
-            stat: Gauge::new(folder.join("cpu.stat")),
+            stat: CachedFile::new(folder.join("cpu.stat")),
             pressure: PressureFiles::new(&folder),
             absent: false,
             has_pods: false,
@@ -86,11 +86,11 @@ impl SystemSlice {
     }
 
     /// Retries it if it was absent. It is not sampled while one of the `pods` is below it.
-    pub fn look_again<'a>(&mut self, mut pods: impl Iterator<Item = &'a CgroupPath>) {
+    pub fn retry_absent<'a>(&mut self, mut pods: impl Iterator<Item = &'a CgroupPath>) {
         self.absent = false;
         self.has_pods = pods.any(|pod| pod.as_str().split('/').next() == Some(SYSTEM_SLICE));
-        self.stat.look_again();
-        self.pressure.each(Gauge::look_again);
+        self.stat.retry_absent();
+        self.pressure.each(CachedFile::retry_absent);
     }
 
     /// Reads the wait counters; `None` if it does not exist or cannot be read.
@@ -100,7 +100,7 @@ impl SystemSlice {
         }
         let stat = reading.try_text(&mut self.stat, |text| Some(periods(text)));
         self.absent = matches!(stat, Err(ReadError::Gone(_)));
-        let [periods, throttled_periods] = reading.noted(stat)?;
+        let [periods, throttled_periods] = reading.record(stat)?;
         let (_, stalled) = self.pressure.read(reading);
         let counters = WaitCounters {
             stalled,

@@ -213,7 +213,7 @@ impl Journal {
                 source,
             })?,
         };
-        let (boot, records) = parse(&bytes).map_err(|bad| bad.at(&self.path))?;
+        let (boot, records) = parse(&bytes).map_err(|error| error.at(&self.path))?;
         Ok(if boot == self.boot_id {
             records
         } else {
@@ -243,7 +243,7 @@ pub(crate) fn format(
 ) -> String {
     let mut text = format!("{MAGIC} {VERSION} {boot_id} {}\n", now.as_nanos());
     for record in records {
-        text.push_str(&line(&record));
+        text.push_str(&to_line(&record));
         text.push('\n');
     }
     let sum = crc32fast::hash(text.as_bytes());
@@ -254,17 +254,17 @@ pub(crate) fn format(
     clippy::expect_used,
     reason = "a struct of strings and integers always has a JSON form"
 )]
-fn line(record: &Record) -> String {
+fn to_line(record: &Record) -> String {
     serde_json::to_string(record).expect("JSON")
 }
 
 #[derive(Debug)]
-pub(crate) enum Bad {
+pub(crate) enum ParseError {
     Foreign(String),
     Corrupt(String),
 }
 
-impl Bad {
+impl ParseError {
     fn at(self, path: &Path) -> JournalError {
         let path = path.to_owned();
         match self {
@@ -274,12 +274,12 @@ impl Bad {
     }
 }
 
-fn corrupt(reason: impl Into<String>) -> Bad {
-    Bad::Corrupt(reason.into())
+fn corrupt(reason: impl Into<String>) -> ParseError {
+    ParseError::Corrupt(reason.into())
 }
 
 /// The boot ID and the records of a journal.
-pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), ParseError> {
     // After a machine crash, a file system may leave a file of the right size without its content.
     if bytes.iter().all(|byte| *byte == 0) {
         return Err(corrupt("it is empty"));
@@ -288,7 +288,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
     if !bytes.starts_with(known.as_bytes()) {
         let start = &bytes[..bytes.len().min(40)];
         let first = String::from_utf8_lossy(start);
-        return Err(Bad::Foreign(
+        return Err(ParseError::Foreign(
             first.lines().next().unwrap_or_default().to_owned(),
         ));
     }
@@ -305,8 +305,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
 }
 
 /// The text without its checksum, which must be correct.
-fn checked(text: &str) -> Result<&str, Bad> {
-let cut = || corrupt("its last line is not a checksum: it was cut short");
+fn checked(text: &str) -> Result<&str, ParseError> {
+    let cut = || corrupt("its last line is not a checksum: it was cut short");
     let (body, sum) = text
         .strip_suffix('\n')
         .and_then(|text| text.rsplit_once('\n'))

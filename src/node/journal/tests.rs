@@ -54,7 +54,7 @@ fn a_truncated_journal_is_rejected() {
     let (_folder, journal) = saved(&[record("a"), record("b")]);
     let bytes = fs::read(journal.path()).unwrap();
     for len in 0..bytes.len() {
-    fs::write(journal.path(), &bytes[..len]).unwrap();
+        fs::write(journal.path(), &bytes[..len]).unwrap();
         assert!(journal.load().is_err(), "cut to {len} bytes");
     }
 }
@@ -64,7 +64,7 @@ fn a_journal_with_a_changed_byte_is_rejected() {
     let (_folder, journal) = saved(&[record("a")]);
     let bytes = fs::read(journal.path()).unwrap();
     for index in 0..bytes.len() {
-    let mut damaged = bytes.clone();
+        let mut damaged = bytes.clone();
         damaged[index] ^= 1;
         fs::write(journal.path(), &damaged).unwrap();
         assert!(journal.load().is_err(), "byte {index}");
@@ -108,7 +108,7 @@ fn a_bad_record_is_rejected_with_its_line() {
 
 #[test]
 fn a_path_outside_the_cgroup_root_is_rejected() {
-    let text = line(&record("a")).replace("batch/a", "../../etc");
+    let text = to_line(&record("a")).replace("batch/a", "../../etc");
     assert!(serde_json::from_str::<Record>(&text).is_err());
 }
 

@@ -44,7 +44,7 @@ pub struct Effect {
     /// Feedback for the engine before its next step.
     pub feedback: Option<Feedback>,
     detail: Detail,
-    }
+}
 
 #[derive(Debug)]
 enum Detail {
@@ -207,9 +207,9 @@ impl Actuators {
         effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
         // Without rules there may never be another plan.
         let is_due = |last| now.since(last) >= RESTORE_RETRY_INTERVAL;
-        if self.last_restore.is_some_and(is_due) && self.throttler.owes(throttles) {
+        if self.last_restore.is_some_and(is_due) && self.throttler.has_unrestored(throttles) {
             self.last_restore = Some(now);
-            let outcomes = self.throttler.give_back(now, throttles);
+            let outcomes = self.throttler.restore_except(now, throttles);
             effects.extend(outcomes.into_iter().map(Effect::from));
         }
         for outcome in self.reclaimer.poll() {
@@ -227,7 +227,8 @@ impl Actuators {
     ) {
         self.last_restore = Some(now);
         let hierarchy = &self.hierarchy;
-        let lookup = |uid: &PodUid| existing(hierarchy, pods, uid).map(|known| known.cgroup.clone());
+        let lookup =
+            |uid: &PodUid| existing(hierarchy, pods, uid).map(|known| known.cgroup.clone());
         let throttles = self.startable(&plan.throttles, pods);
         let outcomes = self.throttler.apply(now, &throttles, &lookup);
         effects.extend(outcomes.into_iter().map(Effect::from));
@@ -318,7 +319,7 @@ impl Actuators {
     }
 
     /// Makes the sampler keep measuring the cgroups that are limited, whatever their quotas become.
-    pub fn pin_levers(&mut self, sampler: &mut Sampler) {
+    pub fn pin_targets(&mut self, sampler: &mut Sampler) {
         let mut wanted = BTreeMap::new();
         // Idle class and weight are always on the pod's own cgroup.
         let limits = |record: &Record| record.file.role() == Role::Quota;
@@ -331,17 +332,17 @@ impl Actuators {
             wanted.insert(uid.clone(), true);
         }
         for uid in self.pinned.keys().filter(|uid| !wanted.contains_key(*uid)) {
-            sampler.unpin_levers(uid);
+            sampler.unpin_targets(uid);
         }
         for (uid, by_container) in &wanted {
-            sampler.pin_levers(uid, *by_container);
+            sampler.pin_targets(uid, *by_container);
         }
         self.pinned = wanted;
     }
 
     /// The throttled pods.
-    pub fn held(&self) -> impl Iterator<Item = &PodUid> {
-        self.throttler.held()
+    pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.throttler.throttled_pods()
     }
 
     /// Every changed cgroup file.
@@ -368,7 +369,9 @@ impl Actuators {
 
     /// Whether any file of the pod is changed.
     pub fn is_throttled(&self, uid: &PodUid) -> bool {
-        self.throttler.held().any(|held| held == uid)
+        self.throttler
+            .throttled_pods()
+            .any(|throttled| throttled == uid)
     }
 
     /// Whether any process runs in `cgroup` or below it.

@@ -63,12 +63,12 @@ pub enum News {
     },
     /// A new set of policies is in force.
     PoliciesTaken {
-    /// Number of rules now in force.
+        /// Number of rules now in force.
         rules: usize,
     },
     /// Invalid policies, after an edit or at the start. The last valid ones stay in force.
     PoliciesKept {
-    /// The problems.
+        /// The problems.
         findings: Vec<PolicyProblem>,
     },
     /// A policy that is ignored, or in force but perhaps not as its author intended.
@@ -77,7 +77,7 @@ pub enum News {
     PodRefused(Refusal),
     /// Pods were added or removed.
     PodsTaken {
-    /// Number of managed pods now.
+        /// Number of managed pods now.
         pods: usize,
     },
     /// A cgroup file now holds our value.
@@ -136,10 +136,10 @@ pub enum News {
     },
     /// The changes of an earlier process were restored.
     Restored {
-    /// Number of cgroup files checked.
-    files: usize,
-    /// Number of pods that could not be restored.
-    left: usize,
+        /// Number of cgroup files checked.
+        files: usize,
+        /// Number of pods that could not be restored.
+        left: usize,
     },
     /// The process ends.
     Stopped {

@@ -56,7 +56,7 @@ pub struct Kept<T> {
 
 /// Why a saved file is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
+pub enum SavedFileError {
     /// It cannot be read or parsed.
     #[error("failed to read {}, so it is not used: {source}", path.display())]
     Unreadable {
@@ -120,9 +120,9 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
     ///
     /// # Errors
     /// If the file cannot be used.
-    pub fn read(&mut self) -> Result<Option<T>, KeptError> {
+    pub fn read(&mut self) -> Result<Option<T>, SavedFileError> {
         let path = || self.path.clone();
-        let unreadable = |source| KeptError::Unreadable {
+        let unreadable = |source| SavedFileError::Unreadable {
             path: path(),
             source,
         };
@@ -133,14 +133,14 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
         let broken = |error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error));
         let head: Header = serde_json::from_slice(&bytes).map_err(broken)?;
         if head.version != self.version {
-            return Err(KeptError::OtherVersion {
+            return Err(SavedFileError::OtherVersion {
                 path: path(),
                 found: head.version,
                 wanted: self.version,
             });
         }
         if self.worth == Worth::ThisBoot && head.boot_id != self.boot_id {
-            return Err(KeptError::OtherBoot { path: path() });
+            return Err(SavedFileError::OtherBoot { path: path() });
         }
         let document: Document<T> = serde_json::from_slice(&bytes).map_err(broken)?;
         self.written = Some(hash(&bytes));
@@ -150,7 +150,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
     /// Like [`Self::read`], with errors logged.
     pub fn read_or_tell(&mut self) -> Option<T> {
         self.read().unwrap_or_else(|error| {
-            if matches!(error, KeptError::OtherBoot { .. }) {
+            if matches!(error, SavedFileError::OtherBoot { .. }) {
                 tracing::info!("{error}");
             } else {
                 tracing::warn!("{error}");
@@ -230,7 +230,7 @@ mod tests {
     use crate::node::cgroup::CgroupPath;
 
     fn open(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
-        Kept::new(dir.path(), "file.json", version, worth).expect("a boot id")
+        Kept::new(dir.path(), "file.json", version, worth).expect("a boot ID")
     }
 
     fn some() -> Vec<String> {
@@ -260,7 +260,7 @@ mod tests {
             .expect("written");
         let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("refused");
         assert!(
-            matches!(error, KeptError::OtherVersion { found: 2, .. }),
+            matches!(error, SavedFileError::OtherVersion { found: 2, .. }),
             "{error}"
         );
     }
@@ -272,7 +272,7 @@ mod tests {
         old.boot_id = "another".to_owned();
         old.keep(&some()).expect("written");
         let error = open(&dir, 1, Worth::ThisBoot).read().expect_err("refused");
-        assert!(matches!(error, KeptError::OtherBoot { .. }), "{error}");
+        assert!(matches!(error, SavedFileError::OtherBoot { .. }), "{error}");
         let mut rules = open(&dir, 1, Worth::AnyBoot);
         assert_eq!(rules.read().expect("readable"), Some(some()));
     }

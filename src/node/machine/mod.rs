@@ -3,14 +3,14 @@
 //! Shared by `plimsoll run` and the node agent; [`Outside`] is where they differ.
 
 pub mod enforce;
+mod engine_store;
 pub mod event;
-mod keep;
 pub mod kept;
 pub mod outside;
 mod previews;
+mod problems;
 mod restore;
 pub mod state_dir;
-mod troubles;
 pub mod wording;
 pub mod workload;
 
@@ -22,12 +22,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::enforce::{Actuators, Effect};
+use self::engine_store::EngineStore;
 use self::event::{Decision, Event, News};
-use self::keep::EngineStore;
 use self::outside::Outside;
 use self::previews::Previews;
+use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
-use self::troubles::{Faults, Probes};
 use self::workload::Workload;
 use crate::engine::plan::{Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
@@ -101,7 +101,7 @@ pub struct Machine<O> {
     previews: Previews,
     pods: BTreeMap<PodUid, Workload>,
     /// The pods that have ended.
-    ended: BTreeSet<PodUid>,
+    finished: BTreeSet<PodUid>,
     /// Names of pods, including removed ones that later events may be about.
     names: BTreeMap<PodUid, Arc<str>>,
     sample: Sample,
@@ -156,7 +156,7 @@ impl<O: Outside> Machine<O> {
             outside: outside(&writer),
             previews: Previews::default(),
             pods: BTreeMap::new(),
-            ended: BTreeSet::new(),
+            finished: BTreeSet::new(),
             names: BTreeMap::new(),
             sample: Sample::default(),
             plan: Plan::default(),
@@ -208,7 +208,7 @@ impl<O: Outside> Machine<O> {
         }
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
         self.pods = ordered::map(workloads.into_iter().map(uid));
-        self.ended.retain(|uid| self.pods.contains_key(uid));
+        self.finished.retain(|uid| self.pods.contains_key(uid));
         self.update_engine_pods();
         self.refresh();
     }
@@ -218,16 +218,16 @@ impl<O: Outside> Machine<O> {
         let running = self
             .pods
             .values()
-            .filter(|known| !self.ended.contains(&known.pod.uid));
+            .filter(|known| !self.finished.contains(&known.pod.uid));
         self.engine
             .set_pods(running.map(|known| Arc::clone(&known.pod)).collect());
         self.prune_previews();
     }
 
     fn prune_previews(&mut self) {
-        let (pods, ended) = (&self.pods, &self.ended);
+        let (pods, finished) = (&self.pods, &self.finished);
         let running = |uid: &PodUid| {
-            let known = pods.get(uid).filter(|_| !ended.contains(uid));
+            let known = pods.get(uid).filter(|_| !finished.contains(uid));
             known.map(|known| &*known.pod)
         };
         self.previews.retain(&self.policy, running);
@@ -235,13 +235,13 @@ impl<O: Outside> Machine<O> {
 
     /// Pods that had ended run again if their cgroup has processes again.
     fn detect_restarts(&mut self) {
-        let before = self.ended.len();
+        let before = self.finished.len();
         let (pods, actuators) = (&self.pods, &self.actuators);
-        self.ended.retain(|uid| {
+        self.finished.retain(|uid| {
             pods.get(uid)
                 .is_some_and(|known| !actuators.is_populated(&known.cgroup))
         });
-        if self.ended.len() != before {
+        if self.finished.len() != before {
             self.update_engine_pods();
         }
     }
@@ -254,7 +254,7 @@ impl<O: Outside> Machine<O> {
             containers: known.containers,
         });
         self.sampler.set_pods(targets);
-        self.actuators.pin_levers(&mut self.sampler);
+        self.actuators.pin_targets(&mut self.sampler);
         self.refresh_demand();
     }
 
@@ -305,7 +305,7 @@ impl<O: Outside> Machine<O> {
         self.outside.poll(now, &mut self.effects);
         self.process_effects(now);
         self.throttle_new_containers(now);
-        if due && !self.ended.is_empty() {
+        if due && !self.finished.is_empty() {
             self.detect_restarts();
         }
         let reports = std::mem::take(&mut self.reports);
@@ -326,10 +326,10 @@ impl<O: Outside> Machine<O> {
             self.act(now);
         }
         if self.store.needs_retry(now) {
-        self.save_state(now, true);
+            self.save_state(now, true);
         }
         if self.store.are_windows_due(now) {
-        self.save_windows(now);
+            self.save_windows(now);
         }
         &self.events
     }
@@ -337,7 +337,7 @@ impl<O: Outside> Machine<O> {
     /// Throttles restarted containers as before, without waiting for the next evaluation.
     fn throttle_new_containers(&mut self, now: BootTime) {
         for uid in self.actuators.take_changed() {
-            let levers = self.sampler.levers(&uid);
+            let levers = self.sampler.targets(&uid);
             if let Some(throttle) = self.engine.follow(&uid, &levers) {
                 let (pods, effects) = (&self.pods, &mut self.effects);
                 self.actuators.reapply(now, &throttle, pods, effects);
@@ -362,7 +362,7 @@ impl<O: Outside> Machine<O> {
         self.process_effects(now);
         let changed = !self.plan.transitions.is_empty();
         if changed {
-            self.actuators.pin_levers(&mut self.sampler);
+            self.actuators.pin_targets(&mut self.sampler);
             self.refresh_demand();
         }
         self.save_state(now, changed);
@@ -387,18 +387,18 @@ impl<O: Outside> Machine<O> {
     }
 
     fn process_effects(&mut self, now: BootTime) {
-        let ended = self.ended.len();
+        let finished = self.finished.len();
         for effect in self.effects.drain(..) {
             if let Some(feedback) = &effect.feedback {
                 self.engine.feedback(feedback);
             }
             if let (true, Some(uid)) = (effect.is_end(), &effect.pod) {
-                self.ended.insert(uid.clone());
+                self.finished.insert(uid.clone());
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
             self.events.push(Event::notice(now, effect.news(name)));
         }
-        if self.ended.len() != ended {
+        if self.finished.len() != finished {
             self.prune_previews();
         }
     }
@@ -407,10 +407,10 @@ impl<O: Outside> Machine<O> {
         let counts = |rule: RuleReport| rule.breaches + rule.quiets > 0;
         let moving = self.engine.reports().any(counts) || self.is_acting();
         if changed || (moving && self.store.is_due(now)) {
-        let saved = self
-        .store
-        .save(now, self.engine.state(), self.outside.pending());
-        self.report_save(now, saved);
+            let saved = self
+                .store
+                .save(now, self.engine.state(), self.outside.pending());
+            self.report_save(now, saved);
         }
     }
 
@@ -420,7 +420,7 @@ impl<O: Outside> Machine<O> {
     }
 
     fn report_save(&mut self, now: BootTime, saved: Result<(), StateError>) {
-    if let Err(error) = saved {
+        if let Err(error) = saved {
             let reason = error.to_string();
             let news = News::StateNotWritten { reason };
             self.events.push(Event::notice(now, news));
@@ -452,7 +452,7 @@ impl<O: Outside> Machine<O> {
     /// Whether anything is in force, or a rule is not Normal.
     pub fn is_acting(&self) -> bool {
         let mut reports = self.engine.reports();
-        self.actuators.held().next().is_some()
+        self.actuators.throttled_pods().next().is_some()
             || self.outside.evicting().next().is_some()
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
@@ -534,7 +534,7 @@ impl<O: Outside> Machine<O> {
 
     /// How many pods have changed cgroup files.
     pub fn throttled_pods(&self) -> usize {
-        self.actuators.held().count()
+        self.actuators.throttled_pods().count()
     }
 }
 

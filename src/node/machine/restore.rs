@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::MachineError;
 use super::enforce::{Actuators, Effect};
+use super::engine_store::ENGINE_FILE;
 use super::event::{Event, News};
-use super::keep::ENGINE_FILE;
 use super::state_dir;
 use crate::engine::time::BootTime;
 use crate::node::actuate::throttle::OpenError;
@@ -35,7 +35,7 @@ pub fn restore(
     let (mut actuators, recovered) = Actuators::open(state_dir, hierarchy, now)?;
     let mut effects: Vec<Effect> = recovered.outcomes.into_iter().map(Effect::from).collect();
     actuators.restore_all(now, &mut effects);
-    let left = actuators.held().count();
+    let left = actuators.throttled_pods().count();
     let files = effects.len();
     let mut events: Vec<Event> = effects.into_iter().map(|it| event(now, it)).collect();
     // Nothing in these files is in force any more.

@@ -105,7 +105,12 @@ impl Decision {
                 )
             }
             (Some(value), _) => {
-                write!(f, ": {} {}, threshold {threshold}", self.metric(), self.value(*value))
+                write!(
+                    f,
+                    ": {} {}, threshold {threshold}",
+                    self.metric(),
+                    self.value(*value)
+                )
             }
         }
     }
@@ -333,9 +338,7 @@ pub fn guard(guard: Guard) -> String {
             } else {
                 ""
             };
-            format!(
-                "the protected pod that waited longest did so {percent:.1} % of the time{note}"
-            )
+            format!("the protected pod that waited longest did so {percent:.1} % of the time{note}")
         }
         Guard::BusiestSample(percent) => format!(
             "an estimate, without per-cgroup pressure: {percent:.0} % of the CPUs were busy in the busiest sample"

@@ -42,7 +42,7 @@ fn node(version: u64, mark: Option<&Mark>) -> Marked {
 }
 
 fn writes(step: &Step) -> bool {
-matches!(step, Step::Write(_))
+    matches!(step, Step::Write(_))
 }
 
 #[test]
@@ -108,7 +108,10 @@ fn an_older_node_from_a_restored_backup_is_accepted() {
     );
     reconciler.observe(at(2), &second);
     assert_eq!(reconciler.state().effect, Some(TaintEffect::NoSchedule));
-    assert!(writes(&reconciler.step(at(2))), "the taint from the backup is removed");
+    assert!(
+        writes(&reconciler.step(at(2))),
+        "the taint from the backup is removed"
+    );
 }
 
 /// Removes the taint and lets the reconciler restore it, `times` times from second `from` on. Returns the last step.
@@ -231,7 +234,11 @@ fn no_trace_removes_the_condition_until_the_next_taint() {
     let marked = node(1, reconciler.mark.as_ref());
     reconciler.observe_node(at(0), Some(&marked));
     reconciler.set_wanted(&no_trace(disabled("m")));
-    assert_eq!(reconciler.step(at(0)), Step::Wait(None), "it is still in force");
+    assert_eq!(
+        reconciler.step(at(0)),
+        Step::Wait(None),
+        "it is still in force"
+    );
     reconciler.set_wanted(&no_trace(enabled()));
     assert!(writes(&reconciler.step(at(1))));
     assert_eq!(reconciler.bearing(), Bearing::NoTrace);

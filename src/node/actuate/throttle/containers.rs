@@ -4,7 +4,7 @@
 use crate::engine::plan::Throttle;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{CpuDir, KnobError};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 use super::Throttler;
@@ -20,7 +20,7 @@ pub(super) struct PodFolder {
 }
 
 impl PodFolder {
-    fn open(hierarchy: &Hierarchy, path: CgroupPath) -> Result<Self, KnobError> {
+    fn open(hierarchy: &Hierarchy, path: CgroupPath) -> Result<Self, ControlFileError> {
         let dir = CpuDir::open(hierarchy, &path)?;
         let links = dir.links()?;
         Ok(Self { path, dir, links })
@@ -46,14 +46,15 @@ impl Throttler {
     /// The pods from [`Self::by_container`] whose containers changed since the last call. Without changes it costs one
     /// `fstat` per pod and does not allocate.
     pub fn take_changed(&mut self) -> Vec<PodUid> {
-        let changed = |(uid, folder): (&PodUid, &PodFolder)| folder.is_changed().then(|| uid.clone());
+        let changed =
+            |(uid, folder): (&PodUid, &PodFolder)| folder.is_changed().then(|| uid.clone());
         let changed: Vec<PodUid> = self.folders.iter().filter_map(changed).collect();
         for uid in &changed {
             // Reopened by path: the folder may have been recreated.
             if let Some(PodFolder { path, .. }) = self.folders.remove(uid)
-            && let Ok(reopened) = PodFolder::open(&self.hierarchy, path)
+                && let Ok(reopened) = PodFolder::open(&self.hierarchy, path)
             {
-            self.folders.insert(uid.clone(), reopened);
+                self.folders.insert(uid.clone(), reopened);
             }
         }
         changed
@@ -82,7 +83,7 @@ impl Throttler {
             return;
         }
         if let Ok(folder) = PodFolder::open(&self.hierarchy, path.clone()) {
-        // A container may have started since the plan was made.
+            // A container may have started since the plan was made.
             self.folders
                 .insert(uid.clone(), PodFolder { links: 0, ..folder });
         }

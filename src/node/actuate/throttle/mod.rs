@@ -6,11 +6,11 @@
 //! original ─► journalled ─► ours ─► (journalled ─► ours)* ─► original ─► out of the journal
 //! ```
 
-mod aim;
 mod containers;
-mod hold;
 mod outcome;
+mod plan_files;
 mod recover;
+mod throttled_pod;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -25,9 +25,9 @@ use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, St
 use crate::ordered;
 
 use self::containers::{PodFolder, is_by_container};
-use self::hold::{Hold, Terms, Window};
-pub use self::outcome::{Fate, Outcome};
+pub use self::outcome::{Outcome, ReleaseResult};
 pub use self::recover::Recovered;
+use self::throttled_pod::{ThrottleSpec, ThrottledPod, Window};
 
 /// How long a contested pod is left alone.
 const CONTEST_PAUSE: Duration = Duration::from_mins(5);
@@ -38,7 +38,7 @@ pub struct Throttler {
     hierarchy: Hierarchy,
     journal: Journal,
     _lock: StateLock,
-    holds: BTreeMap<PodUid, Hold>,
+    pods: BTreeMap<PodUid, ThrottledPod>,
     /// Folders of pods that are throttled by their containers.
     folders: BTreeMap<PodUid, PodFolder>,
     /// Records of an earlier process whose files cannot be opened now; kept until they can.
@@ -104,12 +104,12 @@ impl Throttler {
             hierarchy,
             journal,
             _lock: lock,
-            holds: BTreeMap::new(),
+            pods: BTreeMap::new(),
             folders: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
             sweeps: Window::default(),
-            stale: false,
+            journal_stale: false,
             effects,
         };
         let recovered = throttler.recover(now, records);
@@ -147,19 +147,19 @@ impl Throttler {
     /// throttle's lifetime. The next [`Self::verify`] saves the deadlines if needed.
     pub fn extend(&mut self, now: BootTime, throttles: &[Throttle]) {
         for throttle in throttles {
-            if let Some(hold) = self.holds.get_mut(&throttle.uid) {
-                hold.extend(now);
+            if let Some(pod) = self.pods.get_mut(&throttle.uid) {
+                pod.extend(now);
             }
         }
     }
 
     /// Whether anything outside `throttles` is still throttled, because restoring or opening it failed.
-    pub fn owes(&self, throttles: &[Throttle]) -> bool {
-        !self.unopened.is_empty() || self.holds.keys().any(|uid| !asks(throttles, uid))
+    pub fn has_unrestored(&self, throttles: &[Throttle]) -> bool {
+        !self.unopened.is_empty() || self.pods.keys().any(|uid| !asks(throttles, uid))
     }
 
     /// Restores everything outside `throttles`, and leaves the rest unchanged.
-    pub fn give_back(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
+    pub fn restore_except(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
         let mut out = Vec::new();
         self.retry_unopened(&mut out);
         self.release(|uid| !asks(throttles, uid), &mut out);
@@ -170,30 +170,30 @@ impl Throttler {
     /// Restores everything.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
         self.folders.clear();
-        self.give_back(now, &[])
+        self.restore_except(now, &[])
     }
 
     /// The throttled pods, each once, including those whose files cannot be opened: they may still be throttled.
-    pub fn held(&self) -> impl Iterator<Item = &PodUid> {
+    pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
         let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
         ordered::sort(&mut unopened);
         unopened.dedup();
         let others = unopened
             .into_iter()
-            .filter(|uid| !self.holds.contains_key(*uid));
-        self.holds.keys().chain(others)
+            .filter(|uid| !self.pods.contains_key(*uid));
+        self.pods.keys().chain(others)
     }
 
     /// The current journal records.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
-        let held = self.holds.iter().flat_map(|(uid, hold)| hold.records(uid));
-        held.chain(self.unopened.iter().cloned())
+        let records = self.pods.iter().flat_map(|(uid, pod)| pod.records(uid));
+        records.chain(self.unopened.iter().cloned())
     }
 
     fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<Outcome>) {
-        for (uid, hold) in &mut self.holds {
-            if which(uid) && hold.release(uid, |_| true, &mut self.effects, out) {
-                self.stale = true;
+        for (uid, pod) in &mut self.pods {
+            if which(uid) && pod.release(uid, |_| true, &mut self.effects, out) {
+                self.journal_stale = true;
             }
         }
     }
@@ -207,33 +207,34 @@ impl Throttler {
         out: &mut Vec<Outcome>,
     ) {
         let uid = &throttle.uid;
-        let known = self.holds.remove(uid);
+        let known = self.pods.remove(uid);
         let Some(path) = path else {
             match known {
-                Some(hold) => drop(self.holds.insert(uid.clone(), hold)),
+                Some(pod) => drop(self.pods.insert(uid.clone(), pod)),
                 None => out.push(Outcome::Gone { uid: uid.clone() }),
             }
             return;
         };
-        let mut hold = known.unwrap_or_else(|| Hold::new(path.clone(), Terms::from(throttle), now));
-        if hold.path != path {
-            self.stale |= hold.release(uid, |_| true, &mut self.effects, out);
-            if !hold.entries.is_empty() {
+        let mut pod = known
+            .unwrap_or_else(|| ThrottledPod::new(path.clone(), ThrottleSpec::from(throttle), now));
+        if pod.path != path {
+            self.journal_stale |= pod.release(uid, |_| true, &mut self.effects, out);
+            if !pod.entries.is_empty() {
                 // Files in the old cgroup that could not be restored come first.
-                self.holds.insert(uid.clone(), hold);
+                self.pods.insert(uid.clone(), pod);
                 return;
             }
-            hold = Hold::new(path, Terms::from(throttle), now);
+            pod = ThrottledPod::new(path, ThrottleSpec::from(throttle), now);
         }
-        self.watch_containers(throttle, &hold.path);
-        hold.extend(now);
-        if hold.terms != Terms::from(throttle) {
-            hold.next = Some(Terms::from(throttle));
-            self.stale = true;
+        self.watch_containers(throttle, &pod.path);
+        pod.extend(now);
+        if pod.spec != ThrottleSpec::from(throttle) {
+            pod.next = Some(ThrottleSpec::from(throttle));
+            self.journal_stale = true;
         }
-        match self.aim(&mut hold, throttle, out) {
+        match self.plan_files(&mut pod, throttle, out) {
             Err(error) if error.is_gone() => {
-                self.stale = true;
+                self.journal_stale = true;
                 out.push(Outcome::Gone { uid: uid.clone() });
                 return;
             }
@@ -244,22 +245,22 @@ impl Throttler {
             }),
             Ok(()) => {}
         }
-        self.holds.insert(uid.clone(), hold);
+        self.pods.insert(uid.clone(), pod);
     }
 
     /// Writes the plan to the journal, then to the cgroups. Without a journal nothing is lowered further.
     fn commit(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
-        if self.stale || self.holds.values().any(Hold::is_due) {
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
+        if self.journal_stale || self.pods.values().any(ThrottledPod::is_due) {
             match self.save(now) {
-                Ok(()) => self.holds.values_mut().for_each(Hold::journalled),
+                Ok(()) => self.pods.values_mut().for_each(ThrottledPod::journalled),
                 Err(error) => self.revert_unsaved(error, out),
             }
         }
-        for (uid, hold) in &mut self.holds {
-            self.stale |= hold.write(uid, &mut self.effects, out);
+        for (uid, pod) in &mut self.pods {
+            self.journal_stale |= pod.write(uid, &mut self.effects, out);
         }
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
     }
 
     fn save(&mut self, now: BootTime) -> Result<(), JournalError> {
@@ -267,15 +268,15 @@ impl Throttler {
         let saved = self.journal.save(now, self.records(), &mut effects);
         self.effects = effects;
         saved?;
-        self.stale = false;
+        self.journal_stale = false;
         Ok(())
     }
 
     fn revert_unsaved(&mut self, error: JournalError, out: &mut Vec<Outcome>) {
-        self.stale = true;
+        self.journal_stale = true;
         out.push(Outcome::JournalFailed { error });
-        for (uid, hold) in &mut self.holds {
-            if hold.revert() {
+        for (uid, pod) in &mut self.pods {
+            if pod.revert() {
                 out.push(Outcome::NotThrottled { uid: uid.clone() });
             }
         }

@@ -8,7 +8,7 @@ use crate::engine::plan::Feedback;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
-use crate::node::cgroup::knob::KnobError;
+use crate::node::cgroup::knob::ControlFileError;
 use crate::node::journal::JournalError;
 
 /// One thing that was done or observed.
@@ -32,7 +32,7 @@ pub enum Outcome {
         /// Which file.
         file: PathBuf,
         /// Its final state.
-        fate: Fate,
+        fate: ReleaseResult,
     },
     /// Another writer changed a file of a throttled pod.
     Foreign {
@@ -81,7 +81,7 @@ pub enum Outcome {
         /// It failed while throttling; otherwise while restoring, which is retried.
         throttling: bool,
         /// Why.
-        error: KnobError,
+        error: ControlFileError,
     },
     /// The journal cannot be written: nothing new is throttled, restores still run.
     JournalFailed {
@@ -97,7 +97,7 @@ pub enum Outcome {
 
 /// The final state of a file that was released.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ReleaseResult {
     /// The original was written back.
     Restored(Box<str>),
     /// It already held the original.
@@ -110,7 +110,7 @@ pub enum Fate {
     Gone,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for ReleaseResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Restored(original) => write!(f, "restored to `{original}`"),

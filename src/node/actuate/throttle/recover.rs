@@ -8,13 +8,13 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
 use crate::node::journal::Record;
 
 use super::Throttler;
-use super::hold::{Entry, Hold, Stage, Terms, Window};
-use super::outcome::{Fate, Outcome};
+use super::outcome::{Outcome, ReleaseResult};
+use super::throttled_pod::{Entry, Stage, ThrottleSpec, ThrottledPod, Window};
 
 /// The throttles found in force at the start.
 #[derive(Debug, Default)]
@@ -33,15 +33,15 @@ impl Throttler {
         let known = records.clone();
         self.adopt_all(records, &mut out);
         self.expire(now, &mut out);
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
-        self.stale = self.records().ne(known);
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
+        self.journal_stale = self.records().ne(known);
         self.save_recovered(now, &mut out);
         Recovered {
-            throttles: self.holds.iter().filter_map(adopted).collect(),
+            throttles: self.pods.iter().filter_map(adopted).collect(),
             pods: self
-                .holds
+                .pods
                 .iter()
-                .map(|(uid, hold)| (uid.clone(), hold.path.clone()))
+                .map(|(uid, pod)| (uid.clone(), pod.path.clone()))
                 .collect(),
             outcomes: out,
         }
@@ -49,15 +49,15 @@ impl Throttler {
 
     fn adopt_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
         for (uid, records) in by_pod(records) {
-            let Some(hold) = self.adopt(&uid, &records, out) else {
+            let Some(pod) = self.adopt(&uid, &records, out) else {
                 continue;
             };
-            match self.holds.get_mut(&uid) {
-                Some(known) => hold
+            match self.pods.get_mut(&uid) {
+                Some(known) => pod
                     .entries
                     .into_iter()
                     .for_each(|entry| known.insert(entry)),
-                None => drop(self.holds.insert(uid, hold)),
+                None => drop(self.pods.insert(uid, pod)),
             }
         }
     }
@@ -70,12 +70,12 @@ impl Throttler {
         let before = self.unopened.len();
         let records = std::mem::take(&mut self.unopened);
         self.adopt_all(records, out);
-        self.stale |= self.unopened.len() < before;
+        self.journal_stale |= self.unopened.len() < before;
     }
 
     /// Rewrites the journal if some records are obsolete; writes no cgroup.
     fn save_recovered(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        if self.stale
+        if self.journal_stale
             && let Err(error) = self.save(now)
         {
             out.push(Outcome::JournalFailed { error });
@@ -83,10 +83,10 @@ impl Throttler {
     }
 
     fn expire(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        for (uid, hold) in &mut self.holds {
-            if hold.deadline <= now {
+        for (uid, pod) in &mut self.pods {
+            if pod.deadline <= now {
                 out.push(Outcome::Expired { uid: uid.clone() });
-                hold.release(uid, |_| true, &mut self.effects, out);
+                pod.release(uid, |_| true, &mut self.effects, out);
             }
         }
     }
@@ -96,17 +96,17 @@ impl Throttler {
         uid: &PodUid,
         records: &[Record],
         out: &mut Vec<Outcome>,
-    ) -> Option<Hold> {
+    ) -> Option<ThrottledPod> {
         let first = records.first()?;
-        let mut hold = Hold {
+        let mut pod = ThrottledPod {
             path: first.cgroup.clone(),
-            terms: terms(first),
+            spec: spec(first),
             next: None,
             deadline: first.deadline,
             next_deadline: first.deadline,
             entries: Vec::new(),
             changes: Window::default(),
-            class_seen: first.idle,
+            class_done: first.idle,
         };
         let mut weights = Vec::new();
         for record in records {
@@ -115,13 +115,13 @@ impl Throttler {
                     .iter()
                     .any(|other| other.lever == record.lever && other.file.role() == Role::Idle);
             match self.find(record) {
-                Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
+                Ok(Found::Gone) => out.push(released(uid, record, ReleaseResult::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
                 // A burst is restored only after its quota, whose record comes first.
                 Ok(Found::There(_)) if self.awaits_quota(record) => {
                     self.unopened.push(record.clone());
                 }
-                Ok(Found::There(entry)) => adopt_entry(uid, &mut hold, entry, out),
+                Ok(Found::There(entry)) => adopt_entry(uid, &mut pod, entry, out),
                 Err(error) => {
                     self.unopened.push(record.clone());
                     out.push(Outcome::Failed {
@@ -133,13 +133,13 @@ impl Throttler {
             }
         }
         for weight in weights {
-            self.adopt_weight(uid, &mut hold, weight, out);
+            self.adopt_weight(uid, &mut pod, weight, out);
         }
-        hold.class_seen &= hold
+        pod.class_done &= pod
             .entries
             .iter()
             .any(|entry| matches!(entry.role(), Role::Idle | Role::Weight));
-        (!hold.entries.is_empty()).then_some(hold)
+        (!pod.entries.is_empty()).then_some(pod)
     }
 
     fn awaits_quota(&self, record: &Record) -> bool {
@@ -150,7 +150,7 @@ impl Throttler {
         record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
-    fn find(&self, record: &Record) -> Result<Found, KnobError> {
+    fn find(&self, record: &Record) -> Result<Found, ControlFileError> {
         let Ok(cgroup) = record.cgroup.join(&record.lever) else {
             return Ok(Found::Gone);
         };
@@ -161,19 +161,19 @@ impl Throttler {
         if dir.inode() != record.inode {
             return Ok(Found::Gone);
         }
-        let Some(knob) = dir.knob(record.file.role())? else {
+        let Some(file) = dir.control_file(record.file.role())? else {
             return Ok(Found::Gone);
         };
-        if knob.file() != record.file {
+        if file.kind() != record.file {
             return Ok(Found::Gone);
         }
         let location = (Arc::clone(&record.lever), record.inode);
         let ours = record.ours.clone();
-        let mut entry = Entry::fresh(location, knob, record.base, &record.original, ours);
+        let mut entry = Entry::fresh(location, file, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
         entry.stage = Stage::Settled;
         if record.file.role() == Role::Quota {
-            entry.burst = dir.knob(Role::Burst)?;
+            entry.burst = dir.control_file(Role::Burst)?;
         }
         Ok(Found::There(entry))
     }
@@ -183,21 +183,21 @@ impl Throttler {
     fn adopt_weight(
         &mut self,
         uid: &PodUid,
-        hold: &mut Hold,
+        pod: &mut ThrottledPod,
         mut weight: Entry,
         out: &mut Vec<Outcome>,
     ) {
         weight.follows_idle = true;
-        if hold.entry(&weight.lever, Role::Idle).is_some() {
-            if let Ok(reading) = weight.knob.read() {
+        if pod.entry(&weight.lever, Role::Idle).is_some() {
+            if let Ok(reading) = weight.file.read() {
                 weight.ours = reading.text().into();
             }
-            hold.insert(weight);
+            pod.insert(weight);
             return;
         }
-        hold.entries.push(weight);
+        pod.entries.push(weight);
         let is_weight = |entry: &Entry| entry.follows_idle;
-        hold.release(uid, is_weight, &mut self.effects, out);
+        pod.release(uid, is_weight, &mut self.effects, out);
     }
 }
 
@@ -206,8 +206,8 @@ enum Found {
     Gone,
 }
 
-fn terms(record: &Record) -> Terms {
-    Terms {
+fn spec(record: &Record) -> ThrottleSpec {
+    ThrottleSpec {
         rule: record.rule.clone(),
         ratio: record.ratio,
         idle: record.idle,
@@ -222,7 +222,7 @@ fn by_pod(records: Vec<Record>) -> BTreeMap<PodUid, Vec<Record>> {
     pods
 }
 
-fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
+fn released(uid: &PodUid, record: &Record, fate: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
         file: format!("{}/{}/{}", record.cgroup, record.lever, record.file).into(),
@@ -232,11 +232,11 @@ fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
 
 /// Adopts an entry according to its file's content: the original (removing the record was lost, or the write never
 /// happened), our value, the value before ours, or a foreign value, which becomes the original.
-fn adopt_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Outcome>) {
-    let found: Box<str> = match entry.knob.read() {
+fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut Vec<Outcome>) {
+    let found: Box<str> = match entry.file.read() {
         Ok(reading) => reading.text().into(),
         Err(error) if error.is_gone() => {
-            out.push(entry_released(uid, &entry, Fate::Gone));
+            out.push(entry_released(uid, &entry, ReleaseResult::Gone));
             return;
         }
         Err(error) => {
@@ -249,7 +249,7 @@ fn adopt_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Ou
         }
     };
     if found == entry.original {
-        out.push(entry_released(uid, &entry, Fate::Original(found)));
+        out.push(entry_released(uid, &entry, ReleaseResult::Original(found)));
         return;
     }
     if found != entry.ours {
@@ -260,19 +260,19 @@ fn adopt_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Ou
             entry.original = found;
         }
     }
-    hold.insert(entry);
+    pod.insert(entry);
 }
 
-fn entry_released(uid: &PodUid, entry: &Entry, fate: Fate) -> Outcome {
+fn entry_released(uid: &PodUid, entry: &Entry, fate: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
-        file: entry.knob.path().to_owned(),
+        file: entry.file.path().to_owned(),
         fate,
     }
 }
 
-fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
-    let quotas = hold
+fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
+    let quotas = pod
         .entries
         .iter()
         .filter(|entry| entry.role() == Role::Quota);
@@ -280,7 +280,7 @@ fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
         .map(|entry| (Arc::clone(&entry.lever), entry.base, original(entry)))
         .collect();
     let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
-    let class = hold.entries.iter().find(class);
+    let class = pod.entries.iter().find(class);
     if levers.is_empty()
         && let Some(entry) = class
     {
@@ -288,8 +288,8 @@ fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
     }
     (!levers.is_empty()).then(|| AdoptedThrottle {
         uid: uid.clone(),
-        rule: hold.terms.rule.clone(),
-        ratio: hold.terms.ratio,
+        rule: pod.spec.rule.clone(),
+        ratio: pod.spec.ratio,
         idle: class.is_some(),
         levers,
     })
@@ -297,7 +297,7 @@ fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
 
 fn original(entry: &Entry) -> Quota {
     entry
-        .knob
+        .file
         .bandwidth(&entry.original)
         .map_or(Quota::Unlimited, Bandwidth::limit)
 }

@@ -9,7 +9,7 @@ use crate::engine::Demand;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::gauge::ReadError;
+use crate::node::cgroup::cached_file::ReadError;
 use crate::node::collect::Prober;
 
 /// The probes, and which of them fail.

@@ -10,10 +10,10 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{Knob, KnobError, Role};
+use crate::node::cgroup::knob::{ControlFile, ControlFileError, Role};
 use crate::node::journal::{Effects, Record};
 
-use super::outcome::{Fate, Outcome};
+use super::outcome::{Outcome, ReleaseResult};
 
 /// How long a throttle stays in force after the last request for it.
 pub(super) const LIFETIME: Duration = Duration::from_mins(30);
@@ -23,13 +23,13 @@ const CONTEST_WINDOW: Duration = Duration::from_mins(1);
 
 /// The throttle of a pod, as recorded in the journal.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Terms {
+pub(super) struct ThrottleSpec {
     pub rule: RuleId,
     pub ratio: u8,
     pub idle: bool,
 }
 
-impl From<&Throttle> for Terms {
+impl From<&Throttle> for ThrottleSpec {
     fn from(throttle: &Throttle) -> Self {
         Self {
             rule: throttle.rule.clone(),
@@ -41,12 +41,12 @@ impl From<&Throttle> for Terms {
 
 /// One throttled pod.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct ThrottledPod {
     pub path: CgroupPath,
     /// As in the journal on disk.
-    pub terms: Terms,
+    pub spec: ThrottleSpec,
     /// As in the next journal.
-    pub next: Option<Terms>,
+    pub next: Option<ThrottleSpec>,
     /// As in the journal on disk; after it has expired, when the failure is reported again.
     pub deadline: BootTime,
     /// As in the next journal.
@@ -76,7 +76,7 @@ pub(super) enum Stage {
 pub(super) struct Entry {
     pub lever: Arc<str>,
     pub inode: u64,
-    pub knob: Knob,
+    pub file: ControlFile,
     pub base: MilliCpu,
     pub original: Box<str>,
     pub previous: Box<str>,
@@ -85,7 +85,7 @@ pub(super) struct Entry {
     /// The weight of a cgroup that we made idle: the kernel sets it, and we only restore it.
     pub follows_idle: bool,
     /// The burst file of a quota, while it does not have to be lowered.
-    pub burst: Option<Knob>,
+    pub burst: Option<ControlFile>,
 }
 
 /// The result of reading a file back.
@@ -93,7 +93,7 @@ pub(super) struct Entry {
 pub(super) enum Seen {
     Ours,
     Foreign(Box<str>),
-    Failed(KnobError),
+    Failed(ControlFileError),
 }
 
 /// The result of a planned write.
@@ -108,7 +108,7 @@ impl Entry {
     /// A file to change from `original` to `ours`.
     pub fn fresh(
         (lever, inode): (Arc<str>, u64),
-        knob: Knob,
+        file: ControlFile,
         base: MilliCpu,
         original: &str,
         ours: Box<str>,
@@ -116,7 +116,7 @@ impl Entry {
         Self {
             lever,
             inode,
-            knob,
+            file,
             base,
             original: original.into(),
             previous: original.into(),
@@ -128,7 +128,7 @@ impl Entry {
     }
 
     pub fn role(&self) -> Role {
-        self.knob.file().role()
+        self.file.kind().role()
     }
 
     pub fn is(&self, lever: &str, role: Role) -> bool {
@@ -145,12 +145,12 @@ impl Entry {
 
     /// Plans to write `value`. Returns whether that is a change.
     pub fn set_target(&mut self, value: Box<str>) -> bool {
-    if self.ours == value {
-    return false;
-    }
-    let current = std::mem::replace(&mut self.ours, value);
-    if self.stage == Stage::Settled {
-    self.previous = current;
+        if self.ours == value {
+            return false;
+        }
+        let current = std::mem::replace(&mut self.ours, value);
+        if self.stage == Stage::Settled {
+            self.previous = current;
             self.stage = Stage::Change;
         }
         true
@@ -161,7 +161,7 @@ impl Entry {
         if self.follows_idle {
             return Seen::Ours;
         }
-        match self.knob.read() {
+        match self.file.read() {
             Ok(reading) if *reading.text() == *self.ours => Seen::Ours,
             Ok(reading) => Seen::Foreign(reading.text().into()),
             Err(error) => Seen::Failed(error),
@@ -169,17 +169,17 @@ impl Entry {
     }
 
     /// Writes the planned value, if the file is unchanged since planning.
-    pub fn write(&mut self, effects: &mut Effects) -> Result<Written, KnobError> {
-        let reading = self.knob.read()?;
+    pub fn write(&mut self, effects: &mut Effects) -> Result<Written, ControlFileError> {
+        let reading = self.file.read()?;
         let current = reading.text();
         if *current == *self.ours {
-        return Ok(Written::Done);
+            return Ok(Written::Done);
         }
         if *current != *self.previous {
             return Ok(Written::Overtaken);
         }
-        let (knob, ours) = (&self.knob, &self.ours);
-        effects.run(knob.file().name(), || knob.write(ours))?;
+        let (file, ours) = (&self.file, &self.ours);
+        effects.run(file.kind().name(), || file.write(ours))?;
         Ok(Written::Done)
     }
 
@@ -190,41 +190,45 @@ impl Entry {
     }
 
     /// Restores the exact original, unless another writer has changed the file since.
-    pub fn release(&self, effects: &mut Effects) -> Result<Fate, KnobError> {
-        let reading = match self.knob.read() {
-            Err(error) if error.is_gone() => return Ok(Fate::Gone),
+    pub fn release(&self, effects: &mut Effects) -> Result<ReleaseResult, ControlFileError> {
+        let reading = match self.file.read() {
+            Err(error) if error.is_gone() => return Ok(ReleaseResult::Gone),
             reading => reading?,
         };
         let current = reading.text();
         if *current == *self.original {
-        // Both are equal if the file held a foreign value when it was adopted.
-        let theirs = self.ours == self.original;
-            let fate = if theirs { Fate::Left } else { Fate::Original };
+            // Both are equal if the file held a foreign value when it was adopted.
+            let theirs = self.ours == self.original;
+            let fate = if theirs {
+                ReleaseResult::Left
+            } else {
+                ReleaseResult::Original
+            };
             return Ok(fate(self.original.clone()));
         }
         if !self.is_ours(current) {
-        return Ok(Fate::Left(current.into()));
+            return Ok(ReleaseResult::Left(current.into()));
         }
-        let name = self.knob.file().name();
-        match effects.run(name, || self.knob.write(&self.original)) {
-            Err(error) if error.is_gone() => Ok(Fate::Gone),
-            Err(KnobError::Refused { .. }) if self.role() == Role::Burst => {
-                Ok(Fate::Impossible(self.original.clone()))
+        let name = self.file.kind().name();
+        match effects.run(name, || self.file.write(&self.original)) {
+            Err(error) if error.is_gone() => Ok(ReleaseResult::Gone),
+            Err(ControlFileError::Refused { .. }) if self.role() == Role::Burst => {
+                Ok(ReleaseResult::Impossible(self.original.clone()))
             }
-            written => written.map(|()| Fate::Restored(self.original.clone())),
+            written => written.map(|()| ReleaseResult::Restored(self.original.clone())),
         }
     }
 
     fn is_ours(&self, current: &str) -> bool {
-    let by_kernel = self.follows_idle && self.knob.file().is_weight_around_idle(current);
-    by_kernel || *current == *self.ours || *current == *self.previous
+        let by_kernel = self.follows_idle && self.file.kind().is_weight_around_idle(current);
+        by_kernel || *current == *self.ours || *current == *self.previous
     }
 
     fn is_raised(&self) -> bool {
         if self.role() != Role::Quota {
             return false;
         }
-        let bandwidth = |text| self.knob.bandwidth(text).ok();
+        let bandwidth = |text| self.file.bandwidth(text).ok();
         match (bandwidth(&self.ours), bandwidth(&self.previous)) {
             (Some(ours), Some(previous)) => ours.allows_more_than(previous),
             _ => false,
@@ -248,17 +252,17 @@ impl Entry {
     }
 }
 
-impl Hold {
-    pub fn new(path: CgroupPath, terms: Terms, now: BootTime) -> Self {
+impl ThrottledPod {
+    pub fn new(path: CgroupPath, spec: ThrottleSpec, now: BootTime) -> Self {
         Self {
             path,
-            terms: terms.clone(),
-            next: Some(terms),
+            spec: spec.clone(),
+            next: Some(spec),
             deadline: now + LIFETIME,
             next_deadline: now + LIFETIME,
             entries: Vec::new(),
             changes: Window::default(),
-            class_seen: false,
+            class_done: false,
         }
     }
 
@@ -282,20 +286,20 @@ impl Hold {
     }
 
     pub fn records<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = Record> + 'a {
-        let terms = self.next.as_ref().unwrap_or(&self.terms);
+        let spec = self.next.as_ref().unwrap_or(&self.spec);
         self.entries.iter().map(|entry| Record {
             uid: uid.clone(),
             cgroup: self.path.clone(),
             lever: Arc::clone(&entry.lever),
             inode: entry.inode,
-            file: entry.knob.file(),
+            file: entry.file.kind(),
             original: entry.original.clone(),
             previous: entry.previous.clone(),
             ours: entry.ours.clone(),
             base: entry.base,
-            ratio: terms.ratio,
-            idle: terms.idle,
-            rule: terms.rule.clone(),
+            ratio: spec.ratio,
+            idle: spec.idle,
+            rule: spec.rule.clone(),
             deadline: self.next_deadline,
         })
     }
@@ -304,7 +308,7 @@ impl Hold {
     pub fn journalled(&mut self) {
         self.deadline = self.next_deadline;
         if let Some(next) = self.next.take() {
-            self.terms = next;
+            self.spec = next;
         }
     }
 
@@ -362,7 +366,7 @@ impl Hold {
             Ok(Written::Done) => {
                 out.push(Outcome::Set {
                     uid: uid.clone(),
-                    file: entry.knob.path().to_owned(),
+                    file: entry.file.path().to_owned(),
                     from: entry.previous.clone(),
                     to: entry.ours.clone(),
                 });
@@ -387,7 +391,7 @@ impl Hold {
             .entries
             .iter()
             .any(|entry| entry.is(&weight.lever, Role::Idle) && &*entry.ours == "1");
-        match weight.knob.read() {
+        match weight.file.read() {
             Ok(reading) if idle => {
                 self.entries[index].ours = reading.text().into();
                 true
@@ -436,7 +440,7 @@ impl Hold {
                 Ok(fate) => {
                     out.push(Outcome::Released {
                         uid: uid.clone(),
-                        file: entry.knob.path().to_owned(),
+                        file: entry.file.path().to_owned(),
                         fate,
                     });
                     false

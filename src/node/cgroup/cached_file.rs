@@ -1,6 +1,6 @@
 //! Kernel files that are read repeatedly through descriptors that stay open.
 //!
-//! Opening a cgroup file costs ten times as much as reading it, so a [`Gauge`] opens its file once and then reads
+//! Opening a cgroup file costs ten times as much as reading it, so a [`CachedFile`] opens its file once and then reads
 //! it at offset 0, which makes the kernel generate the text again. After the cgroup is removed, reads fail with
 //! ENODEV, even if another cgroup has taken its name.
 
@@ -97,7 +97,7 @@ impl Drop for Permit {
 pub struct Buffer(Vec<u8>);
 
 /// No kernel file read here comes near this size.
-const LONGEST_TEXT: usize = 16 << 20;
+const MAX_FILE_SIZE: usize = 16 << 20;
 
 impl Default for Buffer {
     fn default() -> Self {
@@ -107,17 +107,17 @@ impl Default for Buffer {
 
 impl Buffer {
     fn grow(&mut self) -> bool {
-        let room = self.0.len() < LONGEST_TEXT;
-        if room {
+        let can_grow = self.0.len() < MAX_FILE_SIZE;
+        if can_grow {
             self.0.resize(self.0.len() * 2, 0);
         }
-        room
+        can_grow
     }
 }
 
 /// A file that is opened at the first read and then stays open.
 #[derive(Debug)]
-pub struct Gauge {
+pub struct CachedFile {
     path: Arc<Path>,
     state: State,
 }
@@ -125,14 +125,14 @@ pub struct Gauge {
 #[derive(Debug)]
 enum State {
     Closed,
-    Kept(
+    Open(
         File,
         #[expect(dead_code, reason = "kept for its drop")] Permit,
     ),
     Absent,
 }
 
-impl Gauge {
+impl CachedFile {
     /// Does not open the file yet.
     pub fn new(path: impl Into<Arc<Path>>) -> Self {
         Self {
@@ -147,17 +147,17 @@ impl Gauge {
     }
 
     /// Whether the file is open, so that a removed cgroup cannot be mistaken for its successor.
-    pub const fn is_kept(&self) -> bool {
-        matches!(self.state, State::Kept(..))
+    pub const fn is_open(&self) -> bool {
+        matches!(self.state, State::Open(..))
     }
 
     /// Closes the file; the next read opens whatever then has this path.
-    pub fn forget(&mut self) {
+    pub fn close(&mut self) {
         self.state = State::Closed;
     }
 
     /// Makes the next read try again to open a file that was absent.
-    pub fn look_again(&mut self) {
+    pub fn retry_absent(&mut self) {
         if matches!(self.state, State::Absent) {
             self.state = State::Closed;
         }
@@ -171,7 +171,7 @@ impl Gauge {
         // A u64 and its newline take 21 bytes.
         let mut text = [0; 32];
         let length = self.with_file(fds, |file| pread(file, &mut text, 0))?;
-        self.understood(parse::number(&text[..length]))
+        self.parsed(parse::number(&text[..length]))
     }
 
     /// Reads a file that the kernel returns in one read: `/proc/{stat,meminfo,loadavg,pressure}` and all cgroup files
@@ -224,7 +224,7 @@ impl Gauge {
     ///
     /// # Errors
     /// If `value` is `None`.
-    pub fn understood<T>(&self, value: Option<T>) -> Result<T, ReadError> {
+    pub fn parsed<T>(&self, value: Option<T>) -> Result<T, ReadError> {
         value.ok_or_else(|| ReadError::Malformed(Arc::clone(&self.path)))
     }
 
@@ -234,13 +234,13 @@ impl Gauge {
         read: impl FnOnce(&File) -> io::Result<T>,
     ) -> Result<T, ReadError> {
         let result = match &self.state {
-            State::Kept(file, _) => read(file),
+            State::Open(file, _) => read(file),
             State::Absent => return Err(ReadError::Absent(Arc::clone(&self.path))),
             State::Closed => {
                 let file = File::open(&self.path).map_err(|error| self.failed_open(error))?;
                 let result = read(&file);
                 if let Some(permit) = fds.take() {
-                    self.state = State::Kept(file, permit);
+                    self.state = State::Open(file, permit);
                 }
                 result
             }

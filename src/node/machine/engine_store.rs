@@ -79,7 +79,7 @@ impl EngineStore {
 
     /// Whether a failed save must be retried.
     pub(super) fn needs_retry(&self, now: BootTime) -> bool {
-    self.failed && self.is_due(now)
+        self.failed && self.is_due(now)
     }
 
     pub(super) fn save<P: Serialize>(
@@ -91,9 +91,9 @@ impl EngineStore {
         self.last_save = now;
         let boot_id = self.writer.boot_id.clone();
         let saved = SavedState {
-        boot_id,
-        state,
-        evictions,
+            boot_id,
+            state,
+            evictions,
         };
         let result = state_dir::replace(&self.path, &saved);
         self.failed = result.is_err();
@@ -102,8 +102,8 @@ impl EngineStore {
 
     /// Loads the windows saved by the last process of this boot.
     pub(super) fn load_windows(&mut self) -> NodeWindows {
-    let saved = self.windows.as_mut().and_then(Kept::read_or_tell);
-    saved.unwrap_or_default()
+        let saved = self.windows.as_mut().and_then(Kept::read_or_tell);
+        saved.unwrap_or_default()
     }
 
     /// Whether it is time to save the windows.
@@ -125,8 +125,8 @@ impl EngineStore {
 
     /// Loads the state saved by the last process of this boot.
     pub(super) fn load<P: DeserializeOwned>(&self) -> SavedState<P> {
-    let saved = state_dir::read::<SavedState<P>>(&self.path);
-    if let Err(error) = &saved
+        let saved = state_dir::read::<SavedState<P>>(&self.path);
+        if let Err(error) = &saved
             && error.kind() != io::ErrorKind::NotFound
         {
             let path = self.path.display();
@@ -134,8 +134,8 @@ impl EngineStore {
         }
         // Without saved state of this boot, only the journal says what is in force.
         saved
-        .ok()
-        .filter(|saved| saved.boot_id == self.writer.boot_id)
+            .ok()
+            .filter(|saved| saved.boot_id == self.writer.boot_id)
             .unwrap_or_default()
     }
 
