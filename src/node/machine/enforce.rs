@@ -110,7 +110,7 @@ impl Effect {
     }
 
     /// The notice for the user; `name` is the pod's name.
-    pub fn news(self, name: Option<String>) -> News {
+    pub fn into_notice(self, name: Option<String>) -> News {
         match self.detail {
             Detail::FileSet { file, from, to } => News::FileSet {
                 pod_name: name,
@@ -350,18 +350,18 @@ impl Actuators {
         self.throttler.records()
     }
 
-    /// Makes `outside` evict the pods of the plan that still exist.
+    /// Makes `backend` evict the pods of the plan that still exist.
     pub fn evict(
         &self,
         now: BootTime,
         plan: &Plan,
         pods: &BTreeMap<PodUid, Workload>,
-        outside: &mut impl Outside,
+        backend: &mut impl Outside,
         effects: &mut Vec<Effect>,
     ) {
         for evict in &plan.evictions {
             match existing(&self.hierarchy, pods, &evict.uid) {
-                Some(workload) => outside.evict(evict, workload, now, effects),
+                Some(workload) => backend.evict(evict, workload, now, effects),
                 None => effects.push(Effect::vanished(&evict.uid)),
             }
         }

@@ -30,7 +30,7 @@ pub const POLICIES_FILE: &str = "policies.json";
 /// The managed pods.
 pub const PODS_FILE: &str = "pods.json";
 /// Maximum file size.
-pub const MOST_BYTES: usize = 8 << 20;
+pub const MAX_FILE_SIZE: usize = 8 << 20;
 
 /// How long a saved file is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
             return Ok(false);
         }
         self.written = None;
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > MAX_FILE_SIZE {
             state_dir::remove(&self.path)?;
             return Err(StateError::write(&self.path, too_large()));
         }
@@ -194,16 +194,16 @@ pub fn still_there(mut workloads: Vec<Workload>, hierarchy: &Hierarchy) -> Vec<W
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut bytes = Vec::new();
-    let max = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
+    let max = u64::try_from(MAX_FILE_SIZE).unwrap_or(u64::MAX);
     file.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() > MOST_BYTES {
+    if bytes.len() > MAX_FILE_SIZE {
         return Err(too_large());
     }
     Ok(bytes)
 }
 
 fn too_large() -> io::Error {
-    let max = MOST_BYTES >> 20;
+    let max = MAX_FILE_SIZE >> 20;
     io::Error::new(
         io::ErrorKind::FileTooLarge,
         format!("it is larger than {max} MiB"),
@@ -288,7 +288,7 @@ mod tests {
         }
         File::create(&path)
             .expect("made")
-            .set_len(MOST_BYTES as u64 + 1)
+            .set_len(MAX_FILE_SIZE as u64 + 1)
             .expect("grown");
         let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("too large");
         assert!(error.to_string().contains("larger than 8 MiB"), "{error}");
@@ -299,7 +299,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temp dir");
         let mut file = open(&dir, 1, Worth::AnyBoot);
         file.keep(&some()).expect("written");
-        file.keep(&vec!["x".repeat(MOST_BYTES)])
+        file.keep(&vec!["x".repeat(MAX_FILE_SIZE)])
             .expect_err("too large");
         assert_eq!(open(&dir, 1, Worth::AnyBoot).read().expect("nothing"), None);
     }

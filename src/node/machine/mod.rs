@@ -97,7 +97,7 @@ pub struct Machine<O> {
     sampler: Sampler,
     prober: Probes,
     actuators: Actuators,
-    outside: O,
+    backend: O,
     previews: Previews,
     pods: BTreeMap<PodUid, Workload>,
     /// The pods that have ended.
@@ -125,13 +125,13 @@ fn sampler(settings: &Settings, hierarchy: Hierarchy) -> Sampler {
 
 impl<O: Outside> Machine<O> {
     /// Locks the state directory and continues from the state that an earlier process of this boot left in force.
-    /// `outside` is called with the lock held, so the backend may use the directory.
+    /// `backend` is called with the lock held, so the backend may use the directory.
     ///
     /// # Errors
     /// If another process has the state directory, or the directory or its files cannot be used.
     pub fn open(
         settings: Settings,
-        outside: impl FnOnce(&Writer) -> O,
+        backend: impl FnOnce(&Writer) -> O,
         policy: Arc<PolicySet>,
         workloads: Vec<Workload>,
         now: BootTime,
@@ -153,7 +153,7 @@ impl<O: Outside> Machine<O> {
             sampler: sampler(&settings, hierarchy),
             prober: Probes::new(settings.node_address),
             actuators,
-            outside: outside(&writer),
+            backend: backend(&writer),
             previews: Previews::default(),
             pods: BTreeMap::new(),
             finished: BTreeSet::new(),
@@ -174,7 +174,7 @@ impl<O: Outside> Machine<O> {
         machine.engine.adopt_windows(machine.store.load_windows());
         machine.engine.adopt(&saved.state, &recovered.throttles);
         if machine.policy.rules.iter().any(is_enforced) {
-            machine.outside.resume(saved.evictions);
+            machine.backend.resume(saved.evictions);
         }
         let outcomes = recovered.outcomes.into_iter();
         machine.effects.extend(outcomes.map(Effect::from));
@@ -198,8 +198,8 @@ impl<O: Outside> Machine<O> {
 
     /// Replaces the pods with the current ones.
     pub fn set_pods(&mut self, workloads: Vec<Workload>) {
-        let (actuators, outside) = (&self.actuators, &self.outside);
-        let evicted = |uid: &PodUid| outside.evicting().any(|evicted| evicted == uid);
+        let (actuators, backend) = (&self.actuators, &self.backend);
+        let evicted = |uid: &PodUid| backend.evicting().any(|evicted| evicted == uid);
         self.names
             .retain(|uid, _| actuators.is_throttled(uid) || evicted(uid));
         for workload in &workloads {
@@ -302,7 +302,7 @@ impl<O: Outside> Machine<O> {
         let due = self.engine.next_due().is_some_and(|due| due <= now);
         // Before the sample, so that it shows the effect.
         self.actuators.check(now, &self.plan, &mut self.effects);
-        self.outside.poll(now, &mut self.effects);
+        self.backend.poll(now, &mut self.effects);
         self.process_effects(now);
         self.throttle_new_containers(now);
         if due && !self.finished.is_empty() {
@@ -353,11 +353,11 @@ impl<O: Outside> Machine<O> {
         }
         self.actuators
             .apply(now, &self.plan, &self.pods, &mut self.effects);
-        let (outside, effects) = (&mut self.outside, &mut self.effects);
+        let (backend, effects) = (&mut self.backend, &mut self.effects);
         // Before evictions: a pod that is evicted must not come straight back.
-        outside.keep_scheduling(&self.plan.scheduling, now, effects);
+        backend.keep_scheduling(&self.plan.scheduling, now, effects);
         self.actuators
-            .evict(now, &self.plan, &self.pods, outside, effects);
+            .evict(now, &self.plan, &self.pods, backend, effects);
         self.record_transitions();
         self.process_effects(now);
         let changed = !self.plan.transitions.is_empty();
@@ -396,7 +396,7 @@ impl<O: Outside> Machine<O> {
                 self.finished.insert(uid.clone());
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
-            self.events.push(Event::notice(now, effect.news(name)));
+            self.events.push(Event::notice(now, effect.into_notice(name)));
         }
         if self.finished.len() != finished {
             self.prune_previews();
@@ -409,7 +409,7 @@ impl<O: Outside> Machine<O> {
         if changed || (moving && self.store.is_due(now)) {
             let saved = self
                 .store
-                .save(now, self.engine.state(), self.outside.pending());
+                .save(now, self.engine.state(), self.backend.pending());
             self.report_save(now, saved);
         }
     }
@@ -432,7 +432,7 @@ impl<O: Outside> Machine<O> {
         self.events.clear();
         self.actuators.restore_all(now, &mut self.effects);
         self.plan.scheduling = Scheduling::Enabled;
-        self.outside
+        self.backend
             .keep_scheduling(&self.plan.scheduling, now, &mut self.effects);
         self.process_effects(now);
         // Nothing is in force any more, so the next process starts over.
@@ -453,7 +453,7 @@ impl<O: Outside> Machine<O> {
     pub fn is_acting(&self) -> bool {
         let mut reports = self.engine.reports();
         self.actuators.throttled_pods().next().is_some()
-            || self.outside.evicting().next().is_some()
+            || self.backend.evicting().next().is_some()
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
 
@@ -509,12 +509,12 @@ impl<O: Outside> Machine<O> {
 
     /// The backend.
     pub const fn outside(&self) -> &O {
-        &self.outside
+        &self.backend
     }
 
     /// The backend, mutable.
     pub const fn outside_mut(&mut self) -> &mut O {
-        &mut self.outside
+        &mut self.backend
     }
 
     /// This process, as recorded in the files of the state directory.

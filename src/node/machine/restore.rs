@@ -72,5 +72,5 @@ pub fn restore_expired(
 /// Pod names are not known here, so the UID is used.
 fn event(now: BootTime, effect: Effect) -> Event {
     let pod = effect.pod.as_ref().map(ToString::to_string);
-    Event::notice(now, effect.news(pod))
+    Event::notice(now, effect.into_notice(pod))
 }

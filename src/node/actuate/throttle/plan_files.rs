@@ -26,7 +26,7 @@ impl Throttler {
             Role::Quota | Role::Burst => throttle
                 .levers
                 .iter()
-                .any(|lever| lever.cgroup == entry.lever && lever.quota.is_some()),
+                .any(|lever| lever.cgroup == entry.cgroup && lever.quota.is_some()),
             Role::Idle | Role::Weight => throttle.idle,
         };
         let uid = &throttle.uid;
@@ -41,7 +41,7 @@ impl Throttler {
             match self.plan_quota(pod, throttle, lever, limit, out) {
                 // A container may be gone while its pod still runs.
                 Err(error) if error.is_gone() && !lever.cgroup.is_empty() => {
-                    pod.entries.retain(|entry| entry.lever != lever.cgroup);
+                    pod.entries.retain(|entry| entry.cgroup != lever.cgroup);
                     self.journal_stale = true;
                 }
                 planned => planned?,
@@ -79,7 +79,7 @@ impl Throttler {
         let target = original.limited_to(limit);
         if !original.allows_more_than(target) {
             let on_lever = |entry: &Entry| {
-                entry.lever == lever.cgroup && matches!(entry.role(), Role::Quota | Role::Burst)
+                entry.cgroup == lever.cgroup && matches!(entry.role(), Role::Quota | Role::Burst)
             };
             self.journal_stale |= pod.release(&throttle.uid, on_lever, &mut self.effects, out);
             return Ok(());
@@ -136,7 +136,7 @@ impl Throttler {
         if micros(file, reading.text())? <= max {
             return Ok(());
         }
-        let location = (Arc::clone(&quota.lever), quota.inode);
+        let location = (Arc::clone(&quota.cgroup), quota.inode);
         if let Some(file) = quota.burst.take() {
             let ours = max.to_string().into();
             let entry = Entry::fresh(location, file, MilliCpu::ZERO, reading.text(), ours);

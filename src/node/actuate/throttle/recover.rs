@@ -188,7 +188,7 @@ impl Throttler {
         out: &mut Vec<Outcome>,
     ) {
         weight.follows_idle = true;
-        if pod.entry(&weight.lever, Role::Idle).is_some() {
+        if pod.entry(&weight.cgroup, Role::Idle).is_some() {
             if let Ok(reading) = weight.file.read() {
                 weight.ours = reading.text().into();
             }
@@ -277,14 +277,14 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
         .iter()
         .filter(|entry| entry.role() == Role::Quota);
     let mut levers: Vec<_> = quotas
-        .map(|entry| (Arc::clone(&entry.lever), entry.base, original(entry)))
+        .map(|entry| (Arc::clone(&entry.cgroup), entry.base, original(entry)))
         .collect();
     let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
     let class = pod.entries.iter().find(class);
     if levers.is_empty()
         && let Some(entry) = class
     {
-        levers.push((Arc::clone(&entry.lever), entry.base, Quota::Unlimited));
+        levers.push((Arc::clone(&entry.cgroup), entry.base, Quota::Unlimited));
     }
     (!levers.is_empty()).then(|| AdoptedThrottle {
         uid: uid.clone(),

@@ -74,7 +74,8 @@ pub(super) enum Stage {
 /// One file that holds our value.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub lever: Arc<str>,
+    /// Relative to the pod's; empty for the pod's own.
+    pub cgroup: Arc<str>,
     pub inode: u64,
     pub file: ControlFile,
     pub base: MilliCpu,
@@ -107,14 +108,14 @@ pub(super) enum Written {
 impl Entry {
     /// A file to change from `original` to `ours`.
     pub fn fresh(
-        (lever, inode): (Arc<str>, u64),
+        (cgroup, inode): (Arc<str>, u64),
         file: ControlFile,
         base: MilliCpu,
         original: &str,
         ours: Box<str>,
     ) -> Self {
         Self {
-            lever,
+            cgroup,
             inode,
             file,
             base,
@@ -131,15 +132,15 @@ impl Entry {
         self.file.kind().role()
     }
 
-    pub fn is(&self, lever: &str, role: Role) -> bool {
-        self.role() == role && *self.lever == *lever
+    pub fn is(&self, cgroup: &str, role: Role) -> bool {
+        self.role() == role && *self.cgroup == *cgroup
     }
 
     fn depth(&self) -> usize {
-        if self.lever.is_empty() {
+        if self.cgroup.is_empty() {
             0
         } else {
-            1 + self.lever.matches('/').count()
+            1 + self.cgroup.matches('/').count()
         }
     }
 
@@ -266,8 +267,8 @@ impl ThrottledPod {
         }
     }
 
-    pub fn entry(&mut self, lever: &str, role: Role) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.is(lever, role))
+    pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.is(cgroup, role))
     }
 
     pub fn insert(&mut self, entry: Entry) {
@@ -290,7 +291,7 @@ impl ThrottledPod {
         self.entries.iter().map(|entry| Record {
             uid: uid.clone(),
             cgroup: self.path.clone(),
-            lever: Arc::clone(&entry.lever),
+            lever: Arc::clone(&entry.cgroup),
             inode: entry.inode,
             file: entry.file.kind(),
             original: entry.original.clone(),
@@ -390,7 +391,7 @@ impl ThrottledPod {
         let idle = self
             .entries
             .iter()
-            .any(|entry| entry.is(&weight.lever, Role::Idle) && &*entry.ours == "1");
+            .any(|entry| entry.is(&weight.cgroup, Role::Idle) && &*entry.ours == "1");
         match weight.file.read() {
             Ok(reading) if idle => {
                 self.entries[index].ours = reading.text().into();
@@ -432,7 +433,7 @@ impl ThrottledPod {
         let mut failed_quotas: Vec<Arc<str>> = Vec::new();
         self.entries.retain(|entry| {
             // The kernel rejects a burst above the quota, so it waits until the quota is restored.
-            let waits = entry.role() == Role::Burst && failed_quotas.contains(&entry.lever);
+            let waits = entry.role() == Role::Burst && failed_quotas.contains(&entry.cgroup);
             if !which(entry) || (entry.follows_idle && class_failed) || waits {
                 return true;
             }
@@ -448,7 +449,7 @@ impl ThrottledPod {
                 Err(error) => {
                     class_failed |= entry.role() == Role::Idle;
                     if entry.role() == Role::Quota {
-                        failed_quotas.push(Arc::clone(&entry.lever));
+                        failed_quotas.push(Arc::clone(&entry.cgroup));
                     }
                     out.push(Outcome::Failed {
                         uid: uid.clone(),

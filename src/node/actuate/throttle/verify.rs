@@ -162,14 +162,14 @@ impl Throttler {
             if entry.role() == Role::Quota {
                 out.push(Outcome::Resized {
                     uid: uid.clone(),
-                    cgroup: Arc::clone(&entry.lever),
+                    cgroup: Arc::clone(&entry.cgroup),
                     original: entry.file.bandwidth(&theirs)?.limit(),
                 });
             }
             entry.original = theirs;
         }
         if entry.role() == Role::Idle {
-            let lever = Arc::clone(&entry.lever);
+            let lever = Arc::clone(&entry.cgroup);
             self.reassert_weight(pod, &lever)?;
         }
         Ok(())
