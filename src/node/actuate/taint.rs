@@ -16,12 +16,12 @@ use crate::engine::time::BootTime;
 use crate::node::clock;
 
 /// Minimum and maximum pause after a failed write.
-const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+const WRITE_RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Minimum and maximum pause after our taint was removed too often.
-const CONTESTED: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
-/// How many times the taint may be removed within [`WINDOW`] before we stop restoring it for a while.
+const CONTESTED_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
+/// How many times the taint may be removed within [`LOSS_WINDOW`] before we stop restoring it for a while.
 const MAX_LOSSES: usize = 3;
-const WINDOW: Duration = Duration::from_mins(1);
+const LOSS_WINDOW: Duration = Duration::from_mins(1);
 
 /// The wanted state of the Node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -232,7 +232,7 @@ impl Reconciler {
 
     /// Once contested, a single further loss is too many.
     fn check_losses(&mut self, now: BootTime) {
-        self.losses.retain(|at| now.since(*at) < WINDOW);
+        self.losses.retain(|at| now.since(*at) < LOSS_WINDOW);
         let max = self.contested.map_or(MAX_LOSSES, |_| 0);
         if self.losses.len() <= max {
             return;
@@ -241,8 +241,8 @@ impl Reconciler {
         if self.contested.is_none() {
             self.pauses = None;
         }
-        self.pause(now, CONTESTED, None);
-        self.contested = Some(self.pause_until + WINDOW);
+        self.pause(now, CONTESTED_PAUSE, None);
+        self.contested = Some(self.pause_until + LOSS_WINDOW);
     }
 
     fn pause(
@@ -266,7 +266,7 @@ impl Reconciler {
                     tracing::warn!(%error, "failed to update the node's taint");
                 }
                 self.failing = Some(text);
-                self.pause(now, FAILED, error.retry_after());
+                self.pause(now, WRITE_RETRY_PAUSE, error.retry_after());
             }
         }
     }

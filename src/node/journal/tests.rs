@@ -147,7 +147,7 @@ fn a_second_process_is_rejected_with_the_holder() {
 }
 
 #[test]
-fn a_missing_parent_of_the_state_directory_is_rejected_with_advice() {
+fn a_missing_parent_of_the_state_directory_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no/state");
     let message = StateLock::take(&path).unwrap_err().to_string();

@@ -396,7 +396,8 @@ impl<O: Outside> Machine<O> {
                 self.finished.insert(uid.clone());
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
-            self.events.push(Event::notice(now, effect.into_notice(name)));
+            self.events
+                .push(Event::notice(now, effect.into_notice(name)));
         }
         if self.finished.len() != finished {
             self.prune_previews();
