@@ -82,7 +82,7 @@ fn parse_folder(parent: &str, folder: &str) -> Option<PodName> {
     })
 }
 
-/// The QoS class from the parts above a pod, nearest first.
+/// The service class from the parts above a pod, nearest first.
 fn class_of<'a>(mut above: impl Iterator<Item = &'a str>) -> Option<QosClass> {
     let nearest = above.next()?;
     let class = match nearest {
@@ -206,7 +206,7 @@ pub fn kubepods(driver: Driver, cgroup_root: &str) -> Result<CgroupPath, CgroupP
     class_cgroup(driver, cgroup_root, QosClass::Guaranteed)
 }
 
-/// The cgroup that contains the pods of a QoS class.
+/// The cgroup that contains the pods of a service class.
 fn class_cgroup(
     driver: Driver,
     cgroup_root: &str,
