@@ -278,7 +278,7 @@ fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
     };
     let rule = |id: &str| json!({"id": id, "state": "Normal", "mark": 80});
     let mut unknown = rule("q/probe");
-    unknown["unknown"] = "no sample of it".into();
+    unknown["unknown"] = "no sample".into();
     let status = |degraded: Value, rules: Value| {
         let conditions = json!([condition("Ready", "True", "RulesKept"), degraded]);
         let status = json!({"status": {"conditions": conditions, "rules": rules}});

@@ -242,7 +242,7 @@ fn the_kubelets_figures_come_through_the_api_server_to_who_may_read_them() {
     });
     let (code, shown) = seen(&plane, &["--value", "cpu_total_usage=1900"]);
     assert_eq!(code, Some(0), "{shown}");
-    let alone = "left alone: there is no fresh sample of it";
+    let alone = "left alone: it has no fresh sample";
     assert!(shown.contains("given") && shown.contains(alone), "{shown}");
     plane.kubectl(&["delete", "clusterrolebinding", "reader"]);
     plane.until("nothing may be read", SOON, |p| {

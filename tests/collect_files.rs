@@ -1,4 +1,4 @@
-//! The sampler on folders that play kernels which this machine has not, and on damaged files.
+//! The sampler on fake folders for other kernels, and on damaged files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -95,7 +95,7 @@ fn v2_pod(fake: &Fake, cgroup: &str) {
     );
 }
 
-/// What [`v2_pod`] counts of waiting.
+/// The wait counters in [`v2_pod`].
 const WAITS: WaitCounters = WaitCounters {
     stalled: [Some(1000), Some(20_000), None],
     periods: Some(7),
@@ -106,8 +106,8 @@ fn sampler(fake: &Fake, hierarchy: Hierarchy) -> Sampler {
     Sampler::new(&fake.root().join("proc"), hierarchy)
 }
 
-/// One look at `cgroup` as pod `p`, everything demanded.
-fn look_at(fake: &Fake, hierarchy: Hierarchy, cgroup: &str) -> (Option<PodSample>, Vec<String>) {
+/// Samples `cgroup` as pod `p`, with everything demanded.
+fn sample_pod(fake: &Fake, hierarchy: Hierarchy, cgroup: &str) -> (Option<PodSample>, Vec<String>) {
     let mut sampler = sampler(fake, hierarchy);
     let cgroup = CgroupPath::new(cgroup).unwrap();
     sampler.set_pods([(uid("p"), cgroup)].into_iter());
@@ -118,7 +118,7 @@ fn look_at(fake: &Fake, hierarchy: Hierarchy, cgroup: &str) -> (Option<PodSample
     (pod(&sample, "p").cloned(), faults.collect())
 }
 
-fn look_at_node(fake: &Fake) -> (Sample, Vec<String>) {
+fn sample_node(fake: &Fake) -> (Sample, Vec<String>) {
     let mut sampler = sampler(fake, v2(fake));
     let mut sample = Sample::default();
     sampler.sample_node(BootTime::from_nanos(5), &everything(), &mut sample);
@@ -128,10 +128,10 @@ fn look_at_node(fake: &Fake) -> (Sample, Vec<String>) {
 }
 
 #[test]
-fn the_nodes_files_are_read_as_documented() {
+fn node_files_are_read() {
     let fake = Fake::new();
     node_files(&fake);
-    let (sample, faults) = look_at_node(&fake);
+    let (sample, faults) = sample_node(&fake);
     assert_eq!(sample.at, BootTime::from_nanos(5));
     assert_eq!(faults, [""; 0]);
     let node = sample.node;
@@ -148,7 +148,7 @@ fn the_nodes_files_are_read_as_documented() {
         (Bytes(1_024_000), Bytes(409_600))
     );
     assert_eq!(node.load, Some([0.11, 1.24, 12.0]));
-    assert_eq!(node.tasks, Some(4), "without the task that reads it");
+    assert_eq!(node.tasks, Some(4), "without the reading task itself");
     let [cpu, _, io] = node.pressure.map(Option::unwrap);
     assert_eq!(
         (cpu.some, cpu.full),
@@ -176,7 +176,7 @@ fn the_nodes_files_are_read_as_documented() {
 }
 
 #[test]
-fn interfaces_are_read_from_the_file_that_is_named() {
+fn interfaces_are_read_from_the_given_file() {
     let fake = Fake::new();
     node_files(&fake);
     fake.file("host/net_dev", NET_DEV.replace("eth", "host"));
@@ -190,7 +190,7 @@ fn interfaces_are_read_from_the_file_that_is_named() {
     sampler.sample_node(BootTime::default(), &everything(), &mut sample);
     assert_eq!(names(&sample), ["host0", "host1"]);
     assert!(sample.node.cpu.is_some() && !sample.node.disks.is_empty());
-    // Where it is missing, nobody else's interfaces are taken for the host's.
+    // If it is missing, no other interfaces are used instead.
     sampler.set_net_dev(&fake.root().join("host/none"));
     sampler.sample_node(BootTime::default(), &everything(), &mut sample);
     assert_eq!(names(&sample), [""; 0]);
@@ -212,13 +212,13 @@ fn only_what_is_demanded_is_read() {
 }
 
 #[test]
-fn each_pods_time_is_that_of_its_reading() {
+fn each_pod_has_the_time_of_its_own_read() {
     let fake = Fake::new();
     node_files(&fake);
     let hierarchy = v2(&fake);
     v2_pod(&fake, "p");
     v2_pod(&fake, "q");
-    // Opening a pipe takes until somebody writes to it.
+    // Opening a pipe blocks until there is a writer.
     let pause = Duration::from_millis(60);
     let slow = ["proc/loadavg", "cg/p/memory.current"].map(|name| fake.root().join(name));
     for path in &slow {
@@ -243,36 +243,39 @@ fn each_pods_time_is_that_of_its_reading() {
         sampler.sample_node(now, &demand, &mut sample);
         sampler.sample_pods(now, &demand, &mut sample);
     });
-    let [p, q] = [0, 1].map(|place: usize| sample.pods[place].at);
+    let [p, q] = [0, 1].map(|index: usize| sample.pods[index].at);
     assert_eq!(sample.at, now);
     assert!(p.since(now) >= pause / 2, "{p:?}");
     assert!(q.since(p) >= pause / 2, "{p:?} {q:?}");
 }
 
 #[test]
-fn what_a_pod_waits_for_is_read_only_where_it_is_demanded() {
+fn pod_pressure_is_read_only_on_demand() {
     let fake = Fake::new();
     let hierarchy = v2(&fake);
     v2_pod(&fake, "p");
     let mut sampler = sampler(&fake, hierarchy);
     sampler.set_pods([(uid("p"), CgroupPath::new("p").unwrap())].into_iter());
     let mut sample = Sample::default();
-    let mut look = |demand: Demand| {
+    let mut sample_once = |demand: Demand| {
         sampler.sample_pods(BootTime::default(), &demand, &mut sample);
         let pod = &sample.pods[0];
         (pod.waits, pod.io_bytes)
     };
-    assert_eq!(look(everything()), (WAITS, Some(4199)));
-    assert_eq!(look(Demand::default()), (WaitCounters::default(), None));
+    assert_eq!(sample_once(everything()), (WAITS, Some(4199)));
+    assert_eq!(
+        sample_once(Demand::default()),
+        (WaitCounters::default(), None)
+    );
     let pod_io = Demand {
         pod_io: true,
         ..Demand::default()
     };
-    assert_eq!(look(pod_io), (WaitCounters::default(), Some(4199)));
+    assert_eq!(sample_once(pod_io), (WaitCounters::default(), Some(4199)));
 }
 
 #[test]
-fn an_io_stat_that_is_empty_is_no_io_and_one_cut_off_is_unknown() {
+fn an_empty_io_stat_is_zero_and_a_truncated_one_unknown() {
     for (text, bytes, faults) in [
         ("", Some(0), 0),
         ("254:0 rbytes=1 wbytes=2", None, 1),
@@ -283,7 +286,7 @@ fn an_io_stat_that_is_empty_is_no_io_and_one_cut_off_is_unknown() {
         let hierarchy = v2(&fake);
         v2_pod(&fake, "p");
         fake.file("cg/p/io.stat", text);
-        let (pod, found) = look_at(&fake, hierarchy, "p");
+        let (pod, found) = sample_pod(&fake, hierarchy, "p");
         assert_eq!(
             (pod.unwrap().io_bytes, found.len()),
             (bytes, faults),
@@ -293,63 +296,69 @@ fn an_io_stat_that_is_empty_is_no_io_and_one_cut_off_is_unknown() {
 }
 
 #[test]
-fn what_waits_in_the_systems_slice_is_read_where_there_is_one() {
+fn system_slice_is_read_if_it_exists() {
     let fake = Fake::new();
     node_files(&fake);
     let mut sampler = sampler(&fake, v2(&fake));
     let mut sample = Sample::default();
-    let mut look = |sampler: &mut Sampler, demand: &Demand| {
+    let mut sample_once = |sampler: &mut Sampler, demand: &Demand| {
         sampler.sample_node(BootTime::default(), demand, &mut sample);
         assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
         (sample.pressure_by_cgroup, sample.node.system)
     };
-    assert_eq!(look(&mut sampler, &everything()), (true, None));
+    assert_eq!(sample_once(&mut sampler, &everything()), (true, None));
     v2_pod(&fake, "system.slice");
     sampler.set_pods(std::iter::empty::<Target>());
-    assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
-    assert_eq!(look(&mut sampler, &Demand::default()), (true, None));
+    assert_eq!(
+        sample_once(&mut sampler, &everything()),
+        (true, Some(WAITS))
+    );
+    assert_eq!(sample_once(&mut sampler, &Demand::default()), (true, None));
     let pod = |path: &str| Target::from((uid("unit"), CgroupPath::new(path).unwrap()));
     sampler.set_pods(std::iter::once(pod("system.slice/unit.service")));
     assert_eq!(
-        look(&mut sampler, &everything()),
+        sample_once(&mut sampler, &everything()),
         (true, None),
-        "its stalls are those of the pods below it"
+        "its pressure includes the pods below it"
     );
     sampler.set_pods(std::iter::once(pod("system.slices/unit.service")));
-    assert_eq!(look(&mut sampler, &everything()), (true, Some(WAITS)));
+    assert_eq!(
+        sample_once(&mut sampler, &everything()),
+        (true, Some(WAITS))
+    );
     std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();
     assert_eq!(
-        look(&mut sampler, &everything()),
+        sample_once(&mut sampler, &everything()),
         (true, Some(WAITS)),
-        "what is open stays open"
+        "open files stay open"
     );
 
     fake.file("v1/cpu/system.slice/cpu.stat", "nr_periods 1\n")
         .file("v1/cpuacct/system.slice/cpuacct.usage", "1\n");
     let v1 = Hierarchy::below(&fake.root().join("v1")).unwrap();
     let mut sampler = Sampler::new(&fake.root().join("proc"), v1);
-    assert_eq!(look(&mut sampler, &everything()), (false, None));
+    assert_eq!(sample_once(&mut sampler, &everything()), (false, None));
 }
 
 #[test]
-fn cpu_time_is_known_whatever_the_kernels_counters_come_to() {
+fn cpu_time_is_known_for_any_counter_values() {
     let fake = Fake::new();
     node_files(&fake);
     for text in [
         // 512 CPUs for two years: more than 2^64 ns.
         "cpu  3200000000000 0 0 1800000000000 0 0 0 0 0 0\ncpu0 1\n",
         "cpu  18446744073709551615 1 1 1 1 1 1 1 0 0\ncpu0 1\n",
-        // Guest time, which is not used: it is in user already.
+        // Guest time is ignored: it is already included in user time.
         "cpu  1 2 3 4 5 6 7 8 99999999999999999999 x\ncpu0 1\n",
     ] {
         fake.file("proc/stat", text);
-        let (sample, faults) = look_at_node(&fake);
+        let (sample, faults) = sample_node(&fake);
         assert!(sample.node.cpu.is_some(), "{text}");
         assert_eq!(faults, [""; 0]);
     }
 }
 
-/// Files of `/proc`, each with texts that it must not be understood from.
+/// Files of `/proc`, each with texts that must be rejected.
 const DAMAGES: [(&str, &[&str]); 4] = [
     (
         "stat",
@@ -397,13 +406,13 @@ const DAMAGES: [(&str, &[&str]); 4] = [
 ];
 
 #[test]
-fn every_damage_to_a_nodes_file_is_none_with_the_path_and_never_zero() {
+fn a_damaged_node_file_is_none_with_its_path() {
     for (name, texts) in DAMAGES {
         for text in texts {
             let fake = Fake::new();
             node_files(&fake);
             fake.file(&format!("proc/{name}"), text);
-            let (sample, faults) = look_at_node(&fake);
+            let (sample, faults) = sample_node(&fake);
             let node = sample.node;
             let there = match name {
                 "stat" => node.cpu.is_some(),
@@ -413,21 +422,21 @@ fn every_damage_to_a_nodes_file_is_none_with_the_path_and_never_zero() {
             };
             assert!(!there, "{name}: {text:?}");
             assert_eq!(faults.len(), 1, "{faults:?}");
-            assert!(faults[0].ends_with(&format!("{name} holds")), "{faults:?}");
+            assert!(faults[0].ends_with(name), "{faults:?}");
         }
     }
 }
 
 #[test]
-fn a_node_without_these_files_has_no_figures_and_no_faults() {
+fn missing_node_files_are_none_without_errors() {
     let fake = Fake::new();
-    let (sample, faults) = look_at_node(&fake);
+    let (sample, faults) = sample_node(&fake);
     assert_eq!(sample.node, NodeSample::default());
     assert_eq!(faults, [""; 0]);
 }
 
 #[test]
-fn a_v2_pod_has_its_figures_under_either_driver() {
+fn a_v2_pod_is_sampled_with_either_driver() {
     let uid = UID.replace('-', "_");
     for (cgroup, container) in [
         (
@@ -447,18 +456,18 @@ fn a_v2_pod_has_its_figures_under_either_driver() {
         assert_eq!(found[0].cgroup.as_str(), cgroup);
         assert_eq!(&*found[0].name.uid.0, UID);
 
-        let (pod, faults) = look_at(&fake, hierarchy, &cgroup);
+        let (pod, faults) = sample_pod(&fake, hierarchy, &cgroup);
         let pod = pod.unwrap();
         assert_eq!(faults, [""; 0]);
         assert_eq!(pod.cpu_nanos, Some(1_500_000));
         assert_eq!(pod.memory, Some(Bytes(8192)));
         let parts = pod.memory_parts.unwrap();
         assert_eq!((parts.held, parts.cache), (Bytes(330), Bytes(700)));
-        // A kernel without io.pressure tells nothing of it.
+        // A kernel without io.pressure.
         assert_eq!(pod.stalled, [Some(12.5), Some(0.25), None]);
         assert_eq!(pod.waits, WAITS);
         assert_eq!(pod.io_bytes, Some(4199));
-        // The pod's own cgroup is the lever, although the container has a quota as well.
+        // The pod's own cgroup is the target, although the container has a quota as well.
         assert_eq!(pod.levers.len(), 1);
         assert_eq!(&*pod.levers[0].cgroup, "");
         assert_eq!(pod.levers[0].cpu_nanos, Some(1_500_000));
@@ -471,7 +480,7 @@ fn a_v2_pod_has_its_figures_under_either_driver() {
 }
 
 #[test]
-fn joined_and_hybrid_v1_trees_give_a_pod_its_figures() {
+fn a_pod_is_sampled_on_joint_and_hybrid_v1_trees() {
     for (cpu, cpuacct) in [("cpu,cpuacct", "cpu,cpuacct"), ("cpu", "cpuacct")] {
         let fake = Fake::new();
         let root = fake.folder("cg");
@@ -490,7 +499,7 @@ fn joined_and_hybrid_v1_trees_give_a_pod_its_figures() {
                 "cg/memory/p/memory.stat",
                 "cache 1\nrss 1\nshmem 1\ntotal_cache 900\ntotal_rss 100\ntotal_shmem 200\n",
             );
-        let (pod, faults) = look_at(&fake, Hierarchy::below(&root).unwrap(), "p");
+        let (pod, faults) = sample_pod(&fake, Hierarchy::below(&root).unwrap(), "p");
         let pod = pod.unwrap();
         assert_eq!(faults, [""; 0]);
         assert_eq!((pod.cpu_nanos, pod.memory), (Some(77), Some(Bytes(4096))));
@@ -504,14 +513,14 @@ fn joined_and_hybrid_v1_trees_give_a_pod_its_figures() {
             throttled_periods: Some(1),
         };
         assert_eq!((pod.waits, pod.io_bytes), (waits, None));
-        // A cgroup without any below it is its own container.
+        // A cgroup without child cgroups is its own container.
         assert_eq!(&*pod.containers[0].container, "p");
         assert_eq!(pod.containers[0].throttled_periods, Some(1));
     }
 }
 
 #[test]
-fn every_damage_to_a_pods_file_is_none_with_the_path_and_harms_nothing_else() {
+fn a_damaged_pod_file_affects_only_its_own_value() {
     let texts = [
         "",
         "12",
@@ -528,7 +537,7 @@ fn every_damage_to_a_pods_file_is_none_with_the_path_and_harms_nothing_else() {
             let hierarchy = v2(&fake);
             v2_pod(&fake, "p");
             fake.file(&format!("cg/p/{name}"), text);
-            let (pod, faults) = look_at(&fake, hierarchy, "p");
+            let (pod, faults) = sample_pod(&fake, hierarchy, "p");
             let pod = pod.unwrap();
             assert_eq!(
                 pod.cpu_nanos.is_none(),
@@ -557,14 +566,14 @@ fn every_damage_to_a_pods_file_is_none_with_the_path_and_harms_nothing_else() {
 }
 
 #[test]
-fn controllers_that_a_pod_has_not_are_none_and_no_faults() {
+fn missing_controllers_are_none_without_errors() {
     let fake = Fake::new();
     let hierarchy = v2(&fake);
     fake.file(
         "cg/p/cpu.stat",
         "usage_usec 5\nuser_usec 1\nsystem_usec 4\n",
     );
-    let (pod, faults) = look_at(&fake, hierarchy, "p");
+    let (pod, faults) = sample_pod(&fake, hierarchy, "p");
     let pod = pod.unwrap();
     assert_eq!(faults, [""; 0]);
     assert_eq!(
@@ -577,7 +586,7 @@ fn controllers_that_a_pod_has_not_are_none_and_no_faults() {
 }
 
 #[test]
-fn files_that_appear_later_are_found_when_the_pods_are_set_again() {
+fn files_that_appear_later_are_found_after_set_pods() {
     let fake = Fake::new();
     let hierarchy = v2(&fake);
     fake.file("cg/p/cpu.stat", "usage_usec 5\n");
@@ -602,7 +611,7 @@ fn the_run_delay_counter_never_goes_backwards() {
     let mut sampler = sampler(&fake, hierarchy);
     sampler.set_pods([(uid("p"), CgroupPath::new("p").unwrap())].into_iter());
     let mut sample = Sample::default();
-    let mut look = |second: u64, threads: &[(u32, u64)]| {
+    let mut sample_once = |second: u64, threads: &[(u32, u64)]| {
         let ids: String = threads
             .iter()
             .fold(String::new(), |ids, (id, _)| ids + &format!("{id}\n"));
@@ -615,52 +624,52 @@ fn the_run_delay_counter_never_goes_backwards() {
         sample.pods[0].containers[0].run_delay_nanos.unwrap()
     };
     assert_eq!(
-        look(0, &[(11, 500), (12, 900)]),
+        sample_once(0, &[(11, 500), (12, 900)]),
         0,
-        "counts from the first look on"
+        "counts from the first sample"
     );
-    assert_eq!(look(1, &[(11, 600), (12, 900)]), 100);
+    assert_eq!(sample_once(1, &[(11, 600), (12, 900)]), 100);
     assert_eq!(
-        look(2, &[(11, 650)]),
+        sample_once(2, &[(11, 650)]),
         150,
-        "an ended thread takes nothing away"
+        "an exited thread's time stays included"
     );
     assert_eq!(
-        look(3, &[(11, 650), (13, 40)]),
+        sample_once(3, &[(11, 650), (13, 40)]),
         190,
-        "a new one counts from its start"
+        "a new thread counts from its start"
     );
     assert_eq!(
-        look(4, &[(11, 30)]),
+        sample_once(4, &[(11, 30)]),
         220,
-        "its number went to another thread"
+        "its ID was reused by another thread"
     );
     let long_past = 500 * 1_000_000_000;
     assert_eq!(
-        look(5, &[(11, 30), (14, long_past)]),
+        sample_once(5, &[(11, 30), (14, long_past)]),
         1_000_000_220,
-        "nobody waits for longer than has passed"
+        "a thread cannot wait longer than the elapsed time"
     );
-    assert_eq!(look(6, &[]), 1_000_000_220);
+    assert_eq!(sample_once(6, &[]), 1_000_000_220);
 }
 
 #[test]
-fn threads_out_of_sight_leave_the_counter_unknown() {
+fn invisible_threads_leave_the_counter_unknown() {
     let fake = Fake::new();
     let unified = v2(&fake);
     v2_pod(&fake, "p");
-    // What the kernel lists to a process in another PID namespace: on v2 zeros, on v1 nothing.
+    // What the kernel lists for a process in another PID namespace: zeros on v2, nothing on v1.
     for text in ["0\n0\n", "7\n0\n"] {
         fake.file("cg/p/cgroup.threads", text)
             .file("proc/7/schedstat", "1 2 3\n");
-        let (pod, faults) = look_at(&fake, unified.clone(), "p");
+        let (pod, faults) = sample_pod(&fake, unified.clone(), "p");
         assert_eq!(pod.unwrap().containers[0].run_delay_nanos, None, "{text:?}");
         assert_eq!(faults, [""; 0]);
     }
 }
 
 #[test]
-fn in_a_proc_of_ones_own_no_thread_of_others_is_in_sight() {
+fn a_private_proc_shows_no_threads_of_pods() {
     let fake = Fake::new();
     fake.file("v1/cpu/tasks", "")
         .file("v1/cpuacct/p/cpuacct.usage", "5\n")
@@ -688,20 +697,20 @@ fn a_damaged_schedstat_leaves_the_counter_unknown() {
         v2_pod(&fake, "p");
         fake.file("cg/p/cgroup.threads", "7\n")
             .file("proc/7/schedstat", text);
-        let (pod, faults) = look_at(&fake, hierarchy, "p");
+        let (pod, faults) = sample_pod(&fake, hierarchy, "p");
         assert_eq!(pod.unwrap().containers[0].run_delay_nanos, None, "{text:?}");
         assert_eq!(faults.len(), 1, "{faults:?}");
     }
 }
 
 #[test]
-fn a_list_of_disks_longer_than_any_buffer_is_read_whole() {
+fn a_disk_list_longer_than_the_buffer_is_read_completely() {
     let fake = Fake::new();
     node_files(&fake);
     let line = |number: usize| format!("8 0 sd{number} 1 2 3 4 5 6 7 8 9 10 11\n");
     let text: String = (0..3000).fold(String::new(), |text, number| text + &line(number));
     fake.file("proc/diskstats", text);
-    let (sample, _) = look_at_node(&fake);
+    let (sample, _) = sample_node(&fake);
     assert_eq!(sample.node.disks.len(), 3000);
     assert_eq!(*sample.node.disks[2999].device, *"sd2999");
 }

@@ -1,4 +1,4 @@
-//! HTTP probes against servers of every kind on the loopback interface.
+//! HTTP probes against various servers on the loopback interface.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -20,7 +20,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 const LONG: Duration = Duration::from_secs(20);
 const NOTHING: [f64; 0] = [];
 
-/// Answers each connection with `answer`; ends with the process.
+/// Calls `answer` for each connection; runs until the process exits.
 struct Server {
     address: String,
     connections: Arc<AtomicUsize>,
@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Answers every request with this text.
+    /// Responds to every request with this text.
     fn with_text(text: impl Into<Vec<u8>>) -> Self {
         let text = text.into();
         Self::start(move |mut stream| {
@@ -78,7 +78,7 @@ fn request_head(stream: &mut impl Read) -> Vec<String> {
         .collect()
 }
 
-/// One probe, asked for the series `depth`.
+/// One probe for the series `depth`.
 struct Asked {
     prober: Prober,
     demand: Demand,
@@ -155,19 +155,19 @@ impl Asked {
         failure.map(|(_, error)| error.to_string())
     }
 
-    /// Asks, and waits for values or a failure.
+    /// Sends the probe, and waits for values or a failure.
     fn outcome(&mut self) -> Result<Vec<f64>, String> {
         self.prober.ask(&self.demand);
         let came = wait_for(LONG, || {
             !self.values().is_empty() || self.failure().is_some()
         });
-        assert!(came, "neither an answer nor a failure");
+        assert!(came, "neither a response nor a failure");
         self.failure().map_or_else(|| Ok(self.values()), Err)
     }
 }
 
 #[test]
-fn a_probe_without_a_host_is_asked_at_the_nodes_own_address() {
+fn a_probe_without_a_host_goes_to_the_node() {
     for node in ["127.0.0.2", "::1"] {
         let node: IpAddr = node.parse().unwrap();
         let Ok(listener) = TcpListener::bind(SocketAddr::new(node, 0)) else {
@@ -185,10 +185,10 @@ fn a_probe_without_a_host_is_asked_at_the_nodes_own_address() {
         let mut asked = Asked::on_node(probe(&url, LONG), node);
         let host = server.address.len() as f64;
         assert_eq!(asked.outcome(), Ok(vec![host]));
-        // Rules find the answer by the URL as the policy has it.
+        // Rules find the response by the URL in the policy.
         assert_eq!(*asked.sample.probes[0].url, *url);
     }
-    // Nothing listens there, and the message says where.
+    // Nothing listens there; the message names the address.
     let free = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -201,7 +201,7 @@ fn a_probe_without_a_host_is_asked_at_the_nodes_own_address() {
 }
 
 #[test]
-fn only_the_series_that_rules_name_are_kept_and_headers_are_sent() {
+fn headers_are_sent_and_only_named_series_used() {
     let (sent, heads) = mpsc::channel();
     let server = Server::start(move |mut stream| {
         let _ = sent.send(request_head(&mut stream));
@@ -223,7 +223,7 @@ fn only_the_series_that_rules_name_are_kept_and_headers_are_sent() {
 }
 
 #[test]
-fn https_with_a_certificate_that_nobody_signed_is_taken() {
+fn self_signed_https_certificates_are_accepted() {
     let made = rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -247,7 +247,7 @@ fn https_with_a_certificate_that_nobody_signed_is_taken() {
 }
 
 #[test]
-fn a_server_that_hangs_holds_nothing_up_and_is_asked_once() {
+fn a_hanging_server_blocks_nothing_and_gets_one_request() {
     let (release, released) = mpsc::channel::<()>();
     let server = Server::start(move |mut stream| {
         request_head(&mut stream);
@@ -257,7 +257,7 @@ fn a_server_that_hangs_holds_nothing_up_and_is_asked_once() {
     let mut asked = Asked::new(&server.url());
     asked.prober.ask(&asked.demand);
     assert!(wait_for(LONG, || server.connections() == 1));
-    // The server answers only after all of these have come back.
+    // The server responds only after all of these have returned.
     for _ in 0..100 {
         asked.prober.ask(&asked.demand);
         assert_eq!(asked.values(), NOTHING);
@@ -268,28 +268,28 @@ fn a_server_that_hangs_holds_nothing_up_and_is_asked_once() {
 }
 
 #[test]
-fn a_server_that_hangs_for_too_long_times_out() {
+fn a_hanging_server_times_out() {
     let server = Server::start(|stream| {
-        // Kept open, never answered.
+        // Left open without a response.
         std::mem::forget(stream);
     });
     let mut asked = Asked::with(probe(&server.url(), Duration::from_millis(50)));
-    assert_eq!(asked.outcome(), Err("no answer within 50ms".into()));
+    assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
 #[test]
-fn an_answer_that_drips_is_bound_by_the_same_timeout() {
+fn a_slow_response_times_out() {
     let server = Server::start(|mut stream| {
         request_head(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ndep");
         std::mem::forget(stream);
     });
     let mut asked = Asked::with(probe(&server.url(), Duration::from_millis(50)));
-    assert_eq!(asked.outcome(), Err("no answer within 50ms".into()));
+    assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
 #[test]
-fn a_huge_answer_is_refused_with_or_without_its_length() {
+fn a_huge_response_is_rejected_with_or_without_its_length() {
     for head in ["Content-Length: 99999999", "Transfer-Encoding: chunked"] {
         let server = Server::start(move |mut stream| {
             request_head(&mut stream);
@@ -300,19 +300,19 @@ fn a_huge_answer_is_refused_with_or_without_its_length() {
         let outcome = Asked::new(&server.url()).outcome();
         assert_eq!(
             outcome,
-            Err("the answer is longer than 1 MiB".into()),
+            Err("the response is longer than 1 MiB".into()),
             "{head}"
         );
     }
 }
 
 #[test]
-fn what_is_no_prometheus_text_is_a_failure_that_names_the_line() {
+fn invalid_prometheus_text_is_a_failure_with_the_line() {
     let bad_line = "line 1 is not in the Prometheus text format";
     for (text, failure) in [
         (&b"<html>hello</html>\n"[..], bad_line),
         (b"depth{\n", bad_line),
-        (b"depth \xff\xfe\n", "the answer is not UTF-8 text"),
+        (b"depth \xff\xfe\n", "the response is not UTF-8 text"),
     ] {
         let server = Server::with_text(text);
         assert_eq!(Asked::new(&server.url()).outcome(), Err(failure.into()));
@@ -326,20 +326,20 @@ fn what_is_no_prometheus_text_is_a_failure_that_names_the_line() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_counts_for_nothing() {
+fn a_truncated_response_is_a_failure() {
     let server = Server::start(|mut stream| {
         request_head(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndepth 1\n");
     });
     let failure = Asked::new(&server.url()).outcome().unwrap_err();
     assert!(
-        failure.starts_with("failed to read the answer"),
+        failure.starts_with("failed to read the response"),
         "{failure}"
     );
 }
 
 #[test]
-fn too_many_series_are_a_failure_and_no_part_of_them_is_taken() {
+fn too_many_series_are_a_failure() {
     let many = "depth 1\n".repeat(5000);
     let failure = Asked::new(&Server::with_text(many).url())
         .outcome()
@@ -351,7 +351,7 @@ fn too_many_series_are_a_failure_and_no_part_of_them_is_taken() {
 }
 
 #[test]
-fn nobody_listening_is_a_failure() {
+fn a_refused_connection_is_a_failure() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", free.local_addr().unwrap());
     drop(free);
@@ -372,7 +372,7 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
     });
     let failure = Asked::new(&server.url()).outcome().unwrap_err();
     assert!(
-        failure.starts_with("answered 302 Found, and redirects"),
+        failure.starts_with("the response is 302 Found, and redirects"),
         "{failure}"
     );
     assert_eq!(goal.connections(), 0);
@@ -382,11 +382,14 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
         let _ = stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     });
     let outcome = Asked::new(&server.url()).outcome();
-    assert_eq!(outcome, Err("answered 503 Service Unavailable".into()));
+    assert_eq!(
+        outcome,
+        Err("the response is 503 Service Unavailable".into())
+    );
 }
 
 #[test]
-fn an_old_answer_keeps_its_time_until_a_newer_one_comes() {
+fn an_old_response_keeps_its_time_until_a_newer_one() {
     let turn = AtomicUsize::new(0);
     let server = Server::start(move |mut stream| {
         request_head(&mut stream);
@@ -413,7 +416,7 @@ fn an_old_answer_keeps_its_time_until_a_newer_one_comes() {
 }
 
 #[test]
-fn a_probe_that_no_policy_names_any_more_leaves_the_sample() {
+fn a_removed_probe_leaves_the_sample() {
     let server = Server::with_text("depth 1\n");
     let mut asked = Asked::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![1.0]));
@@ -423,7 +426,7 @@ fn a_probe_that_no_policy_names_any_more_leaves_the_sample() {
 }
 
 #[test]
-fn a_probe_that_a_new_policy_keeps_keeps_its_answer_and_a_bad_url_harms_no_other() {
+fn a_probe_in_a_new_policy_keeps_its_response() {
     let server = Server::with_text("depth 1\nwidth 2\n");
     let mut asked = Asked::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![1.0]));

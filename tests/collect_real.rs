@@ -1,4 +1,4 @@
-//! The sampler on this machine's own kernel.
+//! The sampler on a real kernel.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -12,7 +12,7 @@ use collect_support::{Ground, everything, pod, uid, wait_for};
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
-use plimsoll::node::cgroup::gauge::FdBudget;
+use plimsoll::node::cgroup::cached_file::FdBudget;
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
@@ -21,16 +21,16 @@ fn sampler(ground: &Ground) -> Sampler {
     Sampler::new(Path::new("/proc"), ground.hierarchy.clone())
 }
 
-fn look(sampler: &mut Sampler, demand: &Demand, sample: &mut Sample) {
+fn take_sample(sampler: &mut Sampler, demand: &Demand, sample: &mut Sample) {
     sampler.sample_node(boot_time(), demand, sample);
     sampler.sample_pods(boot_time(), demand, sample);
 }
 
 #[test]
-fn the_node_is_read_as_the_kernel_has_it() {
+fn the_node_is_sampled() {
     let Some(ground) = Ground::make() else { return };
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
-    look(&mut sampler, &everything(), &mut sample);
+    take_sample(&mut sampler, &everything(), &mut sample);
     let cpu = sample.node.cpu.unwrap();
     let online = std::thread::available_parallelism().unwrap().get();
     assert!(cpu.online as usize >= online, "{cpu:?}");
@@ -48,7 +48,7 @@ fn the_node_is_read_as_the_kernel_has_it() {
 }
 
 #[test]
-fn a_busy_pod_uses_cpu_and_one_that_ends_leaves_the_sample() {
+fn a_busy_pod_uses_cpu_and_a_removed_pod_leaves_the_sample() {
     let Some(mut ground) = Ground::make() else {
         return;
     };
@@ -58,7 +58,7 @@ fn a_busy_pod_uses_cpu_and_one_that_ends_leaves_the_sample() {
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("b"), busy), (uid("i"), idle)].into_iter());
     let grew = wait_for(Duration::from_secs(20), || {
-        look(&mut sampler, &Demand::default(), &mut sample);
+        take_sample(&mut sampler, &Demand::default(), &mut sample);
         pod(&sample, "b").unwrap().cpu_nanos > Some(50_000_000)
     });
     assert!(grew, "{sample:?}");
@@ -67,24 +67,24 @@ fn a_busy_pod_uses_cpu_and_one_that_ends_leaves_the_sample() {
 
     ground.stop_all();
     ground.rmdir("busy");
-    look(&mut sampler, &Demand::default(), &mut sample);
+    take_sample(&mut sampler, &Demand::default(), &mut sample);
     assert_eq!(pod(&sample, "b"), None);
     assert_eq!(sampler.gone(), [uid("b")]);
     assert!(pod(&sample, "i").is_some());
     assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
 
     ground.mkdir("busy");
-    look(&mut sampler, &Demand::default(), &mut sample);
+    take_sample(&mut sampler, &Demand::default(), &mut sample);
     assert_eq!(
         pod(&sample, "b").unwrap().cpu_nanos,
         Some(0),
-        "a new cgroup starts anew"
+        "a new cgroup starts from zero"
     );
     assert!(sampler.gone().is_empty());
 }
 
 #[test]
-fn on_v1_the_levers_are_the_containers_where_one_of_them_has_a_quota() {
+fn on_v1_limited_containers_are_the_targets() {
     let Some(ground) = Ground::make() else { return };
     if ground.hierarchy.is_v2() {
         eprintln!("skipped: this machine has cgroup v2");
@@ -100,7 +100,7 @@ fn on_v1_the_levers_are_the_containers_where_one_of_them_has_a_quota() {
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
     let mut levers = |sampler: &mut Sampler| -> Vec<(String, Quota)> {
-        look(sampler, &everything(), &mut sample);
+        take_sample(sampler, &everything(), &mut sample);
         let levers = &pod(&sample, "p").unwrap().levers;
         levers
             .iter()
@@ -118,18 +118,18 @@ fn on_v1_the_levers_are_the_containers_where_one_of_them_has_a_quota() {
     ];
     assert_eq!(levers(&mut sampler), by_container);
 
-    sampler.pin_levers(&uid("p"), false);
+    sampler.pin_targets(&uid("p"), false);
     assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
-    sampler.unpin_levers(&uid("p"));
+    sampler.unpin_targets(&uid("p"));
     quota("pod/side", "-1");
-    sampler.pin_levers(&uid("p"), true);
+    sampler.pin_targets(&uid("p"), true);
     assert_eq!(levers(&mut sampler).len(), 2, "by container while pinned");
-    sampler.unpin_levers(&uid("p"));
+    sampler.unpin_targets(&uid("p"));
     assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
 }
 
 #[test]
-fn pods_that_come_and_go_at_any_moment_never_stop_a_sample() {
+fn pods_added_and_removed_at_any_time_never_stop_a_sample() {
     let Some(ground) = Ground::make() else { return };
     let steady = ground.mkdir("steady");
     let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
@@ -154,7 +154,7 @@ fn pods_that_come_and_go_at_any_moment_never_stop_a_sample() {
         sampler.set_pods(pods.into_iter());
         let (mut here, mut gone) = (0, 0);
         let both = wait_for(Duration::from_secs(30), || {
-            look(&mut sampler, &everything(), &mut sample);
+            take_sample(&mut sampler, &everything(), &mut sample);
             assert!(pod(&sample, "steady").unwrap().cpu_nanos.is_some());
             assert_eq!(sample.pods.len() + sampler.gone().len(), names.len() + 1);
             assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
@@ -168,7 +168,7 @@ fn pods_that_come_and_go_at_any_moment_never_stop_a_sample() {
 }
 
 #[test]
-fn a_restarted_container_is_seen_under_its_new_name() {
+fn a_restarted_container_has_its_new_name() {
     let Some(ground) = Ground::make() else { return };
     let path = ground.mkdir("pod");
     ground.mkdir("pod/pause");
@@ -176,7 +176,7 @@ fn a_restarted_container_is_seen_under_its_new_name() {
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
     let mut names = |sampler: &mut Sampler| -> Vec<String> {
-        look(sampler, &everything(), &mut sample);
+        take_sample(sampler, &everything(), &mut sample);
         let containers = &pod(&sample, "p").unwrap().containers;
         containers
             .iter()
@@ -184,7 +184,7 @@ fn a_restarted_container_is_seen_under_its_new_name() {
             .collect()
     };
     assert_eq!(names(&mut sampler), ["first", "pause"]);
-    // As many children as before, and not the same.
+    // The same number of children, but different ones.
     ground.rmdir("pod/first");
     ground.mkdir("pod/second");
     names(&mut sampler);
@@ -195,12 +195,12 @@ fn a_restarted_container_is_seen_under_its_new_name() {
     assert_eq!(
         names(&mut sampler),
         ["pod"],
-        "without any it is its own container"
+        "without child cgroups it is its own container"
     );
 }
 
 #[test]
-fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
+fn throttled_periods_and_run_delay_grow_under_a_quota() {
     let Some(mut ground) = Ground::make() else {
         return;
     };
@@ -220,10 +220,10 @@ fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
     let grew = wait_for(Duration::from_secs(30), || {
-        look(&mut sampler, &everything(), &mut sample);
+        take_sample(&mut sampler, &everything(), &mut sample);
         let seen = pod(&sample, "p").unwrap();
         let main = &seen.containers[0];
-        // The pod's own quota is never used up: its periods pass, and none is throttled.
+        // The pod's own quota is never used up, so none of its periods is throttled.
         seen.waits.periods > Some(3)
             && seen.waits.throttled_periods == Some(0)
             && main.throttled_periods > Some(3)
@@ -234,7 +234,7 @@ fn throttled_periods_and_run_delay_grow_where_a_quota_bites() {
 }
 
 #[test]
-fn memory_that_a_process_holds_is_told_from_page_cache() {
+fn process_memory_is_distinguished_from_page_cache() {
     let Some(mut ground) = Ground::make() else {
         return;
     };
@@ -245,19 +245,19 @@ fn memory_that_a_process_holds_is_told_from_page_cache() {
     );
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
-    let held = wait_for(Duration::from_secs(30), || {
-        look(&mut sampler, &everything(), &mut sample);
+    let done = wait_for(Duration::from_secs(30), || {
+        take_sample(&mut sampler, &everything(), &mut sample);
         let pod = pod(&sample, "p").unwrap();
         let parts = pod.memory_parts.unwrap();
         parts.held > Bytes(29_000_000)
             && parts.cache < Bytes(20_000_000)
             && pod.memory >= Some(parts.held)
     });
-    assert!(held, "{:?}", sample.pods);
+    assert!(done, "{:?}", sample.pods);
 }
 
 #[test]
-fn without_a_descriptor_to_keep_the_figures_are_the_same() {
+fn without_open_descriptors_the_values_are_the_same() {
     let Some(mut ground) = Ground::make() else {
         return;
     };
@@ -269,11 +269,11 @@ fn without_a_descriptor_to_keep_the_figures_are_the_same() {
         let mut sampler =
             Sampler::with_budget(Path::new("/proc"), ground.hierarchy.clone(), budget.clone());
         sampler.set_pods([(uid("p"), path.clone())].into_iter());
-        look(&mut sampler, &everything(), &mut sample);
-        look(&mut sampler, &everything(), &mut sample);
+        take_sample(&mut sampler, &everything(), &mut sample);
+        take_sample(&mut sampler, &everything(), &mut sample);
         let left = budget.left();
         drop(sampler);
-        assert_eq!(budget.left(), fds, "all are given back");
+        assert_eq!(budget.left(), fds, "all are returned");
         let pod = sample.pods.remove(0);
         (
             left,
@@ -290,7 +290,7 @@ fn without_a_descriptor_to_keep_the_figures_are_the_same() {
 }
 
 #[test]
-fn without_a_descriptor_a_new_cgroup_of_the_same_name_is_still_noticed() {
+fn without_open_descriptors_a_recreated_cgroup_is_detected() {
     let Some(ground) = Ground::make() else { return };
     let path = ground.mkdir("pod");
     ground.mkdir("pod/old");
@@ -301,17 +301,17 @@ fn without_a_descriptor_a_new_cgroup_of_the_same_name_is_still_noticed() {
     );
     let mut sample = Sample::default();
     sampler.set_pods([(uid("p"), path)].into_iter());
-    look(&mut sampler, &everything(), &mut sample);
+    take_sample(&mut sampler, &everything(), &mut sample);
     ground.rmdir("pod");
     ground.mkdir("pod/new");
-    look(&mut sampler, &everything(), &mut sample);
+    take_sample(&mut sampler, &everything(), &mut sample);
     let containers = &pod(&sample, "p").unwrap().containers;
     assert_eq!(containers.len(), 1);
     assert_eq!(&*containers[0].container, "new");
 }
 
 #[test]
-fn a_real_v2_tree_gives_cpu_use_and_tells_what_is_gone() {
+fn a_real_v2_tree_is_sampled() {
     let unified = Path::new("/sys/fs/cgroup/unified");
     if !unified.join("cgroup.procs").exists() {
         eprintln!("skipped: no v2 tree beside v1 here");
@@ -326,7 +326,7 @@ fn a_real_v2_tree_gives_cpu_use_and_tells_what_is_gone() {
     let mut sampler = Sampler::new(Path::new("/proc"), hierarchy);
     let mut sample = Sample::default();
     sampler.set_pods([(uid("p"), CgroupPath::new(&name).unwrap())].into_iter());
-    look(&mut sampler, &everything(), &mut sample);
+    take_sample(&mut sampler, &everything(), &mut sample);
     let seen = pod(&sample, "p").cloned();
     let pressure = folder.join("cpu.pressure").exists();
     fs::remove_dir(&folder).unwrap();
@@ -335,7 +335,7 @@ fn a_real_v2_tree_gives_cpu_use_and_tells_what_is_gone() {
     assert_eq!(seen.waits.stalled[0], pressure.then_some(0));
     assert!(sample.pressure_by_cgroup && sample.node.tasks > Some(0));
     assert_eq!(seen.containers[0].run_delay_nanos, Some(0));
-    look(&mut sampler, &everything(), &mut sample);
+    take_sample(&mut sampler, &everything(), &mut sample);
     assert_eq!(sampler.gone(), [uid("p")]);
     assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
 }

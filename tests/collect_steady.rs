@@ -1,6 +1,6 @@
-//! What a steady tick costs besides system calls: nothing.
+//! A steady sample allocates nothing and opens nothing.
 //!
-//! Alone in its file, since it takes from the whole process the right to open files.
+//! In its own test binary, since it sets the process's limit of open files to zero.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -29,7 +29,7 @@ fn steady_allocations(sampler: &mut Sampler, demand: &Demand, sample: &mut Sampl
         }
     });
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
-    assert!(opening.is_err(), "the limit is in force");
+    assert!(opening.is_err(), "the limit must be in force");
     counted.count_total
 }
 

@@ -1,4 +1,4 @@
-//! What throttling does to the CPU use that the kernel measures.
+//! The effect of throttling on CPU usage as measured by the kernel.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kernel_support;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kernel_support::{World, assert_fine, at, idle, on_levers, throttle, wait_for, world};
 
-/// Tests that measure do so one after the other.
+/// Serializes tests that measure.
 fn measuring() -> Option<(World, MutexGuard<'static, ()>)> {
     static QUIET: Mutex<()> = Mutex::new(());
     let guard = QUIET.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,22 +28,22 @@ fn measured_cpu_use_follows_the_quota() {
     let mut throttler = world.throttler();
     for quota in [500, 200] {
         assert_fine(&throttler.apply(at(0), &[throttle("pod", quota)], &world.find()));
-        // What the last period had left is used up first.
+        // The rest of the last period is used up first.
         world.measure(&pod, Duration::from_millis(300));
         let used = world.measure(&pod, Duration::from_secs(4));
         println!("quota {quota}m: used {used:.0}m");
-        // One more period may begin in the window than fits into it.
-        let most = quota as f64 * (1.03 + 0.1 / 4.0);
-        assert!(used <= most, "used {used:.0}m of {quota}m");
+        // One more period may start in the window than fits into it.
+        let max = quota as f64 * (1.03 + 0.1 / 4.0);
+        assert!(used <= max, "used {used:.0}m of {quota}m");
         assert!(used >= 0.9 * quota as f64, "used {used:.0}m of {quota}m");
     }
     throttler.apply(at(1), &[], &world.find());
     let used = world.measure(&pod, Duration::from_secs(2));
-    assert!(used > 600.0, "still held at {used:.0}m");
+    assert!(used > 600.0, "still limited to {used:.0}m");
 }
 
 #[test]
-fn a_restarted_container_stays_under_the_throttle_of_its_pod() {
+fn a_restarted_container_stays_throttled_with_its_pod() {
     let Some((mut world, _quiet)) = measuring() else {
         return;
     };
@@ -64,7 +64,7 @@ fn a_restarted_container_stays_under_the_throttle_of_its_pod() {
 }
 
 #[test]
-fn an_idle_pod_gives_way_to_one_that_is_not() {
+fn an_idle_class_pod_yields_to_a_normal_one() {
     let Some((mut world, _quiet)) = measuring() else {
         return;
     };
@@ -90,7 +90,7 @@ fn an_idle_pod_gives_way_to_one_that_is_not() {
 }
 
 #[test]
-fn the_burners_of_these_tests_really_burn() {
+fn busy_loops_use_a_full_cpu() {
     let Some((mut world, _quiet)) = measuring() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! SIGKILL before and after every single effect on disk and in the kernel, and what the next process makes of it.
+//! SIGKILL before and after every effect on disk and in the kernel, and recovery by the next process.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -22,14 +22,14 @@ use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use plimsoll::node::journal::{Effects, Journal, Record};
 use serde::{Deserialize, Serialize};
 
-/// What the process that is to die is told.
+/// Instructions for the process that is killed.
 #[derive(Serialize, Deserialize)]
 struct Orders {
     parent: CgroupPath,
     state: PathBuf,
-    /// It dies when it comes by this many times, before or after an effect.
+    /// It is killed at the n-th hook call, before or after an effect.
     die_at: usize,
-    /// It only takes up what the last one left, and gives it back.
+    /// It only recovers what the last process left, and restores it.
     recover: bool,
     resized: String,
     unlimited: String,
@@ -50,12 +50,12 @@ fn plan(quota: u64, levers: bool) -> Vec<Throttle> {
     plan
 }
 
-/// The process that dies. Run by the tests below, never by itself.
+/// The process that is killed. Started by the tests below.
 #[test]
-#[ignore = "a part of the other tests"]
+#[ignore = "used by the other tests"]
 #[allow(
     clippy::disallowed_methods,
-    reason = "a test binary takes no arguments of its own"
+    reason = "a test binary takes no custom arguments"
 )]
 fn victim() {
     let Ok(orders) = std::env::var(ORDERS) else {
@@ -78,7 +78,7 @@ fn victim() {
     assert_fine(&throttler.restore_all(at(9)));
 }
 
-/// A life with everything in it: steps down and up, pods that come and go, a sweep, a resize.
+/// A run with all kinds of changes: steps down and up, added and removed pods, a sweep, a resize.
 fn live(throttler: &mut Throttler, orders: &Orders, hierarchy: &Hierarchy) {
     let find = |uid: &PodUid| orders.parent.join(&uid.0).ok();
     let write = |pod: &str, value: &str| {
@@ -102,7 +102,7 @@ fn live(throttler: &mut Throttler, orders: &Orders, hierarchy: &Hierarchy) {
     assert_fine(&throttler.apply(at(5), &plan(100, true), &find));
 }
 
-/// The cgroups of a matrix: one of each kind of original.
+/// The test's cgroups: one for each kind of original.
 struct Stage {
     world: World,
     /// Cgroup, file, original.
@@ -139,7 +139,7 @@ impl Stage {
         Some(Self { world, files })
     }
 
-    /// Everything as it was before anybody came.
+    /// Resets everything to the originals.
     fn reset(&self) {
         for (path, file, original) in &self.files {
             self.world.write(path, file, original);
@@ -173,49 +173,49 @@ impl Stage {
             .output()
             .unwrap();
         let killed = output.status.signal() == Some(9);
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(
             killed || output.status.success(),
-            "died of something else: {said}"
+            "it failed for another reason: {stderr}"
         );
         output.status
     }
 
-    /// I1: every file that holds something of ours has exactly one record, which tells its original.
+    /// I1: every file that holds our value has exactly one record with its original.
     fn assert_recorded(&self, when: &str) {
         let records = Journal::new(self.world.state.path())
             .unwrap()
             .load()
             .unwrap();
         for (path, file, original) in self.originals() {
-            let held = self.world.read(&path, file);
+            let current = self.world.read(&path, file);
             let of_file: Vec<&Record> = records
                 .iter()
                 .filter(|record| record.cgroup.join(&record.lever).as_ref() == Ok(&path))
                 .filter(|record| record.file.name() == file)
                 .collect();
             assert!(of_file.len() <= 1, "{when}: {path}/{file} has two records");
-            if held == original {
+            if current == original {
                 continue;
             }
             let [record] = of_file[..] else {
-                panic!("{when}: {path}/{file} holds {held} and has no record");
+                panic!("{when}: {path}/{file} is at {current} and has no record");
             };
             let known = [&*record.ours, &*record.previous];
-            let by_kernel = record.file.is_weight_around_idle(&held);
+            let by_kernel = record.file.is_weight_around_idle(&current);
             assert!(
-                known.contains(&&*held) || by_kernel,
-                "{when}: {record:?} but {held}"
+                known.contains(&&*current) || by_kernel,
+                "{when}: {record:?} but {current}"
             );
-            // Between somebody else's change and the next look the record has their last value.
+            // Between a foreign change and the next check, the record has their last value.
             let before = &self
                 .files
                 .iter()
                 .find(|f| f.0 == path && f.1 == file)
                 .unwrap()
                 .2;
-            let tells = *record.original == *original || *record.original == **before;
-            assert!(tells, "{when}: {record:?} instead of {original}");
+            let matches_original = *record.original == *original || *record.original == **before;
+            assert!(matches_original, "{when}: {record:?} instead of {original}");
         }
     }
 
@@ -233,12 +233,12 @@ impl Stage {
         );
     }
 
-    /// Kills one process after the other, each a moment later, until one comes through.
+    /// Kills one process after another, each at the next effect, until one completes.
     fn each_crash(&self, mut after: impl FnMut(usize)) -> usize {
         for die_at in 1.. {
             self.reset();
             if self.run(die_at, false).success() {
-                self.assert_restored("after a whole life");
+                self.assert_restored("after a complete run");
                 return die_at - 1;
             }
             let when = format!("killed at {die_at}");
@@ -246,29 +246,29 @@ impl Stage {
             after(die_at);
             self.assert_restored(&when);
         }
-        unreachable!("some life comes to its end")
+        unreachable!("some run completes")
     }
 }
 
 #[test]
-fn killed_at_any_effect_the_next_process_gives_everything_back() {
+fn after_a_kill_at_any_effect_everything_is_restored() {
     let Some(stage) = Stage::set() else { return };
     let crashes = stage.each_crash(|die_at| {
         let (mut throttler, recovered) = stage.world.open();
         assert_fine(&recovered.outcomes);
-        stage.assert_recorded(&format!("killed at {die_at}, taken up"));
+        stage.assert_recorded(&format!("killed at {die_at}, adopted"));
         assert_fine(&throttler.restore_all(at(1)));
     });
     println!("{crashes} crashes");
-    assert!(crashes > 60, "the hook was passed only {crashes} times");
+    assert!(crashes > 60, "the hook was called only {crashes} times");
 }
 
 #[test]
-fn killed_at_any_effect_the_next_process_goes_on_throttling_and_then_gives_everything_back() {
+fn after_a_kill_at_any_effect_throttling_continues() {
     let Some(stage) = Stage::set() else { return };
     let find = stage.world.find();
     stage.each_crash(|die_at| {
-        let when = format!("killed at {die_at}, gone on");
+        let when = format!("killed at {die_at}, continued");
         let (mut throttler, _) = stage.world.open();
         assert_fine(&throttler.apply(at(1), &plan(150, true), &find));
         stage.assert_recorded(&when);
@@ -285,10 +285,10 @@ fn killed_at_any_effect_the_next_process_goes_on_throttling_and_then_gives_every
 }
 
 #[test]
-fn killed_while_it_recovers_from_a_kill_the_third_process_gives_everything_back() {
+fn after_a_kill_during_recovery_everything_is_restored() {
     let Some(stage) = Stage::set() else { return };
     stage.each_crash(|die_at| {
-        // Each crash with the next few moments of its recovery: all of them take minutes.
+        // Only the first few effects of each recovery: all of them would take minutes.
         if die_at % 11 == 0 {
             for again in 1.. {
                 if stage.run(again, true).success() {

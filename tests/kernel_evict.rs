@@ -1,4 +1,4 @@
-//! Eviction through the cgroups of this machine's own kernel.
+//! Eviction through real cgroups.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kernel_support;
@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_mins(5);
 const STUBBORN: &str = "trap '' TERM";
 const WAIT: &str = "while :; do sleep 0.05; done";
 
-/// Ticks until the eviction is over.
+/// Ticks until the eviction has finished.
 fn run(world: &mut World, evictor: &mut Evictor) -> EvictOutcome {
     let mut last = None;
     let over = wait_for(Duration::from_mins(1), || {
@@ -25,7 +25,7 @@ fn run(world: &mut World, evictor: &mut Evictor) -> EvictOutcome {
         world.reap();
         last.is_some()
     });
-    assert!(over, "the eviction does not end");
+    assert!(over, "the eviction does not finish");
     last.unwrap()
 }
 
@@ -35,19 +35,19 @@ fn evict(world: &mut World, pod: &CgroupPath, grace: Duration) -> EvictOutcome {
     run(world, &mut evictor)
 }
 
-/// The script writes to this file when it is told to end.
+/// The script writes to this file on SIGTERM.
 fn marker(world: &World) -> String {
     world.state.path().join("told").display().to_string()
 }
 
-fn told(world: &World) -> usize {
+fn signals_received(world: &World) -> usize {
     fs::read_to_string(marker(world))
         .unwrap_or_default()
         .lines()
         .count()
 }
 
-/// Runs `script`, and comes back when its shell has set the trap.
+/// Runs `script`, and returns when its shell has set the trap.
 fn ready(world: &mut World, pod: &CgroupPath, trap: &str, script: &str) -> u32 {
     let flag = world.state.path().join("ready");
     let pid = world.spawn(pod, &format!("{trap}; touch {}; {script}", flag.display()));
@@ -56,7 +56,7 @@ fn ready(world: &mut World, pod: &CgroupPath, trap: &str, script: &str) -> u32 {
 }
 
 #[test]
-fn a_pod_that_heeds_the_signal_ends_by_itself_within_its_grace() {
+fn a_pod_that_handles_sigterm_exits_within_its_grace() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     let web = world.container(&pod, "web");
@@ -66,12 +66,12 @@ fn a_pod_that_heeds_the_signal_ends_by_itself_within_its_grace() {
     world.spawn(&log, "sleep 1000");
     let outcome = evict(&mut world, &pod, LONG);
     assert!(matches!(outcome, EvictOutcome::Ended { .. }), "{outcome:?}");
-    assert_eq!(told(&world), 1, "it had no time to clean up");
+    assert_eq!(signals_received(&world), 1, "it had no time to clean up");
     assert!(world.procs(&web).is_empty() && world.procs(&log).is_empty());
 }
 
 #[test]
-fn a_pod_that_ignores_the_signal_is_killed_after_its_grace_and_not_before() {
+fn a_pod_that_ignores_sigterm_is_killed_after_its_grace() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     ready(&mut world, &pod, STUBBORN, WAIT);
@@ -84,7 +84,7 @@ fn a_pod_that_ignores_the_signal_is_killed_after_its_grace_and_not_before() {
 }
 
 #[test]
-fn a_pod_that_forks_all_the_time_is_killed_whole() {
+fn a_forking_pod_is_killed_completely() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     let inside = world.container(&pod, "main");
@@ -103,7 +103,7 @@ fn a_pod_that_forks_all_the_time_is_killed_whole() {
 }
 
 #[test]
-fn where_nothing_can_be_frozen_the_processes_are_killed_all_the_same() {
+fn without_a_freezer_the_processes_are_still_killed() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     if world.is_v2() {
@@ -129,7 +129,7 @@ fn where_nothing_can_be_frozen_the_processes_are_killed_all_the_same() {
 }
 
 #[test]
-fn a_stranger_in_the_freezer_of_the_same_name_is_neither_frozen_nor_killed() {
+fn a_foreign_process_in_the_same_named_freezer_is_left_alone() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     let Some(freezer) = world
@@ -142,14 +142,14 @@ fn a_stranger_in_the_freezer_of_the_same_name_is_neither_frozen_nor_killed() {
     };
     ready(&mut world, &pod, STUBBORN, WAIT);
     let other = world.pod("other");
-    let stranger = world.spawn(&other, "exec sleep 1000");
-    fs::write(freezer.join("cgroup.procs"), stranger.to_string()).unwrap();
+    let foreign = world.spawn(&other, "exec sleep 1000");
+    fs::write(freezer.join("cgroup.procs"), foreign.to_string()).unwrap();
     let outcome = evict(&mut world, &pod, Duration::from_millis(100));
     assert!(
         matches!(outcome, EvictOutcome::Killed { .. }),
         "{outcome:?}"
     );
-    assert_eq!(world.procs(&other), [i32::try_from(stranger).unwrap()]);
+    assert_eq!(world.procs(&other), [i32::try_from(foreign).unwrap()]);
     assert_eq!(
         fs::read_to_string(freezer.join("freezer.state")).unwrap(),
         "THAWED\n"
@@ -164,7 +164,7 @@ fn a_paused_pod_is_killed_after_its_grace() {
         eprintln!("skipped: this machine has no freezer");
         return;
     };
-    // On v2 a signal that nobody handles ends even a frozen process.
+    // On v2 an unhandled signal ends even a frozen process.
     ready(&mut world, &pod, STUBBORN, WAIT);
     let (file, frozen) = if world.is_v2() {
         ("cgroup.freeze", "1")
@@ -180,7 +180,7 @@ fn a_paused_pod_is_killed_after_its_grace() {
 }
 
 #[test]
-fn a_stopped_process_can_heed_the_signal() {
+fn a_stopped_process_receives_sigterm() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     let pid = world.spawn(&pod, "exec sleep 1000");
@@ -190,7 +190,7 @@ fn a_stopped_process_can_heed_the_signal() {
 }
 
 #[test]
-fn the_next_process_goes_on_where_the_last_one_was_and_signals_nobody_twice() {
+fn the_next_process_continues_without_a_second_sigterm() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     let script = format!("trap 'echo >> {}' TERM", marker(&world));
@@ -200,18 +200,20 @@ fn the_next_process_goes_on_where_the_last_one_was_and_signals_nobody_twice() {
         .start(&uid("pod"), &pod, Duration::from_secs(1), boot_time())
         .unwrap();
     first.start(&uid("pod"), &pod, LONG, boot_time()).unwrap();
-    assert!(wait_for(Duration::from_secs(20), || told(&world) == 1));
+    assert!(wait_for(Duration::from_secs(20), || signals_received(
+        &world
+    ) == 1));
     let pending: Vec<_> = first.pending().cloned().collect();
-    let kept = serde_json::to_string(&pending).unwrap();
+    let saved = serde_json::to_string(&pending).unwrap();
     drop(first);
     let mut second = Evictor::new(world.hierarchy.clone());
-    second.resume(serde_json::from_str(&kept).unwrap());
+    second.resume(serde_json::from_str(&saved).unwrap());
     let outcome = run(&mut world, &mut second);
     let EvictOutcome::Killed { after, .. } = outcome else {
         unreachable!("{outcome:?}")
     };
     assert!(after >= Duration::from_secs(1), "killed after {after:?}");
-    assert_eq!(told(&world), 1);
+    assert_eq!(signals_received(&world), 1);
     assert_eq!(second.pending().count(), 0);
 }
 
@@ -233,7 +235,7 @@ fn another_cgroup_of_the_same_name_is_left_alone() {
 }
 
 #[test]
-fn a_cgroup_that_we_run_in_ourselves_is_refused() {
+fn the_own_cgroup_is_refused() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let ourselves = std::process::id().to_string();
@@ -254,7 +256,7 @@ fn a_cgroup_that_we_run_in_ourselves_is_refused() {
 }
 
 #[test]
-fn a_cgroup_that_is_not_there_is_told() {
+fn a_missing_cgroup_is_reported() {
     let Some(world) = world() else { return };
     let mut evictor = Evictor::new(world.hierarchy.clone());
     let nowhere = world.parent.join("nowhere").unwrap();

@@ -1,4 +1,4 @@
-//! The journal at its worst: full and read-only disks, damage, strangers, and what a process finds at its start.
+//! Journal problems: full and read-only disks, damage, foreign writers, and recovery at the start.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kernel_support;
@@ -11,11 +11,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use plimsoll::engine::plan::Feedback;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::units::{MilliCpu, Quota};
-use plimsoll::node::actuate::throttle::{Fate, Outcome, Throttler};
+use plimsoll::node::actuate::throttle::{Outcome, ReleaseResult, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::clock::boot_time;
 
-/// A small disk, mounted on the state directory.
+/// A small disk mounted on the state directory.
 struct Disk<'a>(&'a Path);
 
 impl<'a> Disk<'a> {
@@ -64,8 +64,8 @@ fn failed(outcomes: &[Outcome]) -> Vec<Feedback> {
     outcomes.iter().filter_map(Outcome::feedback).collect()
 }
 
-/// Nothing new without a journal, restores all the same, and all is well when it can be written again.
-fn without_a_journal(world: &World, state: &Path, spoil: impl Fn(), mend: impl Fn()) {
+/// While the journal cannot be written, nothing new is throttled and restores run; afterwards all works again.
+fn without_a_journal(world: &World, state: &Path, spoil: impl Fn(), repair: impl Fn()) {
     let (old, new) = (world.pod("old"), world.pod("new"));
     let (mut throttler, _) = Throttler::open(state, world.hierarchy.clone(), at(0)).unwrap();
     let find = world.find();
@@ -78,12 +78,12 @@ fn without_a_journal(world: &World, state: &Path, spoil: impl Fn(), mend: impl F
     assert_eq!(feedback, [not("new"), not("old")]);
     assert_eq!(world.quota(&new), world.quota_text(None));
     assert_eq!(world.quota(&old), world.quota_text(Some(50_000)));
-    assert!(throttler.verify(at(1)).is_empty(), "told once");
+    assert!(throttler.verify(at(1)).is_empty(), "reported once");
 
     assert_eq!(failed(&throttler.apply(at(2), &[], &find)), []);
     assert_eq!(world.quota(&old), world.quota_text(None));
 
-    mend();
+    repair();
     assert!(throttler.verify(at(3)).is_empty());
     let journal = fs::read_to_string(state.join("journal")).unwrap();
     assert_eq!(journal.lines().count(), 2, "no record is left: {journal}");
@@ -93,7 +93,7 @@ fn without_a_journal(world: &World, state: &Path, spoil: impl Fn(), mend: impl F
 }
 
 #[test]
-fn on_a_full_disk_nothing_new_is_throttled_and_restores_run() {
+fn a_full_disk_blocks_new_throttles_but_not_restores() {
     let Some(world) = world() else { return };
     let state = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::on(state.path()) else {
@@ -103,7 +103,7 @@ fn on_a_full_disk_nothing_new_is_throttled_and_restores_run() {
 }
 
 #[test]
-fn on_a_disk_that_turns_read_only_nothing_new_is_throttled_and_restores_run() {
+fn a_read_only_disk_blocks_new_throttles_but_not_restores() {
     let Some(world) = world() else { return };
     let state = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::on(state.path()) else {
@@ -118,7 +118,7 @@ fn on_a_disk_that_turns_read_only_nothing_new_is_throttled_and_restores_run() {
 }
 
 #[test]
-fn a_journal_on_a_read_only_disk_can_still_be_restored_from() {
+fn a_journal_on_a_read_only_disk_can_be_restored() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let state = tempfile::tempdir().unwrap();
@@ -135,7 +135,7 @@ fn a_journal_on_a_read_only_disk_can_still_be_restored_from() {
 }
 
 #[test]
-fn a_state_directory_is_made_and_one_that_cannot_be_is_told() {
+fn the_state_directory_is_created_or_the_failure_reported() {
     let Some(world) = world() else { return };
     let state = world.state.path().join("plimsoll");
     Throttler::open(&state, world.hierarchy.clone(), at(0)).unwrap();
@@ -146,7 +146,7 @@ fn a_state_directory_is_made_and_one_that_cannot_be_is_told() {
 }
 
 #[test]
-fn a_second_process_is_refused_with_the_id_of_the_first() {
+fn a_second_process_is_rejected_with_the_pid_of_the_first() {
     let Some(world) = world() else { return };
     let _first = world.throttler();
     let error = Throttler::open(world.state.path(), world.hierarchy.clone(), at(0)).unwrap_err();
@@ -161,9 +161,9 @@ fn a_damaged_journal_changes_nothing() {
     let plan = [throttle("a", 300), throttle("b", 300)];
     world.throttler().apply(at(0), &plan, &world.find());
     let journal = world.state.path().join("journal");
-    let whole = fs::read_to_string(&journal).unwrap();
-    let cut = &whole[..whole.len() / 2];
-    let altered = whole.replacen("\"original\"", "\"Original\"", 1);
+    let text = fs::read_to_string(&journal).unwrap();
+    let cut = &text[..text.len() / 2];
+    let altered = text.replacen("\"original\"", "\"Original\"", 1);
     for damaged in [cut, &altered, "", "something else\n"] {
         fs::write(&journal, damaged).unwrap();
         let error =
@@ -175,32 +175,32 @@ fn a_damaged_journal_changes_nothing() {
         }
         assert_eq!(fs::read_to_string(&journal).unwrap(), damaged);
     }
-    fs::write(&journal, whole).unwrap();
+    fs::write(&journal, text).unwrap();
     world.throttler().restore_all(at(2));
     assert_eq!(world.quota(&pods[0]), world.quota_text(None));
 }
 
 #[test]
-fn the_next_process_adopts_what_is_in_force_and_restores_what_is_no_longer_asked_for() {
+fn the_next_process_adopts_wanted_throttles_and_restores_others() {
     let Some(world) = world() else { return };
-    let (kept, ended) = (world.pod("kept"), world.pod("ended"));
-    world.set_quota(&kept, Some(90_000));
-    let plan = [throttle("kept", 300), throttle("ended", 300)];
+    let (wanted, unwanted) = (world.pod("wanted"), world.pod("unwanted"));
+    world.set_quota(&wanted, Some(90_000));
+    let plan = [throttle("wanted", 300), throttle("unwanted", 300)];
     world.throttler().apply(at(0), &plan, &world.find());
     let (mut throttler, recovered) = world.open();
     let [_, adopted] = &recovered.throttles[..] else {
         unreachable!("{recovered:?}")
     };
-    assert_eq!(adopted.uid, uid("kept"));
+    assert_eq!(adopted.uid, uid("wanted"));
     assert_eq!(adopted.ratio, 50);
     let original = Quota::Limit(MilliCpu(900));
     assert_eq!(adopted.levers, [("".into(), MilliCpu(1000), original)]);
     assert_eq!(recovered.pods.len(), 2);
-    assert_fine(&throttler.apply(at(1), &[throttle("kept", 200)], &world.find()));
-    assert_eq!(world.quota(&kept), world.quota_text(Some(20_000)));
-    assert_eq!(world.quota(&ended), world.quota_text(None));
+    assert_fine(&throttler.apply(at(1), &[throttle("wanted", 200)], &world.find()));
+    assert_eq!(world.quota(&wanted), world.quota_text(Some(20_000)));
+    assert_eq!(world.quota(&unwanted), world.quota_text(None));
     assert_fine(&throttler.apply(at(2), &[], &world.find()));
-    assert_eq!(world.quota(&kept), world.quota_text(Some(90_000)));
+    assert_eq!(world.quota(&wanted), world.quota_text(Some(90_000)));
 }
 
 #[test]
@@ -224,14 +224,14 @@ fn an_idle_class_is_adopted_with_its_base() {
     );
     assert!(
         throttler.apply(at(1), &plan, &world.find()).is_empty(),
-        "it is idle already"
+        "it is already idle"
     );
     throttler.restore_all(at(2));
     assert_eq!(world.read(&pod, "cpu.idle"), "0");
 }
 
 #[test]
-fn somebody_elses_value_of_meanwhile_stays_and_is_the_original_then() {
+fn a_foreign_value_found_at_the_start_becomes_the_original() {
     for goes_on in [false, true] {
         let Some(world) = world() else { return };
         let pod = world.pod("pod");
@@ -252,7 +252,7 @@ fn somebody_elses_value_of_meanwhile_stays_and_is_the_original_then() {
 }
 
 #[test]
-fn a_restore_from_the_journal_alone_tells_how_each_file_was_left() {
+fn a_restore_reports_the_final_state_of_each_file() {
     let Some(world) = world() else { return };
     let names = ["back", "foreign", "gone", "original", "remade"];
     let pods = names.map(|name| world.pod(name));
@@ -276,11 +276,11 @@ fn a_restore_from_the_journal_alone_tells_how_each_file_was_left() {
     fates.sort_by(|a, b| a.0.cmp(&b.0));
     let (unlimited, theirs) = (world.quota_text(None), world.quota_text(Some(70_000)));
     let expected = [
-        Fate::Restored(unlimited.as_str().into()),
-        Fate::Left(theirs.as_str().into()),
-        Fate::Gone,
-        Fate::Original(unlimited.as_str().into()),
-        Fate::Gone,
+        ReleaseResult::Restored(unlimited.as_str().into()),
+        ReleaseResult::Left(theirs.as_str().into()),
+        ReleaseResult::Gone,
+        ReleaseResult::Original(unlimited.as_str().into()),
+        ReleaseResult::Gone,
     ];
     let expected: Vec<_> = names.map(str::to_owned).into_iter().zip(expected).collect();
     assert_eq!(fates, expected);
@@ -289,7 +289,7 @@ fn a_restore_from_the_journal_alone_tells_how_each_file_was_left() {
 }
 
 #[test]
-fn what_has_expired_is_restored_at_the_start() {
+fn expired_throttles_are_restored_at_the_start() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world
@@ -326,7 +326,7 @@ fn the_journal_of_another_boot_is_dropped() {
     assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
 }
 
-/// This world's cgroups as a container sees them that may only read.
+/// The test's cgroups, mounted read-only as in a container.
 fn read_only<'a>(world: &World, folder: &'a Path) -> Option<(Disk<'a>, Hierarchy)> {
     let source = world.dir(&world.parent);
     let bind = |flags| mount(Some(&source), folder, None::<&str>, flags, None::<&str>);
@@ -352,7 +352,7 @@ fn read_only<'a>(world: &World, folder: &'a Path) -> Option<(Disk<'a>, Hierarchy
 }
 
 #[test]
-fn read_only_cgroups_are_told_and_leave_no_record() {
+fn read_only_cgroups_are_reported_and_leave_no_record() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let folder = tempfile::tempdir().unwrap();
@@ -371,7 +371,7 @@ fn read_only_cgroups_are_told_and_leave_no_record() {
 }
 
 #[test]
-fn a_record_whose_file_cannot_be_opened_is_kept_until_it_can() {
+fn records_of_unreadable_files_are_retained() {
     let Some(world) = world() else { return };
     let (pod, other) = (world.pod("pod"), world.pod("other"));
     let folder = tempfile::tempdir().unwrap();
@@ -405,8 +405,8 @@ fn a_record_whose_file_cannot_be_opened_is_kept_until_it_can() {
     throttler.apply(at(1), &[], &find);
     throttler.restore_all(at(2));
     assert_eq!(world.journal_lines(), journal);
-    let held: Vec<_> = throttler.held().map(|uid| &*uid.0).collect();
-    assert_eq!(held, ["other", "pod"], "not put back");
+    let throttled: Vec<_> = throttler.throttled_pods().map(|uid| &*uid.0).collect();
+    assert_eq!(throttled, ["other", "pod"], "not restored");
     drop((throttler, mounted));
 
     assert_fine(&open(writable).0.restore_all(at(3)));
@@ -415,9 +415,10 @@ fn a_record_whose_file_cannot_be_opened_is_kept_until_it_can() {
     assert!(world.journal_lines().is_empty());
 }
 
-/// A folder plays a kernel without `cpu.idle`; its values are of one length, as a folder does not cut them.
+/// A plain folder stands in for a kernel without `cpu.idle`. All values have the same length, since writes do not
+/// truncate.
 #[test]
-fn without_an_idle_class_the_pod_gets_the_least_weight() {
+fn without_an_idle_class_the_pod_gets_the_minimum_weight() {
     let folder = tempfile::tempdir().unwrap();
     let pod = folder.path().join("pod");
     fs::create_dir(&pod).unwrap();

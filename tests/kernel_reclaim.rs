@@ -1,4 +1,4 @@
-//! Page cache reclaim on this machine's own kernel.
+//! Page cache reclaim on a real kernel.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kernel_support;
@@ -21,9 +21,9 @@ fn finish(reclaimer: &mut Reclaimer) -> ReclaimOutcome {
     done.unwrap()
 }
 
-/// Leaves 48 MiB of page cache behind in the pod.
+/// Leaves 48 MiB of page cache in the pod.
 fn fill(world: &mut World, pod: &CgroupPath) -> tempfile::TempDir {
-    // On a disk: what is in a tmpfs is not page cache.
+    // On a disk: a tmpfs has no page cache.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = folder.path().join("big");
     let script = format!(
@@ -37,7 +37,7 @@ fn fill(world: &mut World, pod: &CgroupPath) -> tempfile::TempDir {
 }
 
 #[test]
-fn page_cache_is_reclaimed_beside_the_tick() {
+fn page_cache_is_reclaimed_in_the_background() {
     let Some(mut world) = world() else { return };
     let pod = world.pod("pod");
     if !world.is_v2() || !world.has(&pod, "memory.reclaim") {
@@ -46,7 +46,7 @@ fn page_cache_is_reclaimed_beside_the_tick() {
     }
     let _disk = fill(&mut world, &pod);
     let mut reclaimer = Reclaimer::new(world.hierarchy.clone());
-    // What is not written to the disk yet cannot be reclaimed: asked again, as the next evaluation does.
+    // Dirty pages cannot be reclaimed yet, so retry, as the next evaluation does.
     let mut freed = 0;
     let enough = wait_for(Duration::from_mins(1), || {
         assert!(
@@ -67,7 +67,7 @@ fn page_cache_is_reclaimed_beside_the_tick() {
 }
 
 #[test]
-fn a_pod_that_is_gone_is_told() {
+fn a_removed_pod_is_reported() {
     let Some(world) = world() else { return };
     if !world.is_v2() {
         eprintln!("skipped: cgroup v1 has no memory.reclaim");
@@ -88,7 +88,7 @@ fn a_pod_that_is_gone_is_told() {
 }
 
 #[test]
-fn on_cgroup_v1_it_is_told_to_be_unsupported() {
+fn reclaim_is_unsupported_on_cgroup_v1() {
     let Some(world) = world() else { return };
     if world.is_v2() {
         eprintln!("skipped: this is cgroup v2");

@@ -1,4 +1,4 @@
-//! The throttler on this machine's own kernel, cgroup v1 or v2.
+//! The throttler on a real kernel, cgroup v1 or v2.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::collect::{Sampler, Target};
 use plimsoll::node::journal::Effects;
 
-/// Down to the floor in steps and back again, with every file as it was.
+/// Steps down to the floor and back, and checks that every file is restored.
 fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
     let mut throttler = world.throttler();
     let find = world.find();
@@ -43,7 +43,7 @@ fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
 }
 
 #[test]
-fn a_pod_without_a_limit_goes_down_in_steps_and_back_to_max() {
+fn an_unlimited_pod_is_throttled_in_steps_and_restored() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let original = world.quota_text(None);
@@ -52,7 +52,7 @@ fn a_pod_without_a_limit_goes_down_in_steps_and_back_to_max() {
 }
 
 #[test]
-fn a_pod_with_a_limit_goes_down_in_steps_and_back_to_it() {
+fn a_limited_pod_is_throttled_in_steps_and_restored() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(123_457));
@@ -61,7 +61,7 @@ fn a_pod_with_a_limit_goes_down_in_steps_and_back_to_it() {
 }
 
 #[test]
-fn an_unusual_period_is_kept() {
+fn an_unusual_period_is_preserved() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if world.is_v2() {
@@ -88,7 +88,7 @@ fn an_unusual_period_is_kept() {
 }
 
 #[test]
-fn a_quota_below_the_least_of_the_kernel_is_the_least() {
+fn a_quota_below_the_kernel_minimum_is_raised_to_it() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let mut throttler = world.throttler();
@@ -97,7 +97,7 @@ fn a_quota_below_the_least_of_the_kernel_is_the_least() {
 }
 
 #[test]
-fn a_limit_below_what_is_asked_for_is_left_alone() {
+fn a_limit_below_the_target_is_unchanged() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(20_000));
@@ -112,7 +112,7 @@ fn a_limit_below_what_is_asked_for_is_left_alone() {
 }
 
 #[test]
-fn containers_with_limits_go_down_each_and_the_pod_is_left_alone() {
+fn limited_containers_are_throttled_instead_of_the_pod() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let web = world.container(&pod, "web");
@@ -134,7 +134,7 @@ fn containers_with_limits_go_down_each_and_the_pod_is_left_alone() {
 }
 
 #[test]
-fn a_pod_and_its_container_go_down_and_up_in_the_order_that_the_kernel_wants() {
+fn pod_and_container_are_written_in_the_order_the_kernel_needs() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let web = world.container(&pod, "web");
@@ -153,10 +153,10 @@ fn a_pod_and_its_container_go_down_and_up_in_the_order_that_the_kernel_wants() {
 }
 
 #[test]
-fn a_pod_that_the_kernel_refuses_does_not_stop_the_others() {
+fn a_pod_rejected_by_the_kernel_does_not_stop_others() {
     let Some(world) = world() else { return };
     if world.is_v2() {
-        eprintln!("skipped: cgroup v2 refuses no quota for the sake of a parent or child");
+        eprintln!("skipped: cgroup v2 does not compare quotas of parent and child");
         return;
     }
     let bad = world.pod("bad");
@@ -179,7 +179,7 @@ fn a_pod_that_the_kernel_refuses_does_not_stop_the_others() {
 }
 
 #[test]
-fn a_restarted_container_with_a_limit_is_dropped_and_taken_anew() {
+fn a_restarted_limited_container_is_throttled_again() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let first = world.container(&pod, "first");
@@ -198,9 +198,9 @@ fn a_restarted_container_with_a_limit_is_dropped_and_taken_anew() {
     assert_eq!(world.quota(&second), world.quota_text(Some(80_000)));
 }
 
-/// What a plan would ask for: half a CPU by each cgroup that the sampler names.
+/// A throttle to half a CPU for each target cgroup of the sampler.
 fn planned(sampler: &mut Sampler) -> Throttle {
-    let levers = sampler.levers(&uid("pod"));
+    let levers = sampler.targets(&uid("pod"));
     let levers: Vec<_> = levers
         .iter()
         .map(|lever| (&*lever.cgroup, Some(500)))
@@ -209,10 +209,10 @@ fn planned(sampler: &mut Sampler) -> Throttle {
 }
 
 #[test]
-fn a_container_with_a_limit_can_start_again_while_its_pod_is_throttled() {
+fn a_limited_container_can_restart_while_its_pod_is_throttled() {
     let Some(world) = world() else { return };
     if world.is_v2() {
-        eprintln!("skipped: cgroup v2 refuses no quota for the sake of a parent");
+        eprintln!("skipped: cgroup v2 does not compare quotas of parent and child");
         return;
     }
     let pod = world.pod("pod");
@@ -227,7 +227,7 @@ fn a_container_with_a_limit_can_start_again_while_its_pod_is_throttled() {
     };
     let mut sampler = Sampler::new(Path::new("/proc"), world.hierarchy.clone());
     let mut throttler = world.throttler();
-    // It crashed, its cgroup is gone, and the API server does not say so yet.
+    // It crashed and its cgroup is gone, but the API server does not report it yet.
     sampler.set_pods([limited(false)].into_iter());
     let plan = [planned(&mut sampler)];
     assert_fine(&throttler.apply(at(0), &plan, &world.find()));
@@ -237,19 +237,19 @@ fn a_container_with_a_limit_can_start_again_while_its_pod_is_throttled() {
     let plan = [planned(&mut sampler)];
     assert_fine(&throttler.apply(at(1), &plan, &world.find()));
     assert_eq!(world.quota(&main), world.quota_text(Some(50_000)));
-    // Throttled already, it stays so by its containers, even where it was not by what an earlier process knew.
+    // An already throttled pod stays throttled by its containers, even if an earlier process did not do so.
     for pin in [true, false] {
         sampler.set_pods([limited(true)].into_iter());
-        sampler.pin_levers(&uid("pod"), pin);
+        sampler.pin_targets(&uid("pod"), pin);
         assert_eq!(planned(&mut sampler).levers.len(), 2);
     }
-    // Once the API server says so, it is no new victim.
-    sampler.unpin_levers(&uid("pod"));
+    // Once the API server reports it, the pod is not a new victim.
+    sampler.unpin_targets(&uid("pod"));
     assert_eq!(planned(&mut sampler).levers.len(), 0);
 }
 
 #[test]
-fn a_vanished_pod_is_dropped_and_told() {
+fn a_removed_pod_is_dropped_and_reported() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.pod("other");
@@ -269,15 +269,15 @@ fn a_vanished_pod_is_dropped_and_told() {
 }
 
 #[test]
-fn a_pod_that_vanishes_at_any_instruction_is_normal() {
+fn a_pod_may_be_removed_at_any_point() {
     let Some(world) = world() else { return };
     let stays = world.pod("stays");
     for vanish_at in 1.. {
         let goes = world.pod("goes");
         world.set_quota(&goes, Some(80_000));
         let mut remove = world.removal(&goes);
-        let passed = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&passed);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&calls);
         let effects = Effects::watched(move |_| {
             if count.fetch_add(1, Ordering::Relaxed) + 1 == vanish_at {
                 remove();
@@ -300,8 +300,8 @@ fn a_pod_that_vanishes_at_any_instruction_is_normal() {
         assert_fine(&throttler.verify(at(4)));
         assert_eq!(world.quota(&stays), world.quota_text(None));
         assert!(world.journal_lines().is_empty(), "vanished at {vanish_at}");
-        if passed.load(Ordering::Relaxed) < vanish_at {
-            assert!(vanish_at > 40, "the hook was passed only {vanish_at} times");
+        if calls.load(Ordering::Relaxed) < vanish_at {
+            assert!(vanish_at > 40, "the hook was called only {vanish_at} times");
             return;
         }
         world.remove(&goes);
@@ -323,7 +323,7 @@ fn another_cgroup_of_the_same_name_is_never_written() {
 }
 
 #[test]
-fn a_burst_above_the_quota_goes_down_first_and_comes_back_last() {
+fn a_burst_is_lowered_before_and_restored_after_its_quota() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if !world.has(&pod, world.burst_file()) {
@@ -353,33 +353,33 @@ fn a_burst_above_the_quota_goes_down_first_and_comes_back_last() {
 }
 
 #[test]
-fn a_burst_comes_back_with_a_quota_that_the_kernel_refused_at_first() {
+fn a_burst_is_restored_after_a_quota_that_was_rejected_first() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if world.is_v2() || !world.has(&pod, world.burst_file()) {
-        eprintln!("skipped: this kernel refuses no quota, or has no burst");
+        eprintln!("skipped: this kernel rejects no quota, or has no burst");
         return;
     }
     world.set_quota(&pod, Some(90_000));
     world.write(&pod, world.burst_file(), "50000");
     let mut throttler = world.throttler();
     assert_fine(&throttler.apply(at(0), &[throttle("pod", 300)], &world.find()));
-    // A parent that allows less than its child is to have again.
+    // A parent that allows less than the child's original.
     world.set_quota(&world.parent, Some(60_000));
-    let outcomes = throttler.give_back(at(1), &[]);
+    let outcomes = throttler.restore_except(at(1), &[]);
     let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed { .. });
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
     assert_eq!(world.read(&pod, world.burst_file()), "30000");
     assert_eq!(world.journal_lines().len(), 2);
     world.set_quota(&world.parent, None);
-    assert_fine(&throttler.give_back(at(2), &[]));
+    assert_fine(&throttler.restore_except(at(2), &[]));
     assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
     assert_eq!(world.read(&pod, world.burst_file()), "50000");
     assert!(world.journal_lines().is_empty());
 }
 
 #[test]
-fn a_burst_waits_for_a_quota_whose_file_cannot_be_opened_at_the_start() {
+fn a_burst_waits_for_a_quota_file_that_cannot_be_opened() {
     let fake = tempfile::tempdir().unwrap();
     let (root, state) = (fake.path().join("cg"), fake.path().join("state"));
     let file = |name: &str| root.join("pod").join(name);
@@ -398,13 +398,13 @@ fn a_burst_waits_for_a_quota_whose_file_cannot_be_opened_at_the_start() {
     std::fs::rename(file("cpu.max"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, file("cpu.max")).unwrap();
     let mut throttler = open();
-    throttler.give_back(at(1), &[]);
+    throttler.restore_except(at(1), &[]);
     assert_eq!(
         std::fs::read_to_string(file("cpu.max.burst")).unwrap(),
         "300000"
     );
     std::fs::rename(&elsewhere, file("cpu.max")).unwrap();
-    assert_fine(&throttler.give_back(at(2), &[]));
+    assert_fine(&throttler.restore_except(at(2), &[]));
     assert_eq!(
         std::fs::read_to_string(file("cpu.max")).unwrap(),
         "900000 100000"
@@ -416,7 +416,7 @@ fn a_burst_waits_for_a_quota_whose_file_cannot_be_opened_at_the_start() {
 }
 
 #[test]
-fn idle_class_comes_and_goes_with_the_exact_weight() {
+fn idle_class_is_set_and_the_exact_weight_restored() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if !world.has(&pod, "cpu.idle") {
@@ -446,7 +446,7 @@ fn idle_class_comes_and_goes_with_the_exact_weight() {
 }
 
 #[test]
-fn a_pod_that_is_idle_class_by_itself_is_left_so() {
+fn a_pod_that_is_already_idle_class_is_unchanged() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if !world.has(&pod, "cpu.idle") {
@@ -462,7 +462,7 @@ fn a_pod_that_is_idle_class_by_itself_is_left_so() {
 }
 
 #[test]
-fn an_idle_class_that_somebody_takes_back_is_set_again_in_the_same_tick() {
+fn a_removed_idle_class_is_set_again_in_the_same_tick() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     if !world.has(&pod, "cpu.idle") {
@@ -479,7 +479,7 @@ fn an_idle_class_that_somebody_takes_back_is_set_again_in_the_same_tick() {
     world.write(&pod, "cpu.idle", "0");
     assert_fine(&throttler.verify(at(1)));
     assert_eq!(world.read(&pod, "cpu.idle"), "1");
-    // With a weight of its own, which then is the original.
+    // With a new weight, which becomes the original.
     world.write(&pod, "cpu.idle", "0");
     world.write(&pod, world.weight_file(), "55");
     assert_fine(&throttler.verify(at(2)));
@@ -490,7 +490,7 @@ fn an_idle_class_that_somebody_takes_back_is_set_again_in_the_same_tick() {
 }
 
 #[test]
-fn somebody_elses_larger_quota_is_taken_back_in_the_same_tick_and_is_the_original_then() {
+fn a_larger_foreign_quota_is_lowered_and_becomes_the_original() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(80_000));
@@ -512,7 +512,7 @@ fn somebody_elses_larger_quota_is_taken_back_in_the_same_tick_and_is_the_origina
 }
 
 #[test]
-fn somebody_elses_smaller_quota_stays() {
+fn a_smaller_foreign_quota_stays() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(80_000));
@@ -527,7 +527,7 @@ fn somebody_elses_smaller_quota_stays() {
         "{outcomes:?}"
     );
     assert_eq!(world.quota(&pod), world.quota_text(Some(10_000)));
-    assert!(world.journal_lines().is_empty(), "it is not ours any more");
+    assert!(world.journal_lines().is_empty(), "it is no longer ours");
     throttler.apply(at(2), &[throttle("pod", 50)], &world.find());
     assert_eq!(world.quota(&pod), world.quota_text(Some(5_000)));
     throttler.apply(at(3), &[], &world.find());
@@ -535,7 +535,7 @@ fn somebody_elses_smaller_quota_stays() {
 }
 
 #[test]
-fn a_change_between_the_look_and_the_step_is_not_lost() {
+fn a_foreign_change_between_check_and_write_is_not_lost() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(80_000));
@@ -551,7 +551,7 @@ fn a_change_between_the_look_and_the_step_is_not_lost() {
 }
 
 #[test]
-fn sweeps_over_all_pods_count_once_each_and_are_answered() {
+fn a_reset_of_all_pods_counts_once_and_is_reverted() {
     let Some(world) = world() else { return };
     let pods: Vec<_> = ["a", "b", "c"].iter().map(|name| world.pod(name)).collect();
     let plan = ["a", "b", "c"].map(|name| throttle(name, 300));
@@ -572,7 +572,7 @@ fn sweeps_over_all_pods_count_once_each_and_are_answered() {
             assert_eq!(world.quota(pod), world.quota_text(Some(30_000)));
         }
     }
-    // A minute later the next one is the first again.
+    // After a minute the count starts over.
     for pod in &pods {
         world.set_quota(pod, None);
     }
@@ -586,7 +586,7 @@ fn sweeps_over_all_pods_count_once_each_and_are_answered() {
 }
 
 #[test]
-fn a_pod_that_somebody_keeps_writing_is_left_to_them_for_five_minutes() {
+fn a_contested_pod_is_left_alone_for_five_minutes() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     world.pod("other");
@@ -618,7 +618,7 @@ fn a_pod_that_somebody_keeps_writing_is_left_to_them_for_five_minutes() {
 }
 
 #[test]
-fn a_throttle_that_nobody_asks_for_ends_at_its_deadline() {
+fn an_unrequested_throttle_ends_at_its_deadline() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let mut throttler = world.throttler();
@@ -636,7 +636,7 @@ fn a_throttle_that_nobody_asks_for_ends_at_its_deadline() {
 }
 
 #[test]
-fn asking_again_extends_the_deadline_durably_at_half_of_it_and_not_before() {
+fn an_extended_deadline_is_saved_after_half_the_lifetime() {
     let Some(world) = world() else { return };
     let pod = world.pod("pod");
     let mut throttler = world.throttler();
@@ -668,7 +668,7 @@ fn a_tick_without_changes_writes_no_journal() {
 }
 
 #[test]
-fn a_look_at_what_is_held_allocates_nothing() {
+fn verifying_throttles_does_not_allocate() {
     let Some(world) = world() else { return };
     let names: Vec<String> = (0..20).map(|number| format!("pod-{number}")).collect();
     let mut throttler = world.throttler();

@@ -1,4 +1,4 @@
-//! Where the cgroup trees are, on machines of every kind.
+//! Detection of cgroup trees on v1, v2 and hybrid machines.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -60,7 +60,7 @@ fn joined_v1_controllers_share_their_tree() {
 }
 
 #[test]
-fn on_a_hybrid_machine_v1_holds_the_controllers_and_v2_stands_beside() {
+fn a_hybrid_machine_has_its_controllers_on_v1() {
     let text = "\
 32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
 33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct
@@ -79,7 +79,7 @@ fn on_a_hybrid_machine_v1_holds_the_controllers_and_v2_stands_beside() {
 }
 
 #[test]
-fn a_v2_tree_beside_v1_mounts_without_cpu_is_the_one_that_has_it() {
+fn without_cpu_on_v1_the_v2_tree_is_used() {
     let text = "\
 33 31 0:30 / /sys/fs/cgroup/net_cls rw - cgroup cgroup rw,net_cls
 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
@@ -89,7 +89,7 @@ fn a_v2_tree_beside_v1_mounts_without_cpu_is_the_one_that_has_it() {
 }
 
 #[test]
-fn a_mount_of_the_whole_tree_goes_before_one_of_a_part() {
+fn a_mount_of_the_whole_tree_is_preferred() {
     let text = "\
 40 31 0:26 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup2 rw
 41 31 0:26 / /host/sys/fs/cgroup rw - cgroup2 cgroup2 rw
@@ -99,7 +99,7 @@ fn a_mount_of_the_whole_tree_goes_before_one_of_a_part() {
 }
 
 #[test]
-fn escaped_blanks_in_mount_points_are_undone_and_bad_lines_passed_over() {
+fn escapes_are_decoded_and_bad_lines_skipped() {
     let text =
         "garbage\n1 2\n30 25 0:26 / /my\\040cg\\134x rw - cgroup2 cgroup2 rw\n1 2 3 4 5 6\n- - -\n";
     let root = "/my cg\\x".into();
@@ -109,7 +109,7 @@ fn escaped_blanks_in_mount_points_are_undone_and_bad_lines_passed_over() {
 }
 
 #[test]
-fn a_given_root_is_judged_by_the_names_in_it() {
+fn a_given_root_is_identified_by_its_file_names() {
     let fake = Fake::new();
     fake.file("two/cgroup.controllers", "cpuset cpu io memory pids\n");
     let root = fake.root().join("two");
@@ -129,18 +129,18 @@ fn a_given_root_is_judged_by_the_names_in_it() {
     };
     assert_eq!(Hierarchy::below(&one).unwrap(), expected);
 
-    // As systemd lays it out: links by each controller's name.
+    // The layout of systemd: a link for each controller.
     symlink("cpu,cpuacct", one.join("cpu")).unwrap();
     symlink("cpu,cpuacct", one.join("cpuacct")).unwrap();
     let Hierarchy::V1 { cpu, cpuacct, .. } = Hierarchy::below(&one).unwrap() else {
-        panic!("v1 was expected");
+        panic!("expected v1");
     };
     assert_eq!(cpu.canonicalize().unwrap(), joined.canonicalize().unwrap());
     assert_eq!(cpuacct, one.join("cpuacct"));
 }
 
 #[test]
-fn a_root_that_is_none_says_what_was_looked_for() {
+fn an_invalid_root_is_rejected_with_what_was_expected() {
     let fake = Fake::new();
     let message = Hierarchy::below(fake.root()).unwrap_err().to_string();
     for part in [
@@ -159,7 +159,7 @@ fn a_root_that_is_none_says_what_was_looked_for() {
 }
 
 #[test]
-fn a_folder_that_only_looks_like_a_tree_is_refused() {
+fn a_folder_that_is_not_a_cgroup_fs_is_rejected() {
     let fake = Fake::new();
     fake.file("two/cgroup.controllers", "cpu memory\n");
     for name in ["one/cpu", "one/cpuacct"] {
@@ -174,7 +174,7 @@ fn a_folder_that_only_looks_like_a_tree_is_refused() {
 }
 
 #[test]
-fn missing_mounts_are_an_error_with_what_to_do() {
+fn missing_mounts_are_an_error_with_advice() {
     let fake = Fake::new();
     let unread = Hierarchy::detect(fake.root(), None);
     assert!(matches!(unread, Err(LayoutError::Mounts { .. })));
@@ -186,7 +186,7 @@ fn missing_mounts_are_an_error_with_what_to_do() {
 }
 
 #[test]
-fn this_machine_is_detected_the_same_from_its_mounts_and_from_its_root() {
+fn detection_by_mounts_and_by_root_agree_on_this_machine() {
     let mounted = Hierarchy::detect(Path::new("/proc"), None);
     let rooted = Hierarchy::detect(Path::new("/proc"), Some(Path::new("/sys/fs/cgroup")));
     match (mounted, rooted) {
@@ -197,12 +197,12 @@ fn this_machine_is_detected_the_same_from_its_mounts_and_from_its_root() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_taken_as_mounts_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_mount_lists_do_not_panic(text in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Hierarchy::from_mounts(&cgroup_mounts(&text));
     }
 
     #[test]
-    fn a_cut_off_list_of_mounts_is_taken_without_a_panic(end in 0..JOINED.len()) {
+    fn truncated_mount_lists_do_not_panic(end in 0..JOINED.len()) {
         let _ = detect(&JOINED[..end]);
     }
 }

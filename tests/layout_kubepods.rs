@@ -1,4 +1,4 @@
-//! The kubelet's cgroups: names both ways, and finding what is there.
+//! The kubelet's cgroups: names in both directions, and scanning.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod collect_support;
@@ -83,7 +83,7 @@ fn both_drivers_name_a_pod_as_the_kubelet_does() {
 }
 
 #[test]
-fn what_is_no_pods_cgroup_is_none() {
+fn other_cgroups_are_not_pods() {
     for text in [
         "kubepods".to_owned(),
         "kubepods/burstable".to_owned(),
@@ -104,7 +104,7 @@ fn what_is_no_pods_cgroup_is_none() {
 }
 
 #[test]
-fn containers_are_known_by_any_runtimes_names() {
+fn container_names_of_every_runtime_are_recognized() {
     for name in [
         CONTAINER.to_owned(),
         format!("cri-containerd-{CONTAINER}.scope"),
@@ -155,7 +155,7 @@ fn a_scan_finds_the_pods_of_every_class_with_their_containers() {
 }
 
 #[test]
-fn a_scan_finds_what_systemd_made_below_a_root_of_its_own() {
+fn a_scan_finds_systemd_pods_below_a_cgroup_root() {
     let fake = Fake::new();
     let wanted = pod(QosClass::BestEffort, UID);
     let cgroup = pod_cgroup(Driver::Systemd, "/lab", &wanted).unwrap();
@@ -195,7 +195,7 @@ fn any_uid() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn every_pods_name_comes_back_from_its_cgroup(
+    fn pod_names_round_trip(
         qos in any_class(),
         uid in any_uid(),
         root in "(/[a-z][a-z0-9-]{0,6}){0,3}",
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn any_path_is_taken_without_a_panic(text in "[a-z0-9./_é-]{1,60}") {
+    fn arbitrary_paths_do_not_panic(text in "[a-z0-9./_é-]{1,60}") {
         if let Ok(path) = CgroupPath::new(&text) {
             let _ = parse_pod_cgroup(&path);
         }

@@ -376,9 +376,7 @@ fn a_permission_that_lacks_is_named_once() {
     let shown = text(&server.preview(&["--value", "cpu_total_usage=1700"]).stdout);
     assert_eq!(shown.matches("cannot get resource").count(), 1, "{shown}");
     assert_eq!(
-        shown
-            .matches("left alone: there is no fresh sample of it")
-            .count(),
+        shown.matches("left alone: it has no fresh sample").count(),
         2,
         "{shown}"
     );

@@ -130,7 +130,7 @@ fn a_folder_that_is_no_cgroup_root_is_refused() {
         .output();
     refused(
         &output.unwrap(),
-        &["`/etc` is no cgroup root", "usually /sys/fs/cgroup"],
+        &["`/etc` is not a cgroup root", "usually /sys/fs/cgroup"],
     );
     assert!(!machine.path("state").exists());
 }
@@ -159,7 +159,7 @@ fn a_proc_that_is_none_is_refused_and_one_that_breaks_later_is_unknown() {
     assert_eq!(unknown["rule"], "node/cpu");
     assert!(
         machine.journal().contains("batch"),
-        "what is in force is held"
+        "actions in force stay unchanged"
     );
     assert!(daemon.stop(Signal::SIGINT).success());
 }

@@ -1,4 +1,4 @@
-//! The one place where clocks are read.
+//! The only place that reads clocks.
 
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
@@ -19,10 +19,10 @@ pub fn boot_time() -> BootTime {
     BootTime::from_nanos(nanos)
 }
 
-/// The wall clock, for what people read; never for an interval.
+/// The wall clock, for display only; never for intervals.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place where the wall clock is read"
+    reason = "the only place that reads the wall clock"
 )]
 pub fn wall_time() -> Timestamp {
     Timestamp::now()

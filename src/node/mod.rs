@@ -1,4 +1,4 @@
-//! The node side: reading the kernel, and writing to it with a way back.
+//! The node side: reads the kernel's files, and writes cgroup files in a way that can be restored.
 
 pub mod actuate;
 pub mod agent;

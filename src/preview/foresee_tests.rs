@@ -354,7 +354,7 @@ fn a_silent_kubelet_leaves_values_unknown_and_pods_alone() {
         .rules
         .remove(0);
     assert_eq!(rule.standing, Standing::Over);
-    assert_eq!(words(&rule, "b"), "there is no fresh sample of it");
+    assert_eq!(words(&rule, "b"), "it has no fresh sample");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn stale_figures_of_a_pod_are_none() {
         "pods": [{"podRef": {"uid": "b"}, "cpu": {"time": "2026-11-21T16:03:00Z", "usageNanoCores": 900_000_000}}],
     }))
     .unwrap();
-    assert_eq!(words(&bench.rule(), "b"), "there is no fresh sample of it");
+    assert_eq!(words(&bench.rule(), "b"), "it has no fresh sample");
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! What the tests of the node side stand on: real cgroups below one parent of their own, and folders that play a
-//! kernel which this machine has not.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! Fixtures for collector tests: real cgroups below a parent of their own, and fake kernel folders.
+#![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::sample::{PodSample, Sample};
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
-/// A parent for this test's cgroups in every tree of the machine, removed on drop with all below it.
+/// A parent for this test's cgroups in every tree of the machine, removed recursively on drop.
 pub struct Ground {
     pub hierarchy: Hierarchy,
     pub parent: CgroupPath,
@@ -23,7 +22,7 @@ pub struct Ground {
 static GROUNDS: AtomicU32 = AtomicU32::new(0);
 
 impl Ground {
-    /// `None`, with the reason printed, where cgroups cannot be made.
+    /// `None`, with the reason printed, if cgroups cannot be created.
     pub fn make() -> Option<Self> {
         let hierarchy = match Hierarchy::detect(Path::new("/proc"), None) {
             Ok(hierarchy) => hierarchy,
@@ -41,7 +40,7 @@ impl Ground {
         };
         for folder in ground.hierarchy.dirs(&ground.parent) {
             if let Err(error) = fs::create_dir(&folder) {
-                eprintln!("skipped: failed to make {}: {error}", folder.display());
+                eprintln!("skipped: failed to create {}: {error}", folder.display());
                 return None;
             }
         }
@@ -53,7 +52,7 @@ impl Ground {
         self.parent.join(name).unwrap()
     }
 
-    /// Makes the cgroup `name` in every tree.
+    /// Creates the cgroup `name` in every tree.
     pub fn mkdir(&self, name: &str) -> CgroupPath {
         let path = self.path(name);
         for folder in self.hierarchy.dirs(&path) {
@@ -62,7 +61,7 @@ impl Ground {
         path
     }
 
-    /// Removes the cgroup `name` from every tree, with those below it.
+    /// Removes the cgroup `name` and its descendants from every tree.
     pub fn rmdir(&self, name: &str) {
         for folder in self.hierarchy.dirs(&self.path(name)) {
             remove_tree(&folder);
@@ -91,7 +90,7 @@ impl Ground {
         pid
     }
 
-    /// Ends what [`Self::spawn`] started.
+    /// Kills the processes started by [`Self::spawn`].
     pub fn stop_all(&mut self) {
         for child in &mut self.children {
             let _ = child.kill();
@@ -110,7 +109,7 @@ impl Drop for Ground {
     }
 }
 
-/// Removes a cgroup and those below it; busy ones are tried again while their last tasks end.
+/// Removes a cgroup and its descendants; busy ones are retried while their last tasks exit.
 fn remove_tree(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -122,7 +121,7 @@ fn remove_tree(folder: &Path) {
     });
 }
 
-/// Whether `condition` came true before the deadline.
+/// Waits until `condition` is true; false after the deadline.
 pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
     #[allow(clippy::disallowed_methods, reason = "a deadline in a test")]
     let start = Instant::now();
@@ -135,7 +134,7 @@ pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool
     true
 }
 
-/// A folder that plays the kernel: files are written as given.
+/// A fake kernel folder: files are written as given.
 pub struct Fake(pub tempfile::TempDir);
 
 impl Fake {
@@ -161,7 +160,7 @@ impl Fake {
     }
 }
 
-/// Every file that a sampler knows.
+/// A demand for everything that a sampler can read.
 pub fn everything() -> Demand {
     Demand {
         load: true,
@@ -180,7 +179,7 @@ pub fn everything() -> Demand {
     }
 }
 
-/// The pod of that name in the sample.
+/// The pod `uid` in the sample.
 pub fn pod<'a>(sample: &'a Sample, uid: &str) -> Option<&'a PodSample> {
     sample.pods.iter().find(|pod| *pod.uid.0 == *uid)
 }

@@ -65,5 +65,5 @@ fn a_cgroup_root_that_is_none_is_refused_with_what_to_do() {
     let (told, code) =
         Running::start(demo(&["--plain", "--seconds", "10", "--cgroup-root", root])).end();
     assert_eq!(code, Some(3), "{told}");
-    assert!(told.contains("is no cgroup root"), "{told}");
+    assert!(told.contains("is not a cgroup root"), "{told}");
 }

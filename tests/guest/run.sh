@@ -2,9 +2,9 @@
 # Runs test binaries on a real cgroup v2 kernel: Debian's cloud kernel in a qemu guest, by software emulation.
 #
 #   tests/guest/run.sh                the kernel tests (tests/kernel_*.rs), built here
-#   tests/guest/run.sh FILE...        these static test binaries (a file named `plimsoll` is only put into /bin)
+#   tests/guest/run.sh FILE...        these static test binaries (a file named `plimsoll` is only copied to /bin)
 #
-# Environment: GUEST_TIMEOUT seconds (default 1800: a busy machine emulates slowly), GUEST_ARGS for every test binary (such as a filter).
+# Environment: GUEST_TIMEOUT seconds (default 1800, since emulation is slow on a busy machine), GUEST_ARGS for every test binary (such as a filter).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=x86_64-unknown-linux-musl
@@ -37,7 +37,7 @@ need() { # COMMAND PACKAGE
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null
 }
 
-# Prints the path of the kernel, which is fetched once.
+# Prints the path of the kernel, which is downloaded once.
 kernel() {
     local found
     found=$(ls "$cache"/kernel/boot/vmlinuz-* 2>/dev/null | head -1 || true)
@@ -57,7 +57,7 @@ kernel() {
         ) >&2
         rm -rf "$cache/kernel"
         mkdir -p "$cache/kernel/boot"
-        # A disk in memory, so that there is page cache to reclaim.
+        # A RAM disk, so that there is page cache to reclaim.
         find "$fetch/unpacked" -name brd.ko -exec cp {} "$cache/kernel/" ';'
         cp "$fetch"/unpacked/boot/vmlinuz-* "$cache/kernel/boot/"
         rm -rf "$fetch"
@@ -90,7 +90,7 @@ pack() { # FOLDER TEST...
         if [ "$(basename "$test")" = plimsoll ]; then
             cp "$test" "$root/bin/plimsoll"
         else
-            # The hash behind the name is no news to anybody.
+            # Without the hash after the name.
             cp "$test" "$root/tests/$(printf '%02d' $number)-$(basename "$test" | sed 's/-[0-9a-f]\{16\}$//')"
             number=$((number + 1))
         fi

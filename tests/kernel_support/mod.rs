@@ -1,11 +1,11 @@
-//! Real cgroups of this machine for a test: below one parent of its own, removed with everything in it on drop.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! Real cgroups for a test, below a parent of its own that is removed on drop.
+#![allow(dead_code, reason = "each test file uses only a part")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     clippy::missing_panics_doc,
     missing_docs,
-    reason = "a test may panic, and its name says what it does"
+    reason = "tests may panic"
 )]
 
 use std::fs;
@@ -26,7 +26,7 @@ use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use tempfile::TempDir;
 
-/// A parent cgroup in every tree of the machine, with a state directory beside it.
+/// A parent cgroup in every tree of the machine, with a state directory.
 pub struct World {
     pub hierarchy: Hierarchy,
     pub parent: CgroupPath,
@@ -36,7 +36,7 @@ pub struct World {
 
 static WORLDS: AtomicU32 = AtomicU32::new(0);
 
-/// The world for a test; `None`, with the reason printed, where cgroups cannot be made.
+/// The test's cgroups; `None`, with the reason printed, if cgroups cannot be created.
 pub fn world() -> Option<World> {
     let number = WORLDS.fetch_add(1, Ordering::Relaxed);
     match World::named(&format!("plimsoll-kernel-{}-{number}", std::process::id())) {
@@ -51,7 +51,7 @@ pub fn world() -> Option<World> {
 impl World {
     fn named(name: &str) -> Result<Self, String> {
         if !Uid::effective().is_root() {
-            return Err("making cgroups needs root".to_owned());
+            return Err("creating cgroups needs root".to_owned());
         }
         let hierarchy =
             Hierarchy::detect(Path::new("/proc"), None).map_err(|error| error.to_string())?;
@@ -70,43 +70,43 @@ impl World {
         Ok(world)
     }
 
-    /// Other work on a busy machine does not take what a test measures.
+    /// Gives the test a high CPU weight, so that other work on a busy machine does not disturb measurements.
     pub fn prefer(&self) {
-        let most = if self.is_v2() { "10000" } else { "262144" };
-        self.write(&self.parent, self.weight_file(), most);
+        let weight = if self.is_v2() { "10000" } else { "262144" };
+        self.write(&self.parent, self.weight_file(), weight);
     }
 
     pub fn is_v2(&self) -> bool {
         self.hierarchy.is_v2()
     }
 
-    /// Makes the cgroup of a pod.
+    /// Creates the cgroup of a pod.
     pub fn pod(&self, name: &str) -> CgroupPath {
         let path = self.parent.join(name).unwrap();
         self.mkdir(&path).unwrap();
         path
     }
 
-    /// Makes the cgroup of a container.
+    /// Creates the cgroup of a container.
     pub fn container(&self, pod: &CgroupPath, name: &str) -> CgroupPath {
         let path = pod.join(name).unwrap();
         self.mkdir(&path).unwrap();
         path
     }
 
-    /// In every tree; on v2 the parent hands its controllers down.
+    /// Creates the cgroup in every tree; on v2 the parent delegates its controllers.
     fn mkdir(&self, path: &CgroupPath) -> Result<(), String> {
         for folder in self.hierarchy.dirs(path) {
             if let (true, Some(parent)) = (self.is_v2(), folder.parent()) {
                 delegate(parent)?;
             }
             fs::create_dir(&folder)
-                .map_err(|error| format!("failed to make {}: {error}", folder.display()))?;
+                .map_err(|error| format!("failed to create {}: {error}", folder.display()))?;
         }
         Ok(())
     }
 
-    /// Ends what runs in a cgroup and removes it with those below.
+    /// Kills the processes of a cgroup and removes it and its descendants.
     pub fn remove(&self, path: &CgroupPath) {
         let folders = self.hierarchy.dirs(path);
         let gone = wait_for(Duration::from_secs(20), || {
@@ -119,7 +119,7 @@ impl World {
         assert!(gone || std::thread::panicking(), "{path} cannot be removed");
     }
 
-    /// Removes the empty cgroup of a pod when it is called.
+    /// Returns a function that removes the empty cgroup of a pod.
     pub fn removal(&self, path: &CgroupPath) -> impl FnMut() + Send + 'static {
         let folders = self.hierarchy.dirs(path);
         move || {
@@ -146,7 +146,7 @@ impl World {
         fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
-    /// The name of the file that carries the quota here.
+    /// The name of the quota file on this machine.
     pub fn quota_file(&self) -> &'static str {
         if self.is_v2() {
             "cpu.max"
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// What the quota file holds for so many microseconds in 100 ms; `None`: no limit.
+    /// The quota file's text for a quota of `micros` per 100 ms; `None`: no limit.
     pub fn quota_text(&self, micros: Option<u64>) -> String {
         match (self.is_v2(), micros) {
             (true, None) => "max 100000".to_owned(),
@@ -210,7 +210,7 @@ impl World {
             .unwrap();
         let pid = child.id();
         self.children.push(child);
-        let inside = wait_for(Duration::from_secs(20), || self.holds(path, pid));
+        let inside = wait_for(Duration::from_secs(20), || self.contains(path, pid));
         assert!(inside, "the process did not enter {path}");
         pid
     }
@@ -222,19 +222,19 @@ impl World {
         }
     }
 
-    fn holds(&self, path: &CgroupPath, pid: u32) -> bool {
+    fn contains(&self, path: &CgroupPath, pid: u32) -> bool {
         self.existing(path).iter().all(|folder| {
             fs::read_to_string(folder.join("cgroup.procs"))
                 .is_ok_and(|text| text.lines().any(|line| line == pid.to_string()))
         })
     }
 
-    /// Process ids in a cgroup.
+    /// Process IDs in a cgroup.
     pub fn procs(&self, path: &CgroupPath) -> Vec<i32> {
         procs(&self.dir(path))
     }
 
-    /// Ends the processes of a cgroup but for `count` of them.
+    /// Kills all but `count` processes of a cgroup.
     pub fn end_all_but(&self, count: usize, path: &CgroupPath) {
         for pid in self
             .procs(path)
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// Waits for processes that have ended, as whoever started them has to.
+    /// Reaps exited child processes.
     pub fn reap(&mut self) {
         self.children
             .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// Measured CPU use of a cgroup over `window`, in millicores.
+    /// Measures the CPU usage of a cgroup over `window`, in millicores.
     pub fn measure(&self, path: &CgroupPath, window: Duration) -> f64 {
         let (start, before) = (boot_time(), self.cpu_nanos(path));
         wait_for(window, || false);
@@ -291,13 +291,13 @@ impl World {
             .collect()
     }
 
-    /// The pods of this world are found by their names.
+    /// A lookup of pods by name.
     pub fn find(&self) -> impl Fn(&PodUid) -> Option<CgroupPath> + use<> {
         let parent = self.parent.clone();
         move |uid| parent.join(&uid.0).ok()
     }
 
-    /// A cgroup need not be in every tree.
+    /// The cgroup's folders that exist: it need not be in every tree.
     fn existing(&self, path: &CgroupPath) -> Vec<PathBuf> {
         let mut folders = self.hierarchy.dirs(path);
         folders.retain(|folder| folder.exists());
@@ -332,7 +332,7 @@ fn children(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Only what was started below this test's own parent.
+/// Kills only processes below this test's own parent.
 fn kill_all(folder: &Path) {
     for child in children(folder) {
         kill_all(&child);
@@ -350,10 +350,10 @@ fn remove_tree(folder: &Path) {
     fs::remove_dir(folder).ok();
 }
 
-/// Whether `condition` came true in time.
+/// Waits until `condition` is true; false after the deadline.
 #[allow(
     clippy::disallowed_methods,
-    reason = "a condition of the kernel can only be polled; spinning would take the CPU that is measured"
+    reason = "kernel state can only be polled; spinning would use the CPU that is measured"
 )]
 pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -397,7 +397,7 @@ pub fn on_levers(name: &str, levers: &[(&str, Option<u64>)]) -> Throttle {
     }
 }
 
-/// The same, and idle class.
+/// The throttle with idle class.
 pub fn idle(throttle: Throttle) -> Throttle {
     Throttle {
         idle: true,
@@ -405,7 +405,7 @@ pub fn idle(throttle: Throttle) -> Throttle {
     }
 }
 
-/// No outcome is a failure.
+/// Asserts that no outcome is a failure.
 pub fn assert_fine(outcomes: &[Outcome]) {
     let failed = outcomes.iter().find(|outcome| {
         matches!(

@@ -1,5 +1,5 @@
-//! What a node's machine does through the API server: the taint, and evictions. It hands wishes to tasks and never
-//! waits.
+//! The backend for a node in a cluster: taint and evictions through the API server. It passes requests to tasks and
+//! never waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::node::machine::outside::Outside;
 use crate::node::machine::wording::format_value;
 use crate::node::machine::workload::Workload;
 
-/// Evictions are remembered for so long, and no more than so many.
+/// How long evictions are kept in memory.
 pub const REMEMBERED: Duration = Duration::from_hours(1);
-const MOST_REMEMBERED: usize = 64;
-/// An evicted pod that is still there so long after its grace period is not waited for any more.
-const PATIENCE: Duration = Duration::from_mins(1);
+const MAX_REMEMBERED: usize = 64;
+/// How long after its grace period to wait for an evicted pod to disappear.
+const TERMINATION_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// An eviction of the last hour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,37 +40,37 @@ pub struct Evicted {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// For which rule.
+    /// The rule that caused it.
     pub rule: RuleId,
-    /// When it was accepted.
+    /// Wall-clock time of acceptance.
     pub time: Timestamp,
-    /// The same, since boot.
+    /// Time of acceptance since boot.
     pub at: BootTime,
-    /// Until when it is waited for; absent: it is over.
+    /// Until when to wait for the pod to terminate; absent: finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<BootTime>,
 }
 
-/// The API server, as the machine of a node acts through it.
+/// Taints the node and evicts its pods through the API server.
 #[derive(Debug)]
 pub struct ApiServer {
     wanted: watch::Sender<Wanted>,
     standing: watch::Receiver<Standing>,
     in_force: watch::Sender<InForce>,
     evictions: Evictions,
-    /// Asked for, and nothing is known yet.
-    asked: Vec<PodUid>,
-    /// Of each rule that keeps new pods away, its threshold and the words of the evaluation that began it.
-    closing: BTreeMap<RuleId, (f64, String)>,
-    /// The newest first.
+    /// Requested evictions without an answer yet.
+    requested: Vec<PodUid>,
+    /// For each rule that disables scheduling: its threshold, and the message of the evaluation that started it.
+    disabled_by: BTreeMap<RuleId, (f64, String)>,
+    /// Newest first.
     evicted: VecDeque<Evicted>,
-    /// What was told since [`Self::take_outcomes`].
+    /// Outcomes since the last [`Self::take_outcomes`].
     outcomes: Vec<Outcome>,
 }
 
 impl ApiServer {
-    /// For the node of this name, which `seen` shows as a watch sees it; `requester` evicts its pods. Spawns its tasks, which end
-    /// with it.
+    /// Spawns the tasks for the node named `node`; they end when this value is dropped. `seen` is the node from a watch;
+    /// `requester` evicts its pods.
     pub fn start(
         client: Client,
         node: &str,
@@ -89,20 +89,20 @@ impl ApiServer {
             standing,
             in_force,
             evictions,
-            asked: Vec::new(),
-            closing: BTreeMap::new(),
+            requested: Vec::new(),
+            disabled_by: BTreeMap::new(),
             evicted: VecDeque::new(),
             outcomes: Vec::new(),
         }
     }
 
-    /// The policies in force, and the hash of the `NodeWatermark` they are from: an eviction that they no longer want is not asked
-    /// for.
+    /// Sets the policies in force and the hash of their `NodeWatermark`: evictions that they no longer want are not
+    /// requested.
     pub fn set_policy(&self, policy: Arc<PolicySet>, hash: Arc<str>) {
         self.in_force.send_replace(InForce { policy, hash });
     }
 
-    /// Of these pods nothing is there any more, unless `is_there`.
+    /// Stops waiting for evicted pods that no longer exist, according to `is_there`.
     pub fn set_pods(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         let waited = self.evicted.iter_mut().filter(|it| it.until.is_some());
         for gone in waited.filter(|evicted| !is_there(&evicted.uid)) {
@@ -110,66 +110,69 @@ impl ApiServer {
         }
     }
 
-    /// Whether the taint and the condition have no words yet.
+    /// Whether the taint and the condition have no message yet.
     pub fn is_unexplained(&self) -> bool {
         let wanted = self.wanted.borrow();
         matches!(wanted.scheduling, Scheduling::Disabled { .. }) && wanted.message.is_empty()
     }
 
-    /// Gives the taint and the condition the words of what was just judged. To be called after a tick, where they have none.
+    /// Sets the message of the taint and the condition from the last evaluation. Call it after a tick if they have none.
     pub fn explain(&mut self, reports: impl Iterator<Item = RuleReport>) {
-        let (in_force, closing) = (&self.in_force, &mut self.closing);
+        let (in_force, disabled_by) = (&self.in_force, &mut self.disabled_by);
         self.wanted.send_if_modified(|wanted| {
             let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
                 return false;
             };
-            let asking = reports.filter(|report| rules.contains(&report.id));
-            excess(&in_force.borrow().policy, asking, closing);
-            let words: Vec<&str> = closing.values().map(|(_, words)| words.as_str()).collect();
+            let disabling = reports.filter(|report| rules.contains(&report.id));
+            update_messages(&in_force.borrow().policy, disabling, disabled_by);
+            let words: Vec<&str> = disabled_by
+                .values()
+                .map(|(_, words)| words.as_str())
+                .collect();
             wanted.message = words.join("; ");
             true
         });
     }
 
-    /// Which rules want new pods kept away, each with the value by which it began to; empty where none does.
+    /// The rules that disable scheduling, each with the value that started it; empty if none does.
     pub fn why_closed(&self) -> String {
         self.wanted.borrow().message.clone()
     }
 
-    /// Whether no condition is to tell that there was a taint, once there is none.
+    /// Whether to remove the condition as well, once there is no taint.
     pub fn leave_no_trace(&self, no_trace: bool) {
         self.wanted.send_if_modified(|wanted| {
             std::mem::replace(&mut wanted.no_trace, no_trace) != no_trace
         });
     }
 
-    /// What stands on the Node.
+    /// The state of our taint on the Node.
     pub fn standing(&self) -> Standing {
         self.standing.borrow().clone()
     }
 
-    /// Waits until no taint of ours stands on the Node, at most so long; whether that came about.
-    pub async fn wait_for_no_taint(&mut self, most: Duration) -> bool {
+    /// Waits until our taint is off the Node; false after `max`.
+    pub async fn wait_for_no_taint(&mut self, max: Duration) -> bool {
         let gone = self.standing.wait_for(|standing| standing.effect.is_none());
-        matches!(tokio::time::timeout(most, gone).await, Ok(Ok(_)))
+        matches!(tokio::time::timeout(max, gone).await, Ok(Ok(_)))
     }
 
-    /// What came of evictions since the last call.
+    /// Eviction outcomes since the last call.
     pub fn take_outcomes(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// The evictions of the last hour, the newest first.
+    /// The evictions of the last hour, newest first.
     pub fn evicted(&self, now: BootTime) -> impl Iterator<Item = &Evicted> {
         let recent = move |it: &&Evicted| now.since(it.at) < REMEMBERED;
         self.evicted.iter().filter(recent)
     }
 
-    fn tell(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
+    fn handle_outcome(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
         let uid = outcome.request.uid();
         let words = outcome.fate.to_string();
         if !matches!(outcome.fate, Fate::Unsure(_)) {
-            self.asked.retain(|asked| *asked != uid);
+            self.requested.retain(|requested| *requested != uid);
         }
         effects.push(match &outcome.fate {
             Fate::Accepted | Fate::Terminating | Fate::Unsure(_) => Effect::evicting(&uid, words),
@@ -184,7 +187,7 @@ impl ApiServer {
 
     fn remember(&mut self, request: &Request, now: BootTime) {
         self.evicted.retain(|it| now.since(it.at) < REMEMBERED);
-        self.evicted.truncate(MOST_REMEMBERED - 1);
+        self.evicted.truncate(MAX_REMEMBERED - 1);
         self.evicted.push_front(Evicted {
             uid: request.uid(),
             namespace: request.target.namespace.clone(),
@@ -192,11 +195,11 @@ impl ApiServer {
             rule: request.rule.clone(),
             time: clock::wall_time(),
             at: now,
-            until: Some(now + request.grace + PATIENCE),
+            until: Some(now + request.grace + TERMINATION_TIMEOUT),
         });
     }
 
-    /// When the rule is judged next: what was not sent by then is decided anew.
+    /// When the rule is evaluated next: requests not sent by then expire.
     fn expiry(&self, rule: &RuleId, now: BootTime) -> BootTime {
         let in_force = self.in_force.borrow();
         let rule = in_force.policy.rules.iter().find(|known| known.id == *rule);
@@ -204,34 +207,34 @@ impl ApiServer {
     }
 }
 
-/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule: those that are in `closing` already keep their words, since
-/// their value may have fallen since, unless it is above a threshold that was edited.
-fn excess(
+/// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule. Rules already in `disabled_by` keep their message, since
+/// their value may have fallen, unless it is above an edited threshold.
+fn update_messages(
     policy: &PolicySet,
     reports: impl Iterator<Item = RuleReport>,
-    closing: &mut BTreeMap<RuleId, (f64, String)>,
+    disabled_by: &mut BTreeMap<RuleId, (f64, String)>,
 ) {
-    let before = std::mem::take(closing);
+    let before = std::mem::take(disabled_by);
     let of = |report: RuleReport| {
         let metric = machine::metric(policy, &report.id);
         let value = |value| format_value(metric.as_deref(), value);
         let name = metric.as_deref().unwrap_or("its metric");
-        let mark = value(report.watermark);
+        let threshold = value(report.watermark);
         let is_edited = |known: f64| known.total_cmp(&report.watermark).is_ne();
         let words = match (report.value, before.get(&report.id)) {
             (Some(now), Some((known, _))) if is_edited(*known) && now > report.watermark => {
-                format!("{}: {name} {} is above {mark}", report.id, value(now))
+                format!("{}: {name} {} is above {threshold}", report.id, value(now))
             }
             (_, Some((_, words))) => words.clone(),
             (Some(now), None) if now > report.watermark => {
-                format!("{}: {name} {} is above {mark}", report.id, value(now))
+                format!("{}: {name} {} is above {threshold}", report.id, value(now))
             }
-            // An earlier process saw it.
-            _ => format!("{}: {name} was above {mark} before", report.id),
+            // Only an earlier process saw the value.
+            _ => format!("{}: {name} was above {threshold} before", report.id),
         };
         (report.id, (report.watermark, words))
     };
-    closing.extend(reports.map(of));
+    disabled_by.extend(reports.map(of));
 }
 
 impl Outside for ApiServer {
@@ -239,7 +242,7 @@ impl Outside for ApiServer {
 
     fn keep_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
         if !matches!(wanted, Scheduling::Disabled { .. }) {
-            self.closing.clear();
+            self.disabled_by.clear();
         }
         self.wanted.send_if_modified(|known| {
             if known.scheduling == *wanted {
@@ -262,15 +265,15 @@ impl Outside for ApiServer {
             return;
         }
         let request = Request::of(evict, &workload.pod, self.expiry(&evict.rule, now));
-        self.asked.push(evict.uid.clone());
+        self.requested.push(evict.uid.clone());
         if let Some(outcome) = self.evictions.ask(request, now) {
-            self.tell(outcome, effects);
+            self.handle_outcome(outcome, effects);
         }
     }
 
     fn poll(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
         while let Some(outcome) = self.evictions.poll() {
-            self.tell(outcome, effects);
+            self.handle_outcome(outcome, effects);
         }
         let waited = self.evicted.iter_mut();
         for late in waited.filter(|it| it.until.is_some_and(|until| now >= until)) {
@@ -280,7 +283,7 @@ impl Outside for ApiServer {
 
     fn evicting(&self) -> impl Iterator<Item = &PodUid> {
         let leaving = self.evicted.iter().filter(|it| it.until.is_some());
-        self.asked.iter().chain(leaving.map(|it| &it.uid))
+        self.requested.iter().chain(leaving.map(|it| &it.uid))
     }
 
     fn pending(&self) -> Vec<Evicted> {
@@ -293,7 +296,7 @@ impl Outside for ApiServer {
 }
 
 impl Outcome {
-    /// What keeps every pod of the node from being evicted, where this one was not for that reason.
+    /// The obstacle to all evictions on this node, if this eviction was refused for one.
     pub const fn obstacle(&self) -> Option<Obstacle> {
         match &self.fate {
             Fate::Refused { why, .. } => why.obstacle(),
@@ -326,11 +329,11 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_node_names_the_value_that_closed_it_also_when_it_has_fallen_since() {
-        let mut closing = BTreeMap::new();
+    fn the_message_keeps_the_value_that_disabled_scheduling() {
+        let mut disabled_by = BTreeMap::new();
         let mut words = |reports: Vec<RuleReport>| {
-            excess(&PolicySet::default(), reports.into_iter(), &mut closing);
-            let words = closing.values().map(|(_, words)| words.clone());
+            update_messages(&PolicySet::default(), reports.into_iter(), &mut disabled_by);
+            let words = disabled_by.values().map(|(_, words)| words.clone());
             words.collect::<Vec<_>>()
         };
         let first = "q/a: its metric 7200 is above 4000";
@@ -345,7 +348,7 @@ mod tests {
         };
         let renewed = ["q/b: its metric 5500 is above 5200"];
         assert_eq!(words(vec![edited(5200.0)]), renewed);
-        assert_eq!(words(vec![edited(6000.0)]), renewed, "it was so");
+        assert_eq!(words(vec![edited(6000.0)]), renewed, "unchanged");
         let adopted = "q/c: its metric was above 4000 before";
         assert_eq!(words(vec![report("q/c", 100.0)]), [adopted]);
     }

@@ -1,7 +1,7 @@
-//! Eviction on a machine without Kubernetes: SIGTERM to every process of a cgroup, its grace period, then the end
-//! of what is left, through the cgroup.
+//! Eviction on a machine without Kubernetes: SIGTERM to every process of a cgroup, and after the grace period a kill
+//! of the remaining ones through the cgroup.
 //!
-//! Nothing here waits: each [`Evictor::tick`] looks once and does what is due.
+//! Nothing here waits: each [`Evictor::tick`] checks once and does what is due.
 
 mod kill;
 mod members;
@@ -14,15 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{CpuDir, KnobError};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 use self::members::Members;
 
-/// A pod that outlives its kill by so much is told of: its processes hang in the kernel.
+/// How long after the kill a pod counts as stuck: its processes hang in the kernel.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-/// An eviction that has begun; kept over a restart, so that the grace period ends when it was meant to.
+/// A started eviction; saved across restarts, so that the grace period ends at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingEviction {
@@ -30,32 +30,32 @@ pub struct PendingEviction {
     pub uid: PodUid,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// Inode of the cgroup's folder: another cgroup of that name is left alone.
+    /// Inode of the cgroup's folder, to leave a later cgroup of the same name alone.
     pub inode: u64,
-    /// When it was told to end.
+    /// When SIGTERM was sent.
     pub started: BootTime,
-    /// When what is left of it is killed.
+    /// When the remaining processes are killed.
     pub kill_at: BootTime,
 }
 
-/// How an eviction went on.
+/// Progress of an eviction.
 #[derive(Debug)]
 pub enum EvictOutcome {
-    /// All its processes ended within the grace period.
+    /// All processes exited within the grace period.
     Ended {
         /// Which pod.
         uid: PodUid,
-        /// From the first signal on.
+        /// Time since the first signal.
         after: Duration,
     },
-    /// What was left of it after the grace period was killed, and has ended.
+    /// The processes left after the grace period were killed and have exited.
     Killed {
         /// Which pod.
         uid: PodUid,
-        /// From the first signal on.
+        /// Time since the first signal.
         after: Duration,
     },
-    /// It goes on, with trouble; told once a cause.
+    /// A problem; the eviction goes on. Reported once.
     Failed {
         /// Which pod.
         uid: PodUid,
@@ -64,32 +64,32 @@ pub enum EvictOutcome {
     },
 }
 
-/// Why a pod could not be evicted, or not yet.
+/// Why a pod could not be evicted (yet).
 #[derive(Debug, thiserror::Error)]
 pub enum EvictError {
-    /// There is no such cgroup any more.
+    /// The cgroup no longer exists.
     #[error("failed to evict {0}: it is gone")]
     Gone(CgroupPath),
-    /// It would be ourselves.
+    /// This process runs in the cgroup.
     #[error("failed to evict {0}: this process runs in it")]
     Ourselves(CgroupPath),
-    /// It would be the machine.
+    /// Init runs in the cgroup.
     #[error("failed to evict {0}: process 1 runs in it")]
     Init(CgroupPath),
-    /// Its processes do not die.
+    /// Its processes do not exit after SIGKILL.
     #[error("failed to evict {0}: its processes were killed but hang in the kernel")]
     Stuck(CgroupPath),
-    /// Its folder cannot be opened.
+    /// The cgroup's folder cannot be opened.
     #[error(transparent)]
-    Open(#[from] KnobError),
-    /// A file of it cannot be used.
+    Open(#[from] ControlFileError),
+    /// A file of the cgroup cannot be used.
     #[error("failed to {verb} {}: {source}", path.display())]
     Io {
         /// `read` or `write`.
         verb: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -108,8 +108,8 @@ impl EvictError {
 struct Eviction {
     pending: PendingEviction,
     killed: bool,
-    /// The last failure has been told.
-    told: bool,
+    /// A failure has been reported.
+    failure_reported: bool,
 }
 
 /// Evicts pods through their cgroups.
@@ -128,27 +128,27 @@ impl Evictor {
         }
     }
 
-    /// Goes on with what an earlier process began. Nobody is signalled a second time.
+    /// Continues the evictions of an earlier process, without sending SIGTERM again.
     pub fn resume(&mut self, pending: Vec<PendingEviction>) {
         self.evictions
             .extend(pending.into_iter().map(|pending| Eviction {
                 pending,
                 killed: false,
-                told: false,
+                failure_reported: false,
             }));
     }
 
-    /// What has begun and not ended.
+    /// Evictions that have not finished.
     pub fn pending(&self) -> impl Iterator<Item = &PendingEviction> {
         self.evictions.iter().map(|eviction| &eviction.pending)
     }
 
-    /// Tells every process of `cgroup` and below to end. One that is being evicted already is left to that.
+    /// Sends SIGTERM to every process in and below `cgroup`. Does nothing if the pod is already being evicted.
     ///
-    /// Only the processes of this moment get the signal: what a shutdown starts to clean up is not disturbed.
+    /// Only current processes get the signal, so that cleanup processes started by a shutdown are not disturbed.
     ///
     /// # Errors
-    /// Where it is gone, or is ours or the machine's own; nobody was signalled then.
+    /// If the cgroup is gone, or contains this process or init; no signal was sent then.
     pub fn start(
         &mut self,
         uid: &PodUid,
@@ -174,7 +174,7 @@ impl Evictor {
         Ok(())
     }
 
-    /// Looks at every eviction once: notes those that have ended, and kills where the grace period is over.
+    /// Checks every eviction once: removes finished ones and kills those whose grace period is over.
     pub fn tick(&mut self, now: BootTime) -> Vec<EvictOutcome> {
         let mut out = Vec::new();
         let hierarchy = &self.hierarchy;
@@ -195,27 +195,27 @@ fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<CpuDir, EvictError
 }
 
 impl Eviction {
-    /// Whether it is over.
+    /// Whether it has finished.
     fn tick(&mut self, hierarchy: &Hierarchy, now: BootTime, out: &mut Vec<EvictOutcome>) -> bool {
         match self.advance(hierarchy, now) {
             Ok(false) => false,
             Ok(true) => {
-                out.push(self.ended(now));
+                out.push(self.finished(now));
                 true
             }
             Err(error) => {
                 let hopeless = matches!(error, EvictError::Ourselves(_) | EvictError::Init(_));
-                if !self.told || hopeless {
+                if !self.failure_reported || hopeless {
                     let uid = self.pending.uid.clone();
                     out.push(EvictOutcome::Failed { uid, error });
-                    self.told = true;
+                    self.failure_reported = true;
                 }
                 hopeless
             }
         }
     }
 
-    /// Whether nothing of the pod runs any more.
+    /// Whether no process of the pod is left.
     fn advance(&mut self, hierarchy: &Hierarchy, now: BootTime) -> Result<bool, EvictError> {
         let cgroup = &self.pending.cgroup;
         match open(hierarchy, cgroup) {
@@ -230,7 +230,7 @@ impl Eviction {
         if now < self.pending.kill_at {
             return Ok(false);
         }
-        // Somebody may have moved us or init in since.
+        // This process or init may have been moved into the cgroup since.
         members.all_may_end(cgroup)?;
         self.killed = true;
         kill::kill(hierarchy, cgroup, &members)?;
@@ -240,7 +240,7 @@ impl Eviction {
         Ok(false)
     }
 
-    fn ended(&self, now: BootTime) -> EvictOutcome {
+    fn finished(&self, now: BootTime) -> EvictOutcome {
         let uid = self.pending.uid.clone();
         let after = now.since(self.pending.started);
         if self.killed {
@@ -251,7 +251,7 @@ impl Eviction {
     }
 }
 
-/// The folder of the cgroup in the tree that says which processes belong to it.
+/// The folder of the cgroup in the tree used for its process list.
 fn folder(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Option<PathBuf> {
     hierarchy.dir(Controller::Cpu, cgroup)
 }

@@ -1,5 +1,5 @@
-//! Evictions of a node's pods: a task that asks the controller's leader for one at a time, each checked once more against the pod
-//! as it is at that moment.
+//! Evictions of a node's pods: a task that requests one at a time from the controller's leader, after checking the
+//! current pod again.
 
 mod refusal;
 
@@ -24,35 +24,34 @@ use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
-/// More are not asked for at a time.
-const MOST_REQUESTS: usize = 64;
-/// A refused pod is left alone for so long, twice as long each time.
-const LEAST_BACKOFF: Duration = Duration::from_secs(10);
-const MOST_BACKOFF: Duration = Duration::from_mins(5);
-/// A pod that was not refused for so long begins anew.
-const FORGET: Duration = Duration::from_mins(15);
-/// Pauses between looks at a pod of which it is not known whether it was evicted.
-const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// A request without an answer is carried out by then, or never.
+const MAX_PENDING_REQUESTS: usize = 64;
+/// Backoff of a refused pod; it doubles each time.
+const MIN_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_mins(5);
+/// The backoff of a pod that was not refused for this long is reset.
+const BACKOFF_RESET: Duration = Duration::from_mins(15);
+/// Minimum and maximum pause between checks of a pod whose eviction has an unknown result.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// A request without an answer is carried out within this time, or never.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// After that it is left to the next decision, which begins with a look.
-const LONGEST_LOOK: Duration = Duration::from_mins(2);
+/// After this time the next evaluation decides; it checks the pod first.
+const POLL_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A wish to evict a pod.
+/// A request to evict a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Which pod.
     pub target: Target,
-    /// For which rule.
+    /// The rule that wants it.
     pub rule: RuleId,
-    /// From the first signal to the kill.
+    /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// When the next evaluation decides anew: what was not sent by then is dropped.
+    /// When the next evaluation decides again: a request not sent by then is dropped.
     pub expires: BootTime,
 }
 
 impl Request {
-    /// As the engine decided; `expires` is when the rule is evaluated next.
+    /// The request for an engine decision; `expires` is when the rule is evaluated next.
     pub fn of(evict: &Evict, pod: &Facts, expires: BootTime) -> Self {
         Self {
             target: Target {
@@ -72,29 +71,29 @@ impl Request {
     }
 }
 
-/// What became of a wish.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The wish.
+    /// The request.
     pub request: Request,
-    /// When.
+    /// When it was known.
     pub at: BootTime,
-    /// What.
+    /// The result.
     pub fate: Fate,
 }
 
-/// The ends of a wish, and [`Fate::Unsure`], which is none.
+/// The result of a request; all but [`Fate::Unsure`] are final.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The pod is being terminated.
     Accepted,
-    /// It was being terminated already, not by this wish.
+    /// It was already being terminated, not by this request.
     Terminating,
-    /// There is no such pod any more.
+    /// The pod no longer exists.
     Gone,
-    /// It was asked for, but nobody knows yet whether it happens: the pod is looked at until that is known.
+    /// It was requested, with an unknown result: the pod is polled until that is known.
     Unsure(String),
-    /// Nothing was done. To be decided anew, for this pod not before `until`.
+    /// Nothing was done. The engine decides again, for this pod not before `until`.
     Refused {
         /// When it may be tried again.
         until: BootTime,
@@ -107,7 +106,7 @@ impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Accepted => f.write_str("it is being terminated"),
-            Self::Terminating => f.write_str("it was being terminated already"),
+            Self::Terminating => f.write_str("it was already being terminated"),
             Self::Gone => f.write_str("it is gone"),
             Self::Unsure(why) => write!(f, "no answer yet: {why}"),
             Self::Refused { why, .. } => why.fmt(f),
@@ -115,7 +114,7 @@ impl fmt::Display for Fate {
     }
 }
 
-/// The way to the task: neither end ever waits.
+/// The channel to the task; neither side ever blocks.
 #[derive(Debug)]
 pub struct Evictions {
     requests: mpsc::Sender<Request>,
@@ -123,7 +122,7 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// Begins an eviction; returns its end where too many were begun and not ended.
+    /// Requests an eviction; returns its outcome at once if too many are pending.
     pub fn ask(&self, request: Request, now: BootTime) -> Option<Outcome> {
         let error = self.requests.try_send(request).err()?;
         Some(Outcome {
@@ -133,7 +132,7 @@ impl Evictions {
         })
     }
 
-    /// The next thing that came of them, if there is one.
+    /// The next outcome, if there is one.
     pub fn poll(&mut self) -> Option<Outcome> {
         self.outcomes.try_recv().ok()
     }
@@ -146,18 +145,18 @@ const fn late(now: BootTime) -> Fate {
     }
 }
 
-/// What a node enforces.
+/// The policies in force on a node.
 #[derive(Clone, Debug, Default)]
 pub struct InForce {
     /// The policies.
     pub policy: Arc<PolicySet>,
-    /// `spec.hash` of the `NodeWatermark` that carries them; empty where they are from none.
+    /// `spec.hash` of their `NodeWatermark`; empty if they are not from one.
     pub hash: Arc<str>,
 }
 
-/// Has pods of a node evicted: asks the controller's leader.
+/// Requests evictions from the controller's leader.
 pub trait Requester: Send + Sync + 'static {
-    /// Asks for the eviction of a pod, for a rule of the `NodeWatermark` with this hash.
+    /// Requests the eviction of a pod, for a rule of the `NodeWatermark` with this hash.
     fn evict(
         &self,
         target: &Target,
@@ -166,24 +165,23 @@ pub trait Requester: Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-/// Has pods of one node evicted, as long as the policies in force still want it.
+/// Requests evictions of one node's pods, as long as the policies in force still want them.
 pub struct Evictor<R> {
     client: Client,
     requester: R,
     node: String,
     in_force: watch::Receiver<InForce>,
-    /// What stands on the Node.
     standing: watch::Receiver<Standing>,
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
     call_timeout: Duration,
-    /// Until then nothing is asked: by whose wish, and why.
+    /// No request is sent before this time; who asked for the delay, and why.
     wait: Option<(BootTime, Delay, String)>,
 }
 
 impl<R: Requester> Evictor<R> {
-    /// For the node of this name; to be [run](Self::run).
+    /// An evictor for the node named `node`, to be [run](Self::run).
     pub fn new(
         client: Client,
         requester: R,
@@ -191,16 +189,16 @@ impl<R: Requester> Evictor<R> {
         in_force: watch::Receiver<InForce>,
         standing: watch::Receiver<Standing>,
     ) -> (Self, Evictions) {
-        let (requests, taken) = mpsc::channel(MOST_REQUESTS);
-        let (told, outcomes) = mpsc::unbounded_channel();
+        let (requests, received) = mpsc::channel(MAX_PENDING_REQUESTS);
+        let (sender, outcomes) = mpsc::unbounded_channel();
         let evictor = Self {
             client,
             requester,
             node: node.to_owned(),
             in_force,
             standing,
-            requests: taken,
-            outcomes: told,
+            requests: received,
+            outcomes: sender,
             refusals: Refusals::default(),
             call_timeout: CALL_TIMEOUT,
             wait: None,
@@ -208,7 +206,7 @@ impl<R: Requester> Evictor<R> {
         (evictor, Evictions { requests, outcomes })
     }
 
-    /// The same, where a request without an answer is carried out within so long, or never: 10 s if nothing else is said.
+    /// Sets the time within which a request without an answer is carried out, or never. The default is 10 s.
     #[must_use]
     pub fn with_call_timeout(self, call_timeout: Duration) -> Self {
         Self {
@@ -217,7 +215,7 @@ impl<R: Requester> Evictor<R> {
         }
     }
 
-    /// Runs until the other end is gone.
+    /// Runs until the other side is dropped.
     pub async fn run(mut self) {
         while let Some(request) = self.requests.recv().await {
             let fate = match self.admit(&request, clock::boot_time()) {
@@ -227,12 +225,12 @@ impl<R: Requester> Evictor<R> {
             if matches!(fate, Fate::Accepted | Fate::Gone) {
                 self.refusals.forget(&request.uid());
             }
-            self.tell(request, fate);
+            self.report(request, fate);
         }
     }
 
-    fn tell(&self, request: Request, fate: Fate) {
-        // Whoever asked is gone: the loop ends at its next look.
+    fn report(&self, request: Request, fate: Fate) {
+        // If the receiver is gone, the loop ends at its next request.
         drop(self.outcomes.send(Outcome {
             request,
             at: clock::boot_time(),
@@ -240,7 +238,7 @@ impl<R: Requester> Evictor<R> {
         }));
     }
 
-    /// Whether anything may be sent now.
+    /// Whether a request may be sent now.
     fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), Fate> {
         if let Some((until, by, why)) = self.wait.clone() {
             if now < until {
@@ -256,21 +254,21 @@ impl<R: Requester> Evictor<R> {
         Ok(())
     }
 
-    /// Waits until new pods are kept away as the rule's action says, as long as the request holds.
-    async fn closed(&mut self, request: &Request) -> Result<(), Fate> {
+    /// Waits for the taint that the rule's action needs, until the request expires.
+    async fn wait_for_taint(&mut self, request: &Request) -> Result<(), Fate> {
         let in_force = &self.in_force;
-        let closed = self.standing.wait_for(|standing| {
+        let tainted = self.standing.wait_for(|standing| {
             standing.effect >= wanted_effect(&in_force.borrow().policy, request)
         });
         let left = request.expires.since(clock::boot_time());
-        if let Ok(Ok(_)) = tokio::time::timeout(left, closed).await {
+        if let Ok(Ok(_)) = tokio::time::timeout(left, tainted).await {
             return Ok(());
         }
         let why = {
             let standing = self.standing.borrow();
             let failing = standing.failing.clone();
             let why = if standing.contested {
-                "somebody keeps taking it off"
+                "another writer keeps removing it"
             } else {
                 "it was not seen there in time"
             };
@@ -283,16 +281,16 @@ impl<R: Requester> Evictor<R> {
     }
 
     async fn evict(&mut self, request: &Request) -> Fate {
-        if let Err(fate) = self.closed(request).await {
+        if let Err(fate) = self.wait_for_taint(request).await {
             return fate;
         }
         let target = &request.target;
         let pod = match eviction::look(&self.client, target).await {
             Ok(Some(pod)) => pod,
             Ok(None) => return Fate::Gone,
-            Err(error) => return self.unseen(request, &error),
+            Err(error) => return self.unreadable(request, &error),
         };
-        if let Some(fate) = self.objects(request, &pod) {
+        if let Some(fate) = self.check(request, &pod) {
             return fate;
         }
         if clock::boot_time() >= request.expires {
@@ -306,22 +304,22 @@ impl<R: Requester> Evictor<R> {
             Answer::Budget { why } => self.refuse(request, Refusal::Budget(why)),
             Answer::ManyBudgets { why } => self.refuse(request, Refusal::ManyBudgets(why)),
             Answer::Refused { why } => self.refuse(request, Refusal::Server(why)),
-            Answer::Wait { wait, by, why } => self.hold(wait, by, why),
+            Answer::Wait { wait, by, why } => self.delay(wait, by, why),
             Answer::Away { why } => Fate::Refused {
                 until: clock::boot_time(),
                 why: Refusal::Away(why),
             },
-            Answer::Unknown { why } => self.find_out(request, why).await,
+            Answer::Unknown { why } => self.poll_result(request, why).await,
         }
     }
 
-    /// The pod can't be read, so that nothing is sent.
-    fn unseen(&mut self, request: &Request, error: &CallError) -> Fate {
+    /// The pod can't be read, so nothing is sent.
+    fn unreadable(&mut self, request: &Request, error: &CallError) -> Fate {
         let why = error.words();
         match error.code() {
             Some(429 | 503) => {
-                let wait = error.retry_after().unwrap_or(LOOKS.0);
-                self.hold(wait, Delay::Server, why)
+                let wait = error.retry_after().unwrap_or(POLL_INTERVAL.0);
+                self.delay(wait, Delay::Server, why)
             }
             Some(401 | 403) => self.refuse(request, Refusal::Server(why)),
             _ => Fate::Refused {
@@ -331,7 +329,7 @@ impl<R: Requester> Evictor<R> {
         }
     }
 
-    fn objects(&mut self, request: &Request, pod: &PodObject) -> Option<Fate> {
+    fn check(&mut self, request: &Request, pod: &PodObject) -> Option<Fate> {
         let objection = {
             let in_force = self.in_force.borrow();
             permit(pod, &self.node, &request.rule, &in_force.policy).err()?
@@ -345,7 +343,7 @@ impl<R: Requester> Evictor<R> {
     fn refuse(&mut self, request: &Request, why: Refusal) -> Fate {
         let now = clock::boot_time();
         let pause = match why {
-            Refusal::ManyBudgets(_) => jittered(MOST_BACKOFF),
+            Refusal::ManyBudgets(_) => jittered(MAX_BACKOFF),
             _ => self.refusals.pause(&request.uid(), now),
         };
         Fate::Refused {
@@ -354,31 +352,30 @@ impl<R: Requester> Evictor<R> {
         }
     }
 
-    fn hold(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
-        // Agents that were sent away together do not come back together.
+    fn delay(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
+        // Jitter, so that agents delayed together do not retry together.
         let until = clock::boot_time() + jittered(wait);
         self.wait = Some((until, by, why.clone()));
         let why = Refusal::Wait { wait, by, why };
         Fate::Refused { until, why }
     }
 
-    /// The request may have been carried out: the pod says so.
-    async fn find_out(&mut self, request: &Request, why: String) -> Fate {
-        self.tell(request.clone(), Fate::Unsure(why.clone()));
-        let begun = clock::boot_time();
-        for pause in backoff(LOOKS.0, LOOKS.1) {
+    /// The request may have been carried out: polls the pod to find out.
+    async fn poll_result(&mut self, request: &Request, why: String) -> Fate {
+        self.report(request.clone(), Fate::Unsure(why.clone()));
+        let started = clock::boot_time();
+        for pause in backoff(POLL_INTERVAL.0, POLL_INTERVAL.1) {
             tokio::time::sleep(pause).await;
             match eviction::look::<PodObject>(&self.client, &request.target).await {
                 Ok(None) => return Fate::Gone,
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
                     return Fate::Accepted;
                 }
-                Ok(Some(_)) if clock::boot_time().since(begun) >= self.call_timeout => break,
-                Err(_) if clock::boot_time().since(begun) >= LONGEST_LOOK => break,
+                Ok(Some(_)) if clock::boot_time().since(started) >= self.call_timeout => break,
+                Err(_) if clock::boot_time().since(started) >= POLL_TIMEOUT => break,
                 Ok(Some(_)) | Err(_) => {}
             }
         }
-        // It was waited for long enough.
         Fate::Refused {
             until: clock::boot_time(),
             why: Refusal::Unanswered(why),
@@ -386,7 +383,7 @@ impl<R: Requester> Evictor<R> {
     }
 }
 
-/// The taint that has to stand before: that of the rule's action, softened where the fleet's cap says so.
+/// The taint effect required before an eviction: that of the rule's action, or `PreferNoSchedule` beyond the fleet cap.
 fn wanted_effect(policy: &PolicySet, request: &Request) -> Option<TaintEffect> {
     let mut rules = policy.rules.iter();
     rules
@@ -395,17 +392,18 @@ fn wanted_effect(policy: &PolicySet, request: &Request) -> Option<TaintEffect> {
         .scheduling
 }
 
-/// How often each pod was refused.
+/// Backoff of each refused pod: the last pause, and when it started.
 #[derive(Debug, Default)]
 struct Refusals(BTreeMap<PodUid, (Duration, BootTime)>);
 
 impl Refusals {
-    /// For how long the pod is left alone now.
+    /// The pod's next backoff.
     fn pause(&mut self, uid: &PodUid, now: BootTime) -> Duration {
-        self.0.retain(|_, (_, last)| now.since(*last) < FORGET);
+        self.0
+            .retain(|_, (_, last)| now.since(*last) < BACKOFF_RESET);
         let pause = match self.0.get(uid) {
-            Some((before, _)) => before.saturating_mul(2).min(MOST_BACKOFF),
-            None => LEAST_BACKOFF,
+            Some((before, _)) => before.saturating_mul(2).min(MAX_BACKOFF),
+            None => MIN_BACKOFF,
         };
         self.0.insert(uid.clone(), (pause, now));
         jittered(pause)
@@ -423,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_is_refused_again_and_again_is_asked_ever_more_seldom() {
+    fn repeated_refusals_double_the_backoff() {
         let mut refusals = Refusals::default();
         let uid = PodUid::from("u");
         let mut now = BootTime::default();
@@ -432,12 +430,12 @@ mod tests {
             now = now + pause;
             pause.as_secs_f64()
         };
-        for least in [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] {
+        for min in [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] {
             let pause = pause();
-            assert!((least..=least * 1.25).contains(&pause), "{pause}");
+            assert!((min..=min * 1.25).contains(&pause), "{pause}");
         }
-        let forgotten = refusals.pause(&uid, now + FORGET).as_secs_f64();
-        assert!((10.0..=12.5).contains(&forgotten), "{forgotten}");
+        let reset = refusals.pause(&uid, now + BACKOFF_RESET).as_secs_f64();
+        assert!((10.0..=12.5).contains(&reset), "{reset}");
         let of_others = (0..20).map(|pod| refusals.pause(&PodUid::from(&*format!("v{pod}")), now));
         let of_others: BTreeSet<Duration> = of_others.collect();
         assert!(of_others.len() > 10, "with jitter: {of_others:?}");

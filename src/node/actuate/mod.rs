@@ -1,4 +1,4 @@
-//! Those who act on a plan.
+//! Actuators: they carry out a plan.
 
 pub mod api;
 pub mod evict;

@@ -1,10 +1,9 @@
 //! Reclaims page cache of pods through `memory.reclaim` (cgroup v2, Linux 5.19 and later).
 //!
-//! The write returns only when the kernel has scanned its way through, which takes seconds where it has to wait for a
-//! disk. A tick cannot wait for that, and slices small enough for it would free nothing: a thread of its own does it,
-//! slice by slice. It has no ear for what the agent decides meanwhile: a stop, a rule that ends, a pod that is protected.
-//! Hence what is asked for lapses after [`LIMIT`], and ends so long after it began; the next evaluation asks again for what is
-//! still wanted.
+//! The write blocks until the kernel has finished scanning, which takes seconds if it has to wait for a disk. A tick
+//! cannot wait for that, so a separate thread does it slice by slice. The thread does not notice decisions made
+//! meanwhile (a stop, a rule that ends, a pod that becomes protected), so a request expires after [`LIMIT`], and runs
+//! no longer than that; the next evaluation asks again for what is still wanted.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -22,32 +21,32 @@ use crate::engine::units::Bytes;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::clock::boot_time;
 
-/// What one write asks for.
+/// Bytes per write.
 const SLICE: u64 = 32 << 20;
-/// Pods that wait at most.
+/// Maximum number of waiting pods.
 const QUEUE: usize = 64;
-/// How long a reclaim may wait, and how long it may take.
+/// How long a reclaim may wait, and how long it may run.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What became of a reclaim.
+/// The outcome of a reclaim.
 #[derive(Debug)]
 pub enum ReclaimOutcome {
-    /// It is done.
+    /// Page cache was reclaimed.
     Reclaimed {
         /// Which pod.
         uid: PodUid,
-        /// By how much the pod's memory fell; the pod may have taken new memory meanwhile.
+        /// How much the pod's memory usage fell; the pod may have allocated memory meanwhile.
         freed: Bytes,
     },
-    /// This machine cannot.
+    /// This machine does not support it.
     Unsupported {
         /// Which pod.
         uid: PodUid,
         /// Why.
         reason: &'static str,
     },
-    /// The last one for this pod, or too many others, are not done yet, or its time ran out while it waited: asked
-    /// again by the next evaluation.
+    /// The previous reclaim of this pod or too many others are still pending, or the request expired while waiting. The
+    /// next evaluation asks again.
     Busy {
         /// Which pod.
         uid: PodUid,
@@ -57,7 +56,7 @@ pub enum ReclaimOutcome {
         /// Which pod.
         uid: PodUid,
     },
-    /// It could not be done.
+    /// It failed.
     Failed {
         /// Which pod.
         uid: PodUid,
@@ -79,11 +78,11 @@ struct Job {
     uid: PodUid,
     dir: PathBuf,
     amount: Bytes,
-    /// It does not begin after that.
+    /// It does not start after this time.
     until: BootTime,
 }
 
-/// Takes reclaims and does them beside the tick.
+/// Runs reclaims on a separate thread.
 #[derive(Debug)]
 pub struct Reclaimer {
     hierarchy: Hierarchy,
@@ -92,7 +91,7 @@ pub struct Reclaimer {
 }
 
 impl Reclaimer {
-    /// One that has nothing to do; its thread starts with the first request.
+    /// The thread starts with the first request.
     pub const fn new(hierarchy: Hierarchy) -> Self {
         Self {
             hierarchy,
@@ -101,8 +100,8 @@ impl Reclaimer {
         }
     }
 
-    /// Asks for at most `amount` of the page cache of the pod in `cgroup`. `None`: it is being done, and
-    /// [`Self::poll`] tells the end of it.
+    /// Requests up to `amount` of the page cache of the pod in `cgroup`. `None`: it was queued, and [`Self::poll`]
+    /// returns the outcome.
     pub fn request(
         &mut self,
         uid: &PodUid,
@@ -138,7 +137,7 @@ impl Reclaimer {
         }
     }
 
-    /// What has been done since the last call.
+    /// Outcomes since the last call.
     pub fn poll(&mut self) -> Vec<ReclaimOutcome> {
         let Some((_, done)) = &self.worker else {
             return Vec::new();
@@ -163,10 +162,10 @@ impl Reclaimer {
 
 fn start() -> io::Result<(SyncSender<Job>, Receiver<ReclaimOutcome>)> {
     let (queue, jobs) = mpsc::sync_channel::<Job>(QUEUE);
-    let (tell, done) = mpsc::channel();
+    let (outcomes, done) = mpsc::channel();
     let work = move || {
         for job in jobs {
-            if tell.send(reclaim(job, LIMIT)).is_err() {
+            if outcomes.send(reclaim(job, LIMIT)).is_err() {
                 break;
             }
         }
@@ -178,7 +177,7 @@ fn start() -> io::Result<(SyncSender<Job>, Receiver<ReclaimOutcome>)> {
 }
 
 impl ReclaimOutcome {
-    /// Which pod it is about.
+    /// The pod it is about.
     pub const fn uid(&self) -> &PodUid {
         match self {
             Self::Reclaimed { uid, .. }
@@ -197,11 +196,11 @@ fn reclaim(job: Job, limit: Duration) -> ReclaimOutcome {
         amount,
         until,
     } = job;
-    let begun = boot_time();
-    if begun >= until {
+    let started = boot_time();
+    if started >= until {
         return ReclaimOutcome::Busy { uid };
     }
-    let more = || boot_time().since(begun) < limit;
+    let more = || boot_time().since(started) < limit;
     let current = dir.join("memory.current");
     let Ok(before) = usage(&current) else {
         return ReclaimOutcome::Gone { uid };
@@ -214,13 +213,13 @@ fn reclaim(job: Job, limit: Duration) -> ReclaimOutcome {
         }
         Err(Stop::NotThere) if dir.exists() => ReclaimOutcome::Unsupported {
             uid,
-            reason: "this kernel has no memory.reclaim (Linux 5.19 and later have it)",
+            reason: "this kernel has no memory.reclaim (it needs Linux 5.19 or later)",
         },
         Err(Stop::NotThere) => ReclaimOutcome::Gone { uid },
         Err(Stop::WouldSwap) => ReclaimOutcome::Unsupported {
             uid,
-            reason: "this machine has swap, and its kernel would swap the pod's memory out instead of its page \
-                     cache (Linux 6.9 and later can be told not to)",
+            reason: "this machine has swap, and its kernel would swap the pod's memory out instead of reclaiming its \
+            page cache (Linux 6.9 and later can avoid that)",
         },
         Err(Stop::Failed(error)) => ReclaimOutcome::Failed { uid, error },
     }
@@ -232,7 +231,7 @@ enum Stop {
     Failed(ReclaimError),
 }
 
-/// Page cache alone: without swap there is nothing else, with it the kernel has to be told.
+/// Reclaims page cache only. With swap, the kernel needs `swappiness=0` for that.
 fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(), Stop> {
     let hint = if has_swap() { " swappiness=0" } else { "" };
     let mut left = amount;
@@ -240,7 +239,7 @@ fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(
         let slice = left.min(SLICE);
         match write(path, &format!("{slice}{hint}")) {
             Ok(()) => left -= slice,
-            // There is no more to be had.
+            // Nothing more can be reclaimed.
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(stop(path, error, hint)),
         }
@@ -296,28 +295,31 @@ mod tests {
     }
 
     #[test]
-    fn a_reclaim_neither_begins_nor_goes_on_after_its_time() {
+    fn a_reclaim_neither_starts_nor_continues_after_its_deadline() {
         let dir = tempfile::tempdir().unwrap();
-        let asked = dir.path().join("memory.reclaim");
-        fs::write(&asked, "").unwrap();
-        let lapsed = reclaim(job(dir.path(), SLICE, boot_time()), LIMIT);
-        assert!(matches!(lapsed, ReclaimOutcome::Busy { .. }), "{lapsed:?}");
+        let file = dir.path().join("memory.reclaim");
+        fs::write(&file, "").unwrap();
+        let expired = reclaim(job(dir.path(), SLICE, boot_time()), LIMIT);
+        assert!(
+            matches!(expired, ReclaimOutcome::Busy { .. }),
+            "{expired:?}"
+        );
         assert_eq!(
-            fs::read_to_string(&asked).unwrap(),
+            fs::read_to_string(&file).unwrap(),
             "",
-            "nothing was asked for"
+            "nothing was requested"
         );
 
-        let begun = boot_time();
+        let started = boot_time();
         let limit = Duration::from_millis(100);
-        let ended = reclaim(job(dir.path(), u64::MAX, begun + LIMIT), limit);
-        assert!((limit..LIMIT).contains(&boot_time().since(begun)));
+        let outcome = reclaim(job(dir.path(), u64::MAX, started + LIMIT), limit);
+        assert!((limit..LIMIT).contains(&boot_time().since(started)));
         assert!(
-            matches!(ended, ReclaimOutcome::Reclaimed { .. }),
-            "{ended:?}"
+            matches!(outcome, ReclaimOutcome::Reclaimed { .. }),
+            "{outcome:?}"
         );
-        // With a hint about swap, on a machine that has some.
-        let asked = fs::read_to_string(&asked).unwrap();
-        assert!(asked.starts_with(&SLICE.to_string()), "{asked}");
+        // Followed by a swappiness hint if the machine has swap.
+        let written = fs::read_to_string(&file).unwrap();
+        assert!(written.starts_with(&SLICE.to_string()), "{written}");
     }
 }

@@ -1,5 +1,5 @@
-//! Keeps new pods away from the node, or welcomes them, as the engine says: a task that brings the Node to the level
-//! that is wanted and holds it there.
+//! Sets or removes the node's taint and condition as the engine decides: a task that reconciles the Node with the
+//! wanted state.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,69 +15,69 @@ use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
-/// Pauses after a write that came to nothing.
-const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Pauses after our taint was taken off too often.
-const CONTESTED: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
-/// It may be taken off so often in [`WINDOW`] before we leave it off for a while.
-const MOST_LOSSES: usize = 3;
-const WINDOW: Duration = Duration::from_mins(1);
+/// Minimum and maximum pause after a failed write.
+const WRITE_RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Minimum and maximum pause after our taint was removed too often.
+const CONTESTED_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
+/// How many times the taint may be removed within [`LOSS_WINDOW`] before we stop restoring it for a while.
+const MAX_LOSSES: usize = 3;
+const LOSS_WINDOW: Duration = Duration::from_mins(1);
 
-/// What has to stand on the Node.
+/// The wanted state of the Node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
-    /// The engine's word. [`Scheduling::Hold`] leaves the Node as it is.
+    /// The engine's decision. [`Scheduling::Hold`] leaves the Node unchanged.
     pub scheduling: Scheduling,
-    /// Value and mark of the rules, in words, as they were when the engine began to say so.
+    /// Value and threshold of the rules when the engine made that decision, as text.
     pub message: String,
-    /// Where nothing has to stand there, nothing has to tell that something did.
+    /// When the taint is removed, remove the condition as well.
     pub no_trace: bool,
 }
 
-/// The Node as a watch shows it.
+/// The Node from a watch.
 #[derive(Clone, Debug, Default)]
 pub struct Watched {
-    /// Our marks on it; `None`: there is no such Node, or none was seen yet.
+    /// Our taint and condition on it; `None` if the Node does not exist or was not seen yet.
     pub node: Option<Marked>,
-    /// In how many full lists it was until now.
+    /// Number of full lists so far.
     pub lists: u64,
 }
 
-/// What stands there, as far as we know.
+/// The last known state of our taint on the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The Node has been seen.
     pub known: bool,
-    /// The effect of our taint on the Node; `None` where there is none.
+    /// The effect of our taint; `None` if there is no taint.
     pub effect: Option<TaintEffect>,
-    /// Why the Node is not as it has to be; `None` where nothing went wrong.
+    /// Why the last write failed; `None` if it did not.
     pub failing: Option<String>,
-    /// Somebody keeps taking our taint off.
+    /// Another writer keeps removing our taint.
     pub contested: bool,
 }
 
-/// Runs until the sender of `wanted` is gone, and leaves the Node as it is then. `node` is the Node as a watch sees
-/// it; `standing` tells what became of it.
+/// Runs until the sender of `wanted` is dropped, and leaves the Node as it is then. `node` is the Node from a watch;
+/// `standing` receives the state.
 pub async fn run(
     client: Client,
     mut wanted: watch::Receiver<Wanted>,
     mut node: watch::Receiver<Watched>,
     standing: watch::Sender<Standing>,
 ) {
-    let mut keeper = Keeper::default();
+    let mut reconciler = Reconciler::default();
     loop {
         let now = clock::boot_time();
-        keeper.want(&wanted.borrow_and_update());
-        keeper.look(now, &node.borrow_and_update());
-        let step = keeper.step(now);
-        publish(&standing, keeper.standing());
+        reconciler.set_wanted(&wanted.borrow_and_update());
+        reconciler.observe(now, &node.borrow_and_update());
+        let step = reconciler.step(now);
+        publish(&standing, reconciler.state());
         let pause = match step {
-            Step::Keep(seen) => {
-                let kept = taint::keep(&client, seen, keeper.bearing()).await;
-                keeper.kept(clock::boot_time(), kept);
+            Step::Write(seen) => {
+                let written = taint::keep(&client, seen, reconciler.bearing()).await;
+                reconciler.written(clock::boot_time(), written);
                 continue;
             }
-            Step::Rest(pause) => pause,
+            Step::Wait(pause) => pause,
         };
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
@@ -95,40 +95,40 @@ fn publish(standing: &watch::Sender<Standing>, now: Standing) {
     });
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// Write: this Node is not as it has to be.
-    Keep(Marked),
-    /// Nothing, until something changes, or so much time has passed.
-    Rest(Option<Duration>),
+    /// Write: this Node differs from the wanted state.
+    Write(Marked),
+    /// Wait until something changes, or for this long.
+    Wait(Option<Duration>),
 }
 
-/// Decides; pure.
+/// Decides the next step; pure.
 #[derive(Debug, Default)]
-struct Keeper {
-    /// Nothing is done before the engine's first word.
-    told: bool,
-    /// What the Node has to bear.
+struct Reconciler {
+    /// Nothing is done before the engine's first decision.
+    decided: bool,
+    /// The wanted taint and condition.
     mark: Option<Mark>,
     no_trace: bool,
     rules: Vec<RuleId>,
-    /// The Node as it was last seen, or as our last write left it.
+    /// The Node as last seen, or as written by us since.
     node: Option<Marked>,
-    /// In how many full lists it was then.
+    /// Number of full lists at that time.
     lists: u64,
-    /// It bore what it has to.
-    held: bool,
-    /// When it was found not to any more.
+    /// The Node was last seen in the wanted state.
+    in_sync: bool,
+    /// When another writer changed it.
     losses: VecDeque<BootTime>,
-    /// Somebody keeps undoing it; that is over when it holds until then.
+    /// Another writer keeps changing it; no longer contested if it is unchanged until then.
     contested: Option<BootTime>,
     pauses: Option<ExponentialBackoff>,
     pause_until: BootTime,
     failing: Option<String>,
 }
 
-impl Keeper {
+impl Reconciler {
     fn bearing(&self) -> Bearing<'_> {
         match &self.mark {
             Some(mark) => Bearing::Mark(mark),
@@ -141,18 +141,18 @@ impl Keeper {
         node.bears(self.bearing())
     }
 
-    fn want(&mut self, wanted: &Wanted) {
-        // Nobody has taken anything from us that we want no more.
-        self.held &= self.no_trace == wanted.no_trace;
+    fn set_wanted(&mut self, wanted: &Wanted) {
+        // Our own change of `no_trace` is not a loss.
+        self.in_sync &= self.no_trace == wanted.no_trace;
         self.no_trace = wanted.no_trace;
         let (effect, rules) = match &wanted.scheduling {
             Scheduling::Hold => return,
             Scheduling::Enabled => (None, &[][..]),
             Scheduling::Disabled { effect, rules } => (Some(*effect), &rules[..]),
         };
-        self.told = true;
+        self.decided = true;
         let before = self.mark.as_ref().map(|mark| mark.effect);
-        // The words stay those from when it began: a value that moves is no reason to write.
+        // The message stays the one from the start: a changed value alone is no reason to write.
         if before == effect && self.rules == rules {
             return;
         }
@@ -162,24 +162,25 @@ impl Keeper {
             reason: rules.first().map_or_else(String::new, ToString::to_string),
             message: wanted.message.clone(),
         });
-        self.held = false;
+        self.in_sync = false;
         if before != effect {
             self.losses.clear();
-            self.calm();
+            self.reset_backoff();
         }
     }
 
-    /// What is in a new list is taken, however old: versions begin anew where an API server is put back from a backup.
-    fn look(&mut self, now: BootTime, seen: &Watched) {
+    /// Accepts the Node from a new list even if its version is older: versions restart when etcd is restored from a
+    /// backup.
+    fn observe(&mut self, now: BootTime, seen: &Watched) {
         if seen.lists != self.lists {
             self.lists = seen.lists;
             self.node = None;
         }
-        self.see(now, seen.node.as_ref());
+        self.observe_node(now, seen.node.as_ref());
     }
 
-    /// Takes in what the watch sees, which may lag behind our own last write.
-    fn see(&mut self, now: BootTime, node: Option<&Marked>) {
+    /// Records the Node from the watch, which may lag behind our own last write.
+    fn observe_node(&mut self, now: BootTime, node: Option<&Marked>) {
         let is_old = match (node, &self.node) {
             (Some(node), Some(known)) => !node.is_newer_than(known),
             _ => false,
@@ -188,89 +189,89 @@ impl Keeper {
             return;
         }
         self.node = node.cloned();
-        if self.held && !self.node.as_ref().is_some_and(|node| self.bears(node)) {
+        if self.in_sync && !self.node.as_ref().is_some_and(|node| self.bears(node)) {
             self.losses.push_back(now);
-            self.held = false;
+            self.in_sync = false;
         }
     }
 
     fn step(&mut self, now: BootTime) -> Step {
-        let Some(node) = self.node.as_ref().filter(|_| self.told) else {
-            return Step::Rest(None);
+        let Some(node) = self.node.as_ref().filter(|_| self.decided) else {
+            return Step::Wait(None);
         };
         if self.bears(node) {
-            return self.rest(now);
+            return self.in_sync_step(now);
         }
-        let keep = Step::Keep(node.clone());
-        self.judge(now);
+        let write = Step::Write(node.clone());
+        self.check_losses(now);
         let left = self.pause_until.since(now);
         if left.is_zero() {
-            keep
+            write
         } else {
-            Step::Rest(Some(left))
+            Step::Wait(Some(left))
         }
     }
 
-    /// All is as it has to be.
-    fn rest(&mut self, now: BootTime) -> Step {
-        self.held = true;
+    /// The Node is in the wanted state.
+    fn in_sync_step(&mut self, now: BootTime) -> Step {
+        self.in_sync = true;
         self.failing = None;
         let left = self.contested.map(|until| until.since(now));
         let left = left.filter(|left| !left.is_zero());
         if left.is_none() {
-            self.calm();
+            self.reset_backoff();
         }
-        Step::Rest(left)
+        Step::Wait(left)
     }
 
-    fn calm(&mut self) {
+    fn reset_backoff(&mut self) {
         self.contested = None;
         self.pauses = None;
         self.pause_until = BootTime::default();
     }
 
-    /// Once contested, each further loss is one too many.
-    fn judge(&mut self, now: BootTime) {
-        self.losses.retain(|at| now.since(*at) < WINDOW);
-        let most = self.contested.map_or(MOST_LOSSES, |_| 0);
-        if self.losses.len() <= most {
+    /// Once contested, a single further loss is too many.
+    fn check_losses(&mut self, now: BootTime) {
+        self.losses.retain(|at| now.since(*at) < LOSS_WINDOW);
+        let max = self.contested.map_or(MAX_LOSSES, |_| 0);
+        if self.losses.len() <= max {
             return;
         }
         self.losses.clear();
         if self.contested.is_none() {
             self.pauses = None;
         }
-        self.pause(now, CONTESTED, None);
-        self.contested = Some(self.pause_until + WINDOW);
+        self.pause(now, CONTESTED_PAUSE, None);
+        self.contested = Some(self.pause_until + LOSS_WINDOW);
     }
 
     fn pause(
         &mut self,
         now: BootTime,
-        (least, most): (Duration, Duration),
-        asked: Option<Duration>,
+        (min, max): (Duration, Duration),
+        retry_after: Option<Duration>,
     ) {
-        let pauses = self.pauses.get_or_insert_with(|| backoff(least, most));
-        let pause = pauses.next().unwrap_or(most);
-        self.pause_until = now + at_least(asked, pause);
+        let pauses = self.pauses.get_or_insert_with(|| backoff(min, max));
+        let pause = pauses.next().unwrap_or(max);
+        self.pause_until = now + at_least(retry_after, pause);
     }
 
-    /// A write came to its end.
-    fn kept(&mut self, now: BootTime, kept: Result<Marked, TaintError>) {
-        match kept {
+    /// Records the result of a write.
+    fn written(&mut self, now: BootTime, written: Result<Marked, TaintError>) {
+        match written {
             Ok(node) => self.node = Some(node),
             Err(error) => {
                 let text = error.to_string();
                 if self.failing.as_ref() != Some(&text) {
-                    tracing::warn!(%error, "failed to keep the node's taint");
+                    tracing::warn!(%error, "failed to update the node's taint");
                 }
                 self.failing = Some(text);
-                self.pause(now, FAILED, error.retry_after());
+                self.pause(now, WRITE_RETRY_PAUSE, error.retry_after());
             }
         }
     }
 
-    fn standing(&self) -> Standing {
+    fn state(&self) -> Standing {
         Standing {
             known: self.node.is_some(),
             effect: self.node.as_ref().and_then(Marked::effect),

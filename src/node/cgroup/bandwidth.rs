@@ -1,46 +1,44 @@
-//! What is done with CPU bandwidth before it is written.
+//! Arithmetic on CPU bandwidth limits, and their text form.
 
 use crate::engine::units::MilliCpu;
 
 use super::parse::{self, Bandwidth};
 
-/// The smallest quota that the kernel takes, in microseconds (`min_cfs_quota_period` in `kernel/sched/core.c`).
-pub const LEAST_QUOTA_US: u64 = 1000;
+/// The smallest quota that the kernel accepts, in microseconds (`min_cfs_quota_period` in `kernel/sched/core.c`).
+pub const MIN_QUOTA_US: u64 = 1000;
 
 impl Bandwidth {
-    /// Takes what `cpu.max` holds apart, with or without its newline. `None` where it is none.
+    /// Parses `cpu.max`, with or without its newline. `None` if it is malformed.
     pub fn parse_v2(text: &str) -> Option<Self> {
         parse::cpu_max(line(text).as_bytes())
     }
 
-    /// The same from `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
+    /// Parses `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
     pub fn parse_v1(quota: &str, period: &str) -> Option<Self> {
         let quota = parse::cfs_quota(line(quota).as_bytes())?;
         let period = parse::number(line(period).as_bytes()).filter(|period| *period > 0)?;
         Some(Self { quota, period })
     }
 
-    /// Takes it down to `limit` in the same period: never up, and not below what the kernel takes.
+    /// Lowers the quota to `limit` with the same period. Never raises it, and never goes below the kernel's minimum.
     #[must_use]
     pub fn limited_to(self, limit: MilliCpu) -> Self {
         let us = u128::from(limit.0) * u128::from(self.period) / 1000;
-        let us = u64::try_from(us).unwrap_or(u64::MAX).max(LEAST_QUOTA_US);
+        let us = u64::try_from(us).unwrap_or(u64::MAX).max(MIN_QUOTA_US);
         Self {
             quota: Some(self.quota.map_or(us, |own| own.min(us))),
             ..self
         }
     }
 
-    /// Takes it down to what `other` allows, in its own period.
+    /// Lowers the quota to what `other` allows, keeping its own period.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         let Some(other_us) = other.quota else {
             return self;
         };
         let scaled = u128::from(other_us) * u128::from(self.period) / u128::from(other.period);
-        let scaled = u64::try_from(scaled)
-            .unwrap_or(u64::MAX)
-            .max(LEAST_QUOTA_US);
+        let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(MIN_QUOTA_US);
         Self {
             quota: Some(self.quota.map_or(scaled, |own| own.min(scaled))),
             ..self
@@ -59,7 +57,7 @@ impl Bandwidth {
         }
     }
 
-    /// As `cpu.max` holds it.
+    /// The text for `cpu.max`.
     pub fn text_v2(self) -> String {
         match self.quota {
             None => format!("max {}", self.period),
@@ -67,7 +65,7 @@ impl Bandwidth {
         }
     }
 
-    /// As `cpu.cfs_quota` holds it.
+    /// The text for `cpu.cfs_quota_us`.
     pub fn text_v1(self) -> String {
         self.quota
             .map_or_else(|| "-1".to_owned(), |us| us.to_string())
@@ -86,12 +84,12 @@ mod tests {
     use crate::engine::units::Quota;
 
     fn bandwidth() -> impl Strategy<Value = Bandwidth> {
-        let quota = proptest::option::of(LEAST_QUOTA_US..1_000_000_000);
+        let quota = proptest::option::of(MIN_QUOTA_US..1_000_000_000);
         (quota, 1000..=1_000_000_u64).prop_map(|(quota, period)| Bandwidth { quota, period })
     }
 
     #[test]
-    fn what_the_kernel_writes_is_read() {
+    fn kernel_formats_are_parsed() {
         let unlimited = Bandwidth {
             quota: None,
             period: 100_000,
@@ -109,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_never_writes_is_not() {
+    fn malformed_text_is_rejected() {
         for text in [
             "",
             "max",
@@ -128,25 +126,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_limit_never_raises_and_never_falls_below_the_least(
+        fn a_limit_never_raises_the_quota_nor_goes_below_the_minimum(
             own in bandwidth(), limit in 0..10_000_000_u64,
         ) {
             let limited = own.limited_to(MilliCpu(limit));
             prop_assert!(!limited.allows_more_than(own));
-            prop_assert!(limited.quota.is_some_and(|us| us >= LEAST_QUOTA_US));
+            prop_assert!(limited.quota.is_some_and(|us| us >= MIN_QUOTA_US));
             prop_assert_eq!(limited.period, own.period);
         }
 
         #[test]
-        fn the_smaller_of_two_allows_no_more_than_either(a in bandwidth(), b in bandwidth()) {
-            let least = a.min(b);
-            prop_assert!(!least.allows_more_than(a));
-            // The kernel's least may be above a tiny share of a long period.
-            prop_assert!(!least.allows_more_than(b) || least.quota == Some(LEAST_QUOTA_US));
+        fn the_minimum_of_two_allows_no_more_than_either(a in bandwidth(), b in bandwidth()) {
+            let smaller = a.min(b);
+            prop_assert!(!smaller.allows_more_than(a));
+            // The kernel's minimum may exceed a tiny share of a long period.
+            prop_assert!(!smaller.allows_more_than(b) || smaller.quota == Some(MIN_QUOTA_US));
         }
 
         #[test]
-        fn texts_are_read_back(own in bandwidth()) {
+        fn text_round_trips(own in bandwidth()) {
             prop_assert_eq!(Bandwidth::parse_v2(&own.text_v2()), Some(own));
             let period = own.period.to_string();
             prop_assert_eq!(Bandwidth::parse_v1(&own.text_v1(), &period), Some(own));

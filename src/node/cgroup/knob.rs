@@ -1,5 +1,5 @@
-//! The cgroup files that are written, through file descriptors that are kept: a descriptor belongs to one cgroup
-//! for good, so a write can never land in another that took its name.
+//! The cgroup files that are written, through descriptors that stay open: a descriptor belongs to one cgroup for
+//! good, so a write never reaches another cgroup that took its name.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::parse::Bandwidth;
 use super::{CgroupPath, Controller, Hierarchy};
 
-/// What a file decides.
+/// What a file controls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// CPU time a period.
+    /// CPU time per period.
     Quota,
-    /// Unused quota that may be saved up.
+    /// Unused quota that may be accumulated.
     Burst,
-    /// Idle class: it runs only where nobody else wants to.
+    /// Idle class: it runs only when nothing else wants the CPU.
     Idle,
     /// Share of the CPU among siblings.
     Weight,
@@ -71,7 +71,7 @@ impl KnobFile {
         }
     }
 
-    /// What it decides.
+    /// What the file controls.
     pub const fn role(self) -> Role {
         match self {
             Self::CpuMax | Self::CfsQuota => Role::Quota,
@@ -81,7 +81,7 @@ impl KnobFile {
         }
     }
 
-    /// Its name.
+    /// The file's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CpuMax => "cpu.max",
@@ -94,15 +94,15 @@ impl KnobFile {
         }
     }
 
-    /// The least weight that the kernel takes.
-    pub const fn least_weight(self) -> &'static str {
+    /// The smallest weight that the kernel accepts.
+    pub const fn min_weight(self) -> &'static str {
         match self {
             Self::CpuShares => "2",
             _ => "1",
         }
     }
 
-    /// The weight that the kernel shows for a cgroup of idle class.
+    /// The weight that the kernel shows for an idle-class cgroup.
     pub const fn idle_weight(self) -> &'static str {
         match self {
             Self::CpuShares => "3",
@@ -110,8 +110,8 @@ impl KnobFile {
         }
     }
 
-    /// Whether the kernel itself puts this weight there when a cgroup becomes idle class or stops to be
-    /// (`sched_group_set_idle`: `WEIGHT_IDLEPRIO` and `NICE_0_LOAD`), whatever was there before.
+    /// Whether the kernel itself sets this weight when a cgroup enters or leaves the idle class
+    /// (`sched_group_set_idle`: `WEIGHT_IDLEPRIO` and `NICE_0_LOAD`), whatever the weight was before.
     pub fn is_weight_around_idle(self, text: &str) -> bool {
         match self {
             Self::CpuWeight => matches!(text, "0" | "100"),
@@ -129,17 +129,17 @@ impl fmt::Display for KnobFile {
 
 /// Why a cgroup file could not be used.
 #[derive(Debug, thiserror::Error)]
-pub enum KnobError {
-    /// The cgroup has vanished: normal.
+pub enum ControlFileError {
+    /// The cgroup no longer exists. This is normal.
     #[error("{} is gone", .0.display())]
     Gone(PathBuf),
-    /// The cgroup is there, its file is not.
+    /// The cgroup exists, but its file does not.
     #[error(
         "there is no {}: enable the `cpu` controller for this cgroup (cgroup.subtree_control of its parent)",
         .0.display()
     )]
     Missing(PathBuf),
-    /// We may not.
+    /// Permission denied.
     #[error("failed to {verb} {}: permission denied: run as root", path.display())]
     Denied {
         /// `open`, `read` or `write`.
@@ -158,20 +158,20 @@ pub enum KnobError {
         /// The file.
         path: PathBuf,
     },
-    /// The kernel does not take the value.
-    #[error("failed to write {}: the kernel refuses `{value}`", path.display())]
+    /// The kernel rejects the value.
+    #[error("failed to write {}: the kernel rejects `{value}`", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
         /// The value.
         value: String,
     },
-    /// It holds something that such a file never holds.
-    #[error("failed to understand {}: it holds `{text}`", path.display())]
+    /// The content is not valid for such a file.
+    #[error("failed to parse {}: it holds `{text}`", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// Its content.
         text: String,
     },
     /// Anything else.
@@ -181,12 +181,12 @@ pub enum KnobError {
         verb: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
 }
 
-impl KnobError {
+impl ControlFileError {
     fn new(verb: &'static str, path: &Path, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {
@@ -212,7 +212,7 @@ impl KnobError {
         }
     }
 
-    /// The cgroup has vanished.
+    /// Whether the cgroup no longer exists.
     pub const fn is_gone(&self) -> bool {
         matches!(self, Self::Gone(_))
     }
@@ -228,11 +228,11 @@ pub struct CpuDir {
 }
 
 impl CpuDir {
-    /// Opens it.
+    /// Opens the folder.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where there is no such cgroup; a symbolic link below the root is refused.
-    pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, KnobError> {
+    /// [`ControlFileError::Gone`] if there is no such cgroup; a symbolic link below the root is refused.
+    pub fn open(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<Self, ControlFileError> {
         let root = match hierarchy {
             Hierarchy::V2 { root } => root,
             Hierarchy::V1 { cpu, .. } => cpu,
@@ -240,12 +240,12 @@ impl CpuDir {
         let path = hierarchy
             .dir(Controller::Cpu, cgroup)
             .unwrap_or_else(|| root.join(cgroup.as_str()));
-        let dir =
-            open_beneath(root, cgroup).map_err(|errno| KnobError::new("open", &path, errno))?;
+        let dir = open_beneath(root, cgroup)
+            .map_err(|errno| ControlFileError::new("open", &path, errno))?;
         let inode = dir
             .metadata()
             .map(|metadata: Metadata| metadata.ino())
-            .map_err(|error| KnobError::io("open", &path, error))?;
+            .map_err(|error| ControlFileError::io("open", &path, error))?;
         Ok(Self {
             dir,
             path,
@@ -254,71 +254,71 @@ impl CpuDir {
         })
     }
 
-    /// The inode of the folder: the cgroup's identity, as names come back.
+    /// The inode of the folder. It identifies the cgroup, since names are reused.
     pub const fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// How many names the folder has: two, and one for each cgroup below it. On file systems that count them.
+    /// The folder's link count: two, plus one for each cgroup below it (on file systems that count them).
     ///
     /// # Errors
-    /// Where the kernel does not tell.
-    pub fn links(&self) -> Result<u64, KnobError> {
+    /// If `fstat` fails.
+    pub fn links(&self) -> Result<u64, ControlFileError> {
         let metadata = self.dir.metadata();
         metadata
             .map(|metadata| metadata.nlink())
-            .map_err(|error| KnobError::io("read", &self.path, error))
+            .map_err(|error| ControlFileError::io("read", &self.path, error))
     }
 
-    /// Opens the file of `role`; `None` where this kernel has none.
+    /// Opens the file for `role`; `None` if this kernel has no such file.
     ///
     /// # Errors
-    /// Where it is there but cannot be opened.
-    pub fn knob(&self, role: Role) -> Result<Option<Knob>, KnobError> {
-        let file = KnobFile::of(role, self.v2);
-        let path = self.path.join(file.name());
-        let Some(fd) = self.open_file(file.name(), OFlag::O_RDWR)? else {
+    /// If it exists but cannot be opened.
+    pub fn control_file(&self, role: Role) -> Result<Option<ControlFile>, ControlFileError> {
+        let kind = KnobFile::of(role, self.v2);
+        let path = self.path.join(kind.name());
+        let Some(fd) = self.open_file(kind.name(), OFlag::O_RDWR)? else {
             return Ok(None);
         };
-        let period = match file {
+        let period = match kind {
             KnobFile::CfsQuota => self.open_file(CFS_PERIOD, OFlag::O_RDONLY)?,
             _ => None,
         };
-        Ok(Some(Knob {
-            file,
+        Ok(Some(ControlFile {
+            kind,
             path,
             fd,
             period,
         }))
     }
 
-    /// Opens the file of `role`, which every kernel has.
+    /// Opens the file for `role`, which every kernel has.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where the cgroup has vanished.
-    pub fn required(&self, role: Role) -> Result<Knob, KnobError> {
+    /// [`ControlFileError::Gone`] if the cgroup no longer exists.
+    pub fn required(&self, role: Role) -> Result<ControlFile, ControlFileError> {
         let missing = || {
             let path = self.path.join(KnobFile::of(role, self.v2).name());
             if self.path.exists() {
-                KnobError::Missing(path)
+                ControlFileError::Missing(path)
             } else {
-                KnobError::Gone(path)
+                ControlFileError::Gone(path)
             }
         };
-        self.knob(role)?.ok_or_else(missing)
+        self.control_file(role)?.ok_or_else(missing)
     }
 
-    fn open_file(&self, name: &str, access: OFlag) -> Result<Option<File>, KnobError> {
+    fn open_file(&self, name: &str, access: OFlag) -> Result<Option<File>, ControlFileError> {
         let flags = access | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         match openat(self.dir.as_fd(), name, flags, Mode::empty()) {
             Ok(fd) => Ok(Some(File::from(fd))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(KnobError::new("open", &self.path.join(name), errno)),
+            Err(errno) => Err(ControlFileError::new("open", &self.path.join(name), errno)),
         }
     }
 }
 
-/// Opens a folder below `root` without leaving it and without following links: the root itself may be one
+/// Opens a folder below `root` without leaving it and without following links. The root itself may be a link
 /// (`/sys/fs/cgroup/cpu -> cpu,cpuacct`).
 fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -334,19 +334,19 @@ fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(&root_dir, cgroup.as_str(), how) {
-        // Linux before 5.6. cgroup file systems have no links of their own.
+        // Linux before 5.6. cgroup file systems contain no links.
         Err(Errno::ENOSYS) => plain(&root.join(cgroup.as_str()), flags | OFlag::O_NOFOLLOW),
         opened => opened.map(File::from),
     }
 }
 
-/// Bytes of the longest text that such a file holds: two 64-bit numbers.
-const LONGEST: usize = 64;
+/// Maximum content length in bytes: two 64-bit numbers.
+const MAX_LEN: usize = 64;
 
-/// What a file held, without an allocation.
+/// The content of a file, read without allocating.
 #[derive(Clone, Copy)]
 pub struct Reading {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MAX_LEN],
     len: usize,
 }
 
@@ -357,40 +357,40 @@ impl Reading {
     }
 }
 
-/// One cgroup file, kept open.
+/// One cgroup file that stays open.
 #[derive(Debug)]
-pub struct Knob {
-    file: KnobFile,
+pub struct ControlFile {
+    kind: KnobFile,
     path: PathBuf,
     fd: File,
-    /// v1 keeps the period of a quota in a file of its own.
+    /// v1 has the period of a quota in a separate file.
     period: Option<File>,
 }
 
-impl Knob {
+impl ControlFile {
     /// Which file.
-    pub const fn file(&self) -> KnobFile {
-        self.file
+    pub const fn kind(&self) -> KnobFile {
+        self.kind
     }
 
-    /// Where it is, for people.
+    /// Its path, for display.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds now.
+    /// Reads the current content.
     ///
     /// # Errors
-    /// [`KnobError::Gone`] where the cgroup has vanished.
-    pub fn read(&self) -> Result<Reading, KnobError> {
-        read(&self.fd).map_err(|error| KnobError::io("read", &self.path, error))
+    /// [`ControlFileError::Gone`] if the cgroup no longer exists.
+    pub fn read(&self) -> Result<Reading, ControlFileError> {
+        read(&self.fd).map_err(|error| ControlFileError::io("read", &self.path, error))
     }
 
-    /// Makes it hold `value`.
+    /// Writes `value`.
     ///
     /// # Errors
-    /// [`KnobError::Refused`] where the kernel does not take the value.
-    pub fn write(&self, value: &str) -> Result<(), KnobError> {
+    /// [`ControlFileError::Refused`] if the kernel rejects the value.
+    pub fn write(&self, value: &str) -> Result<(), ControlFileError> {
         match self.fd.write_at(value.as_bytes(), 0) {
             Ok(_) => Ok(()),
             Err(error)
@@ -399,35 +399,35 @@ impl Knob {
                     Some(Errno::EINVAL | Errno::ERANGE)
                 ) =>
             {
-                Err(KnobError::Refused {
+                Err(ControlFileError::Refused {
                     path: self.path.clone(),
                     value: value.to_owned(),
                 })
             }
-            Err(error) => Err(KnobError::io("write", &self.path, error)),
+            Err(error) => Err(ControlFileError::io("write", &self.path, error)),
         }
     }
 
-    /// The bandwidth that the quota file would give if it held `text`.
+    /// The bandwidth that `text` means in this quota file.
     ///
     /// # Errors
-    /// Where the text is none, or the period cannot be read.
-    pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, KnobError> {
+    /// If the text is malformed or the period cannot be read.
+    pub fn bandwidth(&self, text: &str) -> Result<Bandwidth, ControlFileError> {
         let bandwidth = match &self.period {
             None => Bandwidth::parse_v2(text),
             Some(period) => {
-                let period =
-                    read(period).map_err(|error| KnobError::io("read", &self.path, error))?;
+                let period = read(period)
+                    .map_err(|error| ControlFileError::io("read", &self.path, error))?;
                 Bandwidth::parse_v1(text, period.text())
             }
         };
-        bandwidth.ok_or_else(|| KnobError::Malformed {
+        bandwidth.ok_or_else(|| ControlFileError::Malformed {
             path: self.path.clone(),
             text: text.to_owned(),
         })
     }
 
-    /// The text that the quota file has for a bandwidth.
+    /// The text of a bandwidth in this quota file.
     pub fn text(&self, bandwidth: Bandwidth) -> Box<str> {
         if self.period.is_some() {
             bandwidth.text_v1().into()
@@ -438,7 +438,7 @@ impl Knob {
 }
 
 fn read(file: &File) -> io::Result<Reading> {
-    let mut bytes = [0; LONGEST];
+    let mut bytes = [0; MAX_LEN];
     let len = file.read_at(&mut bytes, 0)?;
     Ok(Reading { bytes, len })
 }

@@ -1,12 +1,12 @@
-//! The cgroups that the kubelet makes: how their names tell the pod, and how a pod tells its cgroup's name.
+//! The cgroups that the kubelet creates: from a pod to its cgroup's name, and back.
 //!
 //! | driver | Guaranteed | Burstable (`BestEffort` likewise) |
 //! |---|---|---|
 //! | cgroupfs | `kubepods/pod<uid>` | `kubepods/burstable/pod<uid>` |
 //! | systemd | `kubepods.slice/kubepods-pod<uid>.slice` | `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` |
 //!
-//! A kubelet with a `cgroupRoot` has its parts before `kubepods`. Under systemd, where `-` parts a slice from its
-//! parent, each `-` within a part is written `_`. Below a pod stand its containers and its sandbox (`pause`).
+//! A kubelet's `cgroupRoot` comes before `kubepods`. Under systemd, where `-` separates a slice from its parent,
+//! each `-` within a part is written `_`. A pod's containers and its sandbox (`pause`) are below the pod.
 
 use std::fs;
 use std::io;
@@ -16,28 +16,28 @@ use super::{CgroupPath, CgroupPathError, Controller, Hierarchy};
 use crate::engine::pod::{PodUid, QosClass};
 use crate::ordered;
 
-/// Who makes the cgroups, which decides how they are named.
+/// The cgroup driver, which determines the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Driver {
-    /// The kubelet and the container runtime themselves.
+    /// The kubelet and the container runtime create the cgroups.
     Cgroupfs,
-    /// systemd, in slices and scopes.
+    /// systemd creates them as slices and scopes.
     Systemd,
 }
 
-/// A pod as its cgroup's name tells it.
+/// A pod as identified by its cgroup's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {
     /// Quality-of-service class.
     pub qos: QosClass,
-    /// UID; of a static pod the hash that the kubelet gave it.
+    /// UID; for a static pod, the hash that the kubelet gave it.
     pub uid: PodUid,
 }
 
 /// The cgroup of a pod. `cgroup_root` is the kubelet's setting, such as `/` or `/custom`.
 ///
 /// # Errors
-/// Where `cgroup_root` or the UID cannot be part of a path.
+/// If `cgroup_root` or the UID cannot be part of a path.
 pub fn pod_cgroup(
     driver: Driver,
     cgroup_root: &str,
@@ -57,7 +57,7 @@ pub fn pod_cgroup(
     })
 }
 
-/// The pod whose cgroup this is, whichever driver made it; `None` where it is not a pod's cgroup.
+/// The pod whose cgroup this is, for either driver; `None` if it is not a pod's cgroup.
 pub fn parse_pod_cgroup(cgroup: &CgroupPath) -> Option<PodName> {
     let (parent, last) = cgroup.as_str().rsplit_once('/')?;
     match last.strip_suffix(".slice") {
@@ -82,7 +82,7 @@ fn parse_folder(parent: &str, folder: &str) -> Option<PodName> {
     })
 }
 
-/// The class that the parts above a pod tell, nearest first.
+/// The service class from the parts above a pod, nearest first.
 fn class_of<'a>(mut above: impl Iterator<Item = &'a str>) -> Option<QosClass> {
     let nearest = above.next()?;
     let class = match nearest {
@@ -104,7 +104,7 @@ const fn class_part(qos: QosClass) -> Option<&'static str> {
 
 /// A UUID, or the 32 hexadecimal digits of a static pod.
 fn uid(text: &str) -> Option<PodUid> {
-    let dashes: Vec<usize> = text.match_indices('-').map(|(place, _)| place).collect();
+    let dashes: Vec<usize> = text.match_indices('-').map(|(index, _)| index).collect();
     let hex = text
         .bytes()
         .all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
@@ -158,11 +158,11 @@ pub struct FoundPod {
     pub containers: Vec<String>,
 }
 
-/// The pods' cgroups that exist below the kubelet's `cgroup_root`, of either driver, sorted by path. What vanishes
-/// while it is being looked at is left out.
+/// The existing pod cgroups below the kubelet's `cgroup_root`, for either driver, sorted by path. Cgroups that
+/// vanish during the scan are left out.
 ///
 /// # Errors
-/// Where a folder that exists cannot be listed, or `cgroup_root` cannot be part of a path.
+/// If an existing folder cannot be listed, or `cgroup_root` cannot be part of a path.
 pub fn scan(hierarchy: &Hierarchy, cgroup_root: &str) -> Result<Vec<FoundPod>, ScanError> {
     let mut found = Vec::new();
     for driver in [Driver::Cgroupfs, Driver::Systemd] {
@@ -182,10 +182,10 @@ pub fn scan(hierarchy: &Hierarchy, cgroup_root: &str) -> Result<Vec<FoundPod>, S
     Ok(found)
 }
 
-/// Why a scan ended.
+/// Why a scan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// The kubelet's `cgroupRoot` is no path.
+    /// The kubelet's `cgroupRoot` is not a valid path.
     #[error(transparent)]
     Path(#[from] CgroupPathError),
     /// A folder could not be listed.
@@ -198,15 +198,15 @@ pub enum ScanError {
     },
 }
 
-/// The cgroup that holds all pods of a kubelet, whose `cgroupRoot` is `cgroup_root`.
+/// The cgroup that contains all pods of a kubelet whose `cgroupRoot` is `cgroup_root`.
 ///
 /// # Errors
-/// Where `cgroup_root` cannot be part of a path.
+/// If `cgroup_root` cannot be part of a path.
 pub fn kubepods(driver: Driver, cgroup_root: &str) -> Result<CgroupPath, CgroupPathError> {
     class_cgroup(driver, cgroup_root, QosClass::Guaranteed)
 }
 
-/// The cgroup that the pods of a class stand in.
+/// The cgroup that contains the pods of a service class.
 fn class_cgroup(
     driver: Driver,
     cgroup_root: &str,
@@ -248,7 +248,7 @@ fn scan_class(
     Ok(())
 }
 
-/// The names of the folders in `path`, sorted; none where it does not exist.
+/// The names of the folders in `path`, sorted; empty if it does not exist.
 fn folders(path: &Path) -> Result<Vec<String>, ScanError> {
     child_folders(path).map_err(|source| ScanError::List {
         path: path.to_owned(),
@@ -256,10 +256,10 @@ fn folders(path: &Path) -> Result<Vec<String>, ScanError> {
     })
 }
 
-/// The names of the cgroups directly below the folder of one, sorted; none where it does not exist (any more).
+/// The names of the cgroups directly below a cgroup's folder, sorted; empty if it does not exist (any more).
 ///
 /// # Errors
-/// Where the folder exists and cannot be listed.
+/// If the folder exists but cannot be listed.
 pub fn child_folders(path: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,10 +1,10 @@
-//! Finding the cgroup trees of a machine.
+//! Finds the cgroup trees of a machine.
 //!
 //! | machine | trees |
 //! |---|---|
 //! | v2 | one `cgroup2` mount with every controller |
 //! | v1 | a `cgroup` mount for each controller, or for several joined (`cpu,cpuacct`), often with symbolic links |
-//! | hybrid | v1 mounts that hold the controllers, and a `cgroup2` mount beside them that holds none we need |
+//! | hybrid | v1 mounts with the controllers, and a `cgroup2` mount with none that we need |
 
 use std::fs;
 use std::io;
@@ -27,23 +27,23 @@ pub enum LayoutError {
         /// Why.
         source: io::Error,
     },
-    /// No mount holds the CPU controller.
+    /// No mount has the CPU controller.
     #[error(
         "failed to find a cgroup tree with the cpu controller among the mounts in {mounts}: looked for `cgroup2`, and for `cgroup` with `cpu` and `cpuacct`; mount one (`mount -t cgroup2 cgroup2 /sys/fs/cgroup`), or name it with --cgroup-root"
     )]
     NotMounted {
-        /// Where the mounts were read.
+        /// The list of mounts that was read.
         mounts: PathBuf,
     },
-    /// The given folder is no cgroup root.
+    /// The given folder is not a cgroup root.
     #[error(
-        "`{root}` is no cgroup root: it holds neither `cgroup.controllers` (cgroup v2) nor the folders `cpu` and `cpuacct` (cgroup v1); name the folder that the cgroup trees are mounted at, usually /sys/fs/cgroup"
+        "`{root}` is not a cgroup root: it has neither `cgroup.controllers` (cgroup v2) nor the folders `cpu` and `cpuacct` (cgroup v1); name the folder that the cgroup trees are mounted at, usually /sys/fs/cgroup"
     )]
     NotARoot {
         /// The folder.
         root: PathBuf,
     },
-    /// It looks like a tree, but the kernel does not serve it.
+    /// It looks like a cgroup tree, but is not a cgroup file system.
     #[error(
         "`{path}` looks like a cgroup tree, but no cgroup file system is mounted there; name the folder that the cgroup trees are mounted at, usually /sys/fs/cgroup"
     )]
@@ -51,9 +51,9 @@ pub enum LayoutError {
         /// The folder.
         path: PathBuf,
     },
-    /// A v2 tree whose CPU controller is somewhere else.
+    /// A v2 tree without the CPU controller.
     #[error(
-        "the cgroup v2 tree at `{root}` has no cpu controller: on a hybrid machine it is in a v1 tree beside it (name their common parent, usually /sys/fs/cgroup); in a container it has to be delegated"
+        "the cgroup v2 tree at `{root}` has no cpu controller: on a hybrid machine it is in a v1 tree beside it (name their common parent, usually /sys/fs/cgroup); in a container it must be delegated"
     )]
     NoCpuController {
         /// The tree.
@@ -64,16 +64,15 @@ pub enum LayoutError {
 /// One mount of a cgroup file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
-    /// It shows the tree from its root, not some cgroup below (as a bind mount into a container does).
+    /// It shows the tree from its root, not from a cgroup below it (as a bind mount into a container does).
     pub whole: bool,
     /// The v1 controllers of this tree; `None`: a v2 tree.
     pub controllers: Option<Vec<String>>,
 }
 
-/// The cgroup mounts in the text of a `mountinfo` file (`proc_pid_mountinfo(5)`). Lines that are not understood are
-/// passed over.
+/// The cgroup mounts in the text of a `mountinfo` file (`proc_pid_mountinfo(5)`). Malformed lines are skipped.
 pub fn cgroup_mounts(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo
         .split(|byte| *byte == b'\n')
@@ -103,7 +102,7 @@ fn cgroup_mount(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Undoes the octal escapes of blanks and backslashes (`\040`).
+/// Decodes the octal escapes of blanks and backslashes (`\040`).
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -121,11 +120,11 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 impl Hierarchy {
-    /// Finds the cgroup trees: below `cgroup_root` where it is given, else among the mounts that
-    /// `<proc_root>/self/mountinfo` lists. Each is checked to be a cgroup file system.
+    /// Finds the cgroup trees: below `cgroup_root` if given, else among the mounts in `<proc_root>/self/mountinfo`.
+    /// Checks that each is a cgroup file system.
     ///
     /// # Errors
-    /// Where there are none with a CPU controller; the message says what was looked for and what to do.
+    /// If none has a CPU controller; the message says what was looked for and what to do.
     pub fn detect(proc_root: &Path, cgroup_root: Option<&Path>) -> Result<Self, LayoutError> {
         let found = match cgroup_root {
             Some(root) => Self::below(root)?,
@@ -134,10 +133,10 @@ impl Hierarchy {
         found.checked()
     }
 
-    /// The trees below `root`, judged by the names there alone: any folder can play the kernel in a test.
+    /// The trees below `root`, identified by file names alone, so that tests can use any folder.
     ///
     /// # Errors
-    /// Where the names are not those of a cgroup root with a CPU controller.
+    /// If the names are not those of a cgroup root with a CPU controller.
     pub fn below(root: &Path) -> Result<Self, LayoutError> {
         let owned = || root.to_owned();
         if let Ok(controllers) = fs::read_to_string(root.join("cgroup.controllers")) {
@@ -170,7 +169,7 @@ impl Hierarchy {
         })
     }
 
-    /// The trees among `mounts`. Where v1 holds the CPU controller, the v2 tree has not got it.
+    /// The trees among `mounts`. If a v1 tree has the CPU controller, the v2 tree does not have it.
     pub fn from_mounts(mounts: &[Mount]) -> Option<Self> {
         let whole_first = |wanted: &dyn Fn(&Mount) -> bool| {
             let mut found: Vec<_> = mounts.iter().filter(|mount| wanted(mount)).collect();
@@ -201,7 +200,7 @@ impl Hierarchy {
         match &self {
             Self::V2 { root } => {
                 is_cgroup_fs(root)?;
-                // Mounts do not tell which controllers the v2 tree has; its own file does.
+                // Mounts do not list the controllers of the v2 tree; `cgroup.controllers` does.
                 Self::below(root)?;
             }
             Self::V1 {
@@ -221,7 +220,7 @@ impl Hierarchy {
     }
 }
 
-/// The folder of a controller's tree below `root`: `cpu`, or joined as in `cpu,cpuacct`.
+/// The folder of a controller's tree below `root`: `cpu`, or a joint one such as `cpu,cpuacct`.
 fn tree_named(root: &Path, controller: &str) -> Option<PathBuf> {
     let plain = root.join(controller);
     if plain.is_dir() {

@@ -1,7 +1,7 @@
-//! cgroups: where they are, on v1, v2 and hybrid machines.
+//! cgroup paths and files on v1, v2 and hybrid machines.
 
 pub mod bandwidth;
-pub mod gauge;
+pub mod cached_file;
 pub mod knob;
 pub mod kubepods;
 pub mod layout;
@@ -10,12 +10,12 @@ pub mod parse;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// A v1 hierarchy, or on v2 the part of the one tree that does the same.
+/// A v1 hierarchy, or the same controller in the single v2 tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Controller {
     /// Quota and weight.
     Cpu,
-    /// CPU use.
+    /// CPU usage.
     Cpuacct,
     /// Memory.
     Memory,
@@ -24,11 +24,11 @@ pub enum Controller {
 }
 
 impl Controller {
-    /// All of them.
+    /// All controllers.
     pub const ALL: [Self; 4] = [Self::Cpu, Self::Cpuacct, Self::Memory, Self::Freezer];
 }
 
-/// Where the cgroup trees of a machine are mounted.
+/// Mount points of a machine's cgroup trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
     /// One tree with all controllers.
@@ -36,7 +36,7 @@ pub enum Hierarchy {
         /// Its mount point.
         root: PathBuf,
     },
-    /// A tree for each controller (some may share one). `None`: that controller is not mounted.
+    /// One tree per controller (some may share one). `None`: the controller is not mounted.
     V1 {
         /// `cpu`
         cpu: PathBuf,
@@ -46,13 +46,13 @@ pub enum Hierarchy {
         memory: Option<PathBuf>,
         /// `freezer`
         freezer: Option<PathBuf>,
-        /// The v2 tree beside them, on a hybrid machine.
+        /// The v2 tree of a hybrid machine.
         unified: Option<PathBuf>,
     },
 }
 
 impl Hierarchy {
-    /// The folder of `cgroup` in the tree of `controller`; `None` where that tree is not mounted.
+    /// The folder of `cgroup` in the tree of `controller`; `None` if that tree is not mounted.
     pub fn dir(&self, controller: Controller, cgroup: &CgroupPath) -> Option<PathBuf> {
         let root = match (self, controller) {
             (Self::V2 { root }, _) => Some(root),
@@ -64,7 +64,7 @@ impl Hierarchy {
         root.map(|root| root.join(&cgroup.0))
     }
 
-    /// The folders of `cgroup` in all trees, each once.
+    /// The folders of `cgroup` in all trees, without duplicates.
     pub fn dirs(&self, cgroup: &CgroupPath) -> Vec<PathBuf> {
         let mut dirs = Vec::new();
         for dir in Controller::ALL
@@ -78,7 +78,7 @@ impl Hierarchy {
         dirs
     }
 
-    /// Whether this is the one tree of cgroup v2.
+    /// Whether this is cgroup v2.
     pub const fn is_v2(&self) -> bool {
         matches!(self, Self::V2 { .. })
     }
@@ -91,13 +91,13 @@ impl Hierarchy {
 #[serde(try_from = "String", into = "String")]
 pub struct CgroupPath(String);
 
-/// Why a text is no [`CgroupPath`].
+/// Why a text is not a [`CgroupPath`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CgroupPathError {
-    /// Nothing, or only slashes.
+    /// Empty, or only slashes.
     #[error("the cgroup path is empty: name a cgroup below the cgroup root, such as `batch.slice`")]
     Empty,
-    /// It leaves the cgroup root.
+    /// It escapes the cgroup root.
     #[error(
         "the cgroup path `{0}` must stay below the cgroup root: no leading `/`, no `.` or `..` in it"
     )]
@@ -105,10 +105,10 @@ pub enum CgroupPathError {
 }
 
 impl CgroupPath {
-    /// Takes a path apart and checks it.
+    /// Parses and validates a path.
     ///
     /// # Errors
-    /// Where it is empty or could lead out of the cgroup root.
+    /// If it is empty or could escape the cgroup root.
     pub fn new(path: &str) -> Result<Self, CgroupPathError> {
         if path.contains('\0') || Path::new(path).is_absolute() {
             return Err(CgroupPathError::Escapes(path.to_owned()));
@@ -133,7 +133,7 @@ impl CgroupPath {
         &self.0
     }
 
-    /// The cgroup `name` below this one; an empty name is this one itself.
+    /// The cgroup `name` below this one; an empty name is this cgroup itself.
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -1,17 +1,17 @@
-//! The texts that the kernel writes into cgroup files, taken apart without allocating.
+//! Parsers for cgroup files that do not allocate.
 //!
-//! The kernel ends every line with a newline, so a line without one was cut off and counts for nothing. `None`
-//! is a text that is empty, cut off, has fields too many, or a number that does not fit: never a guess, never 0.
+//! The kernel ends every line with a newline, so a line without one was truncated and is ignored. Text that is
+//! empty, truncated, has extra fields or overflows gives `None`, never a guess and never 0.
 
 use crate::engine::units::{MilliCpu, Quota};
 
-/// The complete lines of `text`, without their newlines; what follows the last newline was cut off.
+/// The complete lines of `text`, without newlines. Text after the last newline was truncated and is left out.
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let whole = text.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
-    let ended = whole > 0 || text.first() == Some(&b'\n');
-    text[..whole]
+    let end = text.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let has_line = end > 0 || text.first() == Some(&b'\n');
+    text[..end]
         .split(|byte| *byte == b'\n')
-        .filter(move |_| ended)
+        .filter(move |_| has_line)
 }
 
 /// The fields of a line, separated by blanks.
@@ -20,7 +20,7 @@ pub fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|field| !field.is_empty())
 }
 
-/// A number of decimal digits alone.
+/// A number of decimal digits only.
 pub fn unsigned(field: &[u8]) -> Option<u64> {
     if field.is_empty() {
         return None;
@@ -31,7 +31,7 @@ pub fn unsigned(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// A decimal fraction as the kernel prints it: finite and not negative.
+/// A decimal fraction: finite and not negative.
 pub fn fraction(field: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(field).ok()?;
     let plain = text
@@ -47,12 +47,12 @@ fn only_line(text: &[u8]) -> Option<&[u8]> {
     (!line.contains(&b'\n')).then_some(line)
 }
 
-/// A file that holds one number.
+/// The content of a file with a single number.
 pub fn number(text: &[u8]) -> Option<u64> {
     unsigned(only_line(text)?)
 }
 
-/// The values of `keys` in a file of `key value` lines, each at its key's place.
+/// The values of `keys` in a file of `key value` lines, in the order of `keys`.
 pub fn keyed<const N: usize>(text: &[u8], keys: [&[u8]; N]) -> [Option<u64>; N] {
     let mut values = [None; N];
     for line in lines(text) {
@@ -60,24 +60,24 @@ pub fn keyed<const N: usize>(text: &[u8], keys: [&[u8]; N]) -> [Option<u64>; N] 
         let (Some(key), Some(value), None) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        if let Some(place) = keys.iter().position(|wanted| *wanted == key) {
-            values[place] = values[place].or_else(|| unsigned(value));
+        if let Some(index) = keys.iter().position(|wanted| *wanted == key) {
+            values[index] = values[index].or_else(|| unsigned(value));
         }
     }
     values
 }
 
-/// A limit on run time: so many microseconds in each period of so many.
+/// A CPU bandwidth limit: microseconds of run time per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// Microseconds of run time a period; `None`: no limit.
+    /// Microseconds of run time per period; `None`: no limit.
     pub quota: Option<u64>,
-    /// Length of the period in microseconds, above 0.
+    /// Length of the period in microseconds, greater than 0.
     pub period: u64,
 }
 
 impl Bandwidth {
-    /// The CPU that it amounts to, rounded down.
+    /// The equivalent CPU amount, rounded down.
     pub fn limit(self) -> Quota {
         self.quota.map_or(Quota::Unlimited, |quota| {
             let milli = u128::from(quota) * 1000 / u128::from(self.period.max(1));
@@ -101,7 +101,7 @@ pub fn cpu_max(text: &[u8]) -> Option<Bandwidth> {
     Some(Bandwidth { quota, period })
 }
 
-/// `cpu.cfs_quota_us` of cgroup v1: microseconds, or `-1` for no limit, which is the inner `None`.
+/// `cpu.cfs_quota_us` of cgroup v1: microseconds, or `-1` for no limit (the inner `None`).
 pub fn cfs_quota(text: &[u8]) -> Option<Option<u64>> {
     match only_line(text)? {
         b"-1" => Some(None),
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_digits_and_a_newline_and_nothing_else() {
+    fn a_number_is_only_digits_and_a_newline() {
         assert_eq!(number(b"0\n"), Some(0));
         assert_eq!(number(b"18446744073709551615\n"), Some(u64::MAX));
         let bad: [&[u8]; 9] = [
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_whole_words_with_one_value_on_a_line_that_was_not_cut_off() {
+    fn keys_match_whole_words_on_complete_lines() {
         let text = b"usage_usec 12\nusage 7 8\nnr_periods x\nnr_throttled 4\nlast 5";
         assert_eq!(
             keyed(
@@ -181,14 +181,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_do_not_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = (number(&text), cpu_max(&text), cfs_quota(&text), fraction(&text));
             let _ = keyed(&text, [b"usage_usec", b"cache"]);
             prop_assert!(lines(&text).all(|line| !line.contains(&b'\n')));
         }
 
         #[test]
-        fn every_number_that_the_kernel_prints_comes_back(value: u64) {
+        fn every_u64_is_parsed(value: u64) {
             prop_assert_eq!(number(format!("{value}\n").as_bytes()), Some(value));
             let cut = format!("{value}");
             prop_assert_eq!(number(cut.as_bytes()), None);

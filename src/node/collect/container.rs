@@ -1,4 +1,4 @@
-//! The figures of one container, from its cgroup and its threads.
+//! Samples one container, from its cgroup and its threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use crate::engine::Demand;
 use crate::engine::sample::ContainerSample;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::parse::{fields, lines, unsigned};
 use crate::node::cgroup::{CgroupPath, Controller};
 
-/// The kept files of one container.
+/// The open files of one container.
 #[derive(Debug)]
 pub struct ContainerReader {
     name: Arc<str>,
-    /// It is a cgroup below the pod's, not the pod's own.
+    /// Its cgroup is below the pod's, not the pod's own.
     below: bool,
     cpu: CpuUsage,
     quota_files: QuotaFiles,
     quota: Option<Quota>,
-    stat: Gauge,
+    stat: CachedFile,
     threads: Threads,
     gone: bool,
 }
 
 impl ContainerReader {
-    /// The container whose cgroup is `folder` below the pod's; `None` where that name is no path.
+    /// The container whose cgroup is `folder` below the pod's; `None` if that name is not a valid path.
     pub fn below(pod: &CgroupPath, folder: &str, reading: &Reading) -> Option<Self> {
         let cgroup = pod.join(folder).ok()?;
         Some(Self::new(folder.into(), true, &cgroup, reading))
     }
 
-    /// A pod that has no cgroup below its own.
-    pub fn itself(pod: &CgroupPath, reading: &Reading) -> Self {
+    /// For a pod that has no cgroup below its own.
+    pub fn whole_pod(pod: &CgroupPath, reading: &Reading) -> Self {
         let name = pod.as_str().rsplit('/').next().unwrap_or_default();
         Self::new(name.into(), false, pod, reading)
     }
@@ -56,8 +56,8 @@ impl ContainerReader {
             cpu: CpuUsage::new(hierarchy, cgroup),
             quota_files: QuotaFiles::new(hierarchy, cgroup),
             quota: None,
-            stat: Gauge::new(folder.join("cpu.stat")),
-            threads: Threads::new(Gauge::new(folder.join(tasks))),
+            stat: CachedFile::new(folder.join("cpu.stat")),
+            threads: Threads::new(CachedFile::new(folder.join(tasks))),
             gone: false,
         }
     }
@@ -67,85 +67,85 @@ impl ContainerReader {
         &self.name
     }
 
-    /// Its cgroup's folder below the pod's; `None`: it is the pod's own cgroup.
+    /// Its cgroup's folder below the pod's; `None` if it is the pod's own cgroup.
     pub fn folder(&self) -> Option<&str> {
         self.below.then_some(&*self.name)
     }
 
-    /// Whether the last reading found its cgroup removed.
+    /// Whether the last read found its cgroup removed.
     pub const fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// The quota as [`Self::read_quota`] found it.
+    /// The quota that [`Self::read_quota`] read last.
     pub const fn quota(&self) -> Option<Quota> {
         self.quota
     }
 
-    /// Reads the quota.
+    /// Updates [`Self::quota`].
     pub fn read_quota(&mut self, reading: &mut Reading) {
         let result = self.quota_files.read(reading);
-        self.quota = self.seen(reading, result);
+        self.quota = self.record(reading, result);
     }
 
     /// CPU time used, in nanoseconds.
     pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Option<u64> {
         let result = self.cpu.read(reading);
-        Some(self.seen(reading, result)?.nanos)
+        Some(self.record(reading, result)?.nanos)
     }
 
     /// Enforcement periods in which its own quota throttled it.
     pub fn throttled_periods(&mut self, reading: &mut Reading) -> Option<u64> {
         let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
-        let [_, throttled] = self.seen(reading, result)?;
+        let [_, throttled] = self.record(reading, result)?;
         throttled
     }
 
-    /// Reads what is asked for.
+    /// Reads what `demand` asks for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
         [out.periods, out.throttled_periods] = if demand.throttled {
             let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
-            self.seen(reading, result).unwrap_or_default()
+            self.record(reading, result).unwrap_or_default()
         } else {
             [None; 2]
         };
         out.run_delay_nanos = if demand.run_delay && reading.sees_processes {
             let result = self.threads.run_delay(reading);
-            self.seen(reading, result).flatten()
+            self.record(reading, result).flatten()
         } else {
             None
         };
     }
 
-    fn seen<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
+    fn record<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
         if matches!(result, Err(ReadError::Gone(_))) {
             self.gone = true;
         }
-        reading.noted(result)
+        reading.record(result)
     }
 }
 
-/// The threads of a container, and how long they have waited for a CPU.
+/// The threads of a container and how long they have waited for a CPU.
 #[derive(Debug)]
 struct Threads {
-    tasks: Gauge,
+    tasks: CachedFile,
     known: HashMap<u32, Thread>,
-    /// Nanoseconds, all threads that were ever seen together: a thread that ends takes nothing away.
+    /// Nanoseconds, summed over all threads ever seen: an exited thread's time stays included.
     waited: u64,
-    /// When the threads were read last.
+    /// When the threads were last read.
     last: Option<BootTime>,
     ids: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct Thread {
-    schedstat: Gauge,
+    schedstat: CachedFile,
     waited: u64,
     seen: BootTime,
 }
 
 impl Threads {
-    fn new(tasks: Gauge) -> Self {
+    fn new(tasks: CachedFile) -> Self {
         Self {
             tasks,
             known: HashMap::new(),
@@ -155,22 +155,22 @@ impl Threads {
         }
     }
 
-    /// Time that the threads were runnable and did not run, in nanoseconds since the container was first looked at;
-    /// `None` where some are out of sight: this process is in a PID namespace of its own.
+    /// Time that the threads were runnable but not running, in nanoseconds since the container was first sampled.
+    /// `None` if some threads are not visible because this process is in its own PID namespace.
     fn run_delay(&mut self, reading: &mut Reading) -> Result<Option<u64>, ReadError> {
         if !self.list(reading)? {
             return Ok(None);
         }
         let now = reading.now;
-        // No thread can have waited for longer than has passed: one that was moved in brings no past along.
-        let most = self.last.map_or(0, |last| nanos(now.since(last)));
+        // A thread that was moved into the cgroup must not bring its earlier waiting time along.
+        let max = self.last.map_or(0, |last| nanos(now.since(last)));
         for id in &self.ids {
             let thread = self
                 .known
                 .entry(*id)
                 .or_insert_with(|| Thread::new(*id, reading));
             match thread.growth(reading) {
-                Ok(growth) => self.waited = self.waited.saturating_add(growth.min(most)),
+                Ok(growth) => self.waited = self.waited.saturating_add(growth.min(max)),
                 Err(ReadError::Gone(_)) => continue,
                 Err(fault) => return Err(fault),
             }
@@ -181,7 +181,7 @@ impl Threads {
         Ok(Some(self.waited))
     }
 
-    /// Whether all of them are in sight. Of a thread that is not, v2 says 0, and v1 nothing.
+    /// Whether all threads are visible. v2 lists an invisible thread as 0, v1 omits it.
     fn list(&mut self, reading: &mut Reading) -> Result<bool, ReadError> {
         let text = reading.try_records(&mut self.tasks)?;
         self.ids.clear();
@@ -197,17 +197,17 @@ impl Thread {
     fn new(id: u32, reading: &Reading) -> Self {
         let path = reading.proc_root.join(id.to_string()).join("schedstat");
         Self {
-            schedstat: Gauge::new(path),
+            schedstat: CachedFile::new(path),
             waited: 0,
             seen: reading.now,
         }
     }
 
-    /// By how much the wait has grown. An ended thread's number may have been given to another, which starts at 0.
+    /// Growth of the waiting time. The ID of an exited thread may be reused by another, which starts at 0.
     fn growth(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
         let mut result = reading.try_text(&mut self.schedstat, run_delay);
         if matches!(result, Err(ReadError::Gone(_))) {
-            self.schedstat.forget();
+            self.schedstat.close();
             self.waited = 0;
             result = reading.try_text(&mut self.schedstat, run_delay);
         }

@@ -1,6 +1,7 @@
-//! Reading the node: files in, an engine sample out.
+//! Reads the node's files into an engine sample.
 
 mod container;
+mod insecure_tls;
 mod node;
 mod pod;
 pub mod probe;
@@ -8,7 +9,6 @@ pub mod proc;
 pub mod prometheus;
 mod refill;
 mod sampler;
-mod trusting;
 pub(crate) mod waits;
 
 pub use probe::Prober;

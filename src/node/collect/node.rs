@@ -1,4 +1,4 @@
-//! The figures of the whole node, from `/proc`.
+//! Samples the whole node, from `/proc`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use super::sampler::Reading;
 use super::waits::SystemSlice;
 use crate::engine::Demand;
 use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
-use crate::node::cgroup::gauge::Gauge;
+use crate::node::cgroup::cached_file::CachedFile;
 use crate::node::cgroup::parse::lines;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
-/// The kept files of the node.
+/// The open files of the node.
 #[derive(Debug)]
 pub struct NodeReader {
     /// Length of a clock tick in nanoseconds.
     tick: u64,
-    stat: Gauge,
-    meminfo: Gauge,
-    loadavg: Gauge,
-    pressure: [Gauge; 3],
-    diskstats: Gauge,
-    net_dev: Gauge,
-    /// cgroup v1 keeps no pressure of it.
+    stat: CachedFile,
+    meminfo: CachedFile,
+    loadavg: CachedFile,
+    pressure: [CachedFile; 3],
+    diskstats: CachedFile,
+    net_dev: CachedFile,
+    /// `None` on cgroup v1, which has no pressure files.
     system: Option<SystemSlice>,
 }
 
 impl NodeReader {
-    /// A reader of the files below `proc_root` and of the system's cgroup; nothing is opened yet.
+    /// A reader of the files below `proc_root` and of `system.slice`; opens nothing yet.
     pub fn new(proc_root: &Path, hierarchy: &Hierarchy) -> Self {
-        let gauge = |name: &str| Gauge::new(proc_root.join(name));
+        let file = |name: &str| CachedFile::new(proc_root.join(name));
         Self {
             tick: 1_000_000_000 / ticks_per_second(),
-            stat: gauge("stat"),
-            meminfo: gauge("meminfo"),
-            loadavg: gauge("loadavg"),
-            pressure: ["pressure/cpu", "pressure/memory", "pressure/io"].map(gauge),
-            diskstats: gauge("diskstats"),
+            stat: file("stat"),
+            meminfo: file("meminfo"),
+            loadavg: file("loadavg"),
+            pressure: ["pressure/cpu", "pressure/memory", "pressure/io"].map(file),
+            diskstats: file("diskstats"),
             // Process 1 is in the host's network namespace, whichever this process is in.
-            net_dev: gauge("1/net/dev"),
+            net_dev: file("1/net/dev"),
             system: match hierarchy {
                 Hierarchy::V2 { root } => Some(SystemSlice::below(root)),
                 Hierarchy::V1 { .. } => None,
@@ -51,19 +51,19 @@ impl NodeReader {
         }
     }
 
-    /// Reads the interfaces from that file instead.
+    /// Reads the network interfaces from `net_dev` instead.
     pub fn set_net_dev(&mut self, net_dev: &Path) {
-        self.net_dev = Gauge::new(net_dev.to_owned());
+        self.net_dev = CachedFile::new(net_dev.to_owned());
     }
 
-    /// Looks for a cgroup again that was not there; these are those of the pods.
-    pub fn look_again<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
+    /// Retries `system.slice` if it was absent. `pods` are the pods' cgroups.
+    pub fn retry_absent<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
         if let Some(system) = &mut self.system {
-            system.look_again(pods);
+            system.retry_absent(pods);
         }
     }
 
-    /// Reads what is asked for; CPU and memory always.
+    /// Reads CPU and memory, and what else `demand` asks for.
     pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, node: &mut NodeSample) {
         let tick = self.tick;
         node.tasks = None;
@@ -79,13 +79,13 @@ impl NodeReader {
         });
         node.memory = reading.text(&mut self.meminfo, proc::memory);
         node.load = reading.text_if(demand.load, &mut self.loadavg, proc::load);
-        for ((value, gauge), wanted) in node
+        for ((value, file), wanted) in node
             .pressure
             .iter_mut()
             .zip(&mut self.pressure)
             .zip(demand.pressure)
         {
-            *value = reading.text_if(wanted, gauge, proc::pressure);
+            *value = reading.text_if(wanted, file, proc::pressure);
         }
         let system = self.system.as_mut().filter(|_| demand.pod_pressure);
         node.system = system.and_then(|system| system.read(reading));

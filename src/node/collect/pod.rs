@@ -1,4 +1,4 @@
-//! The figures of one pod, from its cgroups.
+//! Samples one pod, from its cgroups.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -13,52 +13,52 @@ use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample, WaitCounters};
 use crate::engine::units::{Bytes, Quota};
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
-/// A pod's cgroup does not exist.
+/// The pod's cgroup does not exist.
 #[derive(Debug)]
 pub struct Absence;
 
-/// The kept files of one pod.
+/// The open files of one pod.
 #[derive(Debug)]
 pub struct PodReader {
     uid: PodUid,
     cgroup: CgroupPath,
     files: PodFiles,
     containers: Containers,
-    /// By container or not, while a throttle is in force.
+    /// While a throttle is in force: whether it limits the containers instead of the pod.
     pin: Option<bool>,
-    /// What its object says of its containers.
+    /// Container facts from the Pod object.
     facts: Option<ContainerFacts>,
 }
 
 #[derive(Debug)]
 struct PodFiles {
-    /// Folder in the tree of the CPU controller, whose inode tells one cgroup from the next of that name.
+    /// Folder in the CPU controller's tree. Its inode distinguishes the cgroup from a later one of the same name.
     folder: PathBuf,
     inode: Option<u64>,
     cpu: CpuUsage,
-    memory: Option<Gauge>,
-    memory_stat: Option<Gauge>,
-    /// Kernel memory, which v1's `memory.stat` does not list.
-    kernel_memory: Option<Gauge>,
+    memory: Option<CachedFile>,
+    memory_stat: Option<CachedFile>,
+    /// Kernel memory, which is not in v1's `memory.stat`.
+    kernel_memory: Option<CachedFile>,
     quota: QuotaFiles,
-    /// cgroup v1 has none.
+    /// `None` on cgroup v1.
     pressure: Option<PressureFiles>,
     /// v1's enforcement periods; on v2 they are read with the CPU time.
-    periods: Option<Gauge>,
-    /// cgroup v1 has none that tells as much.
-    io: Option<Gauge>,
+    periods: Option<CachedFile>,
+    /// `None` on cgroup v1, which has no equivalent file.
+    io: Option<CachedFile>,
 }
 
-/// The containers as the last look at the pod's folder found them.
+/// The containers found by the last scan of the pod's folder.
 #[derive(Debug, Default)]
 struct Containers {
     list: Vec<ContainerReader>,
-    /// Link count of the pod's folder then: two, and one for each child.
+    /// Link count of the pod's folder at that scan: two, plus one per child.
     links: u64,
 }
 
@@ -67,15 +67,15 @@ impl Containers {
         self.list.iter_mut().filter(|one| one.folder().is_some())
     }
 
-    /// Whether the folder, with that link count, still has these children: as many as then, and none has vanished.
+    /// Whether the list is still current: the link count is unchanged and no container has vanished.
     fn is_complete(&self, links: u64) -> bool {
-        // File systems that do not count (a test's folder on overlayfs) say 1.
+        // File systems that do not count links (overlayfs in tests) return 1.
         links >= 2 && links == self.links && !self.list.iter().any(ContainerReader::is_gone)
     }
 }
 
 impl PodReader {
-    /// A reader of the pod's files; nothing is opened yet.
+    /// A reader of the pod's files; opens nothing yet.
     pub fn new(uid: PodUid, cgroup: CgroupPath, hierarchy: &Hierarchy) -> Self {
         let files = PodFiles::new(hierarchy, &cgroup);
         Self {
@@ -98,31 +98,31 @@ impl PodReader {
         &self.cgroup
     }
 
-    /// Keeps the kind of its levers (by container or not), or lets it follow the quotas.
+    /// Fixes the kind of target cgroup (by container or not), or lets it follow the quotas.
     pub const fn pin(&mut self, by_container: Option<bool>) {
         self.pin = by_container;
     }
 
-    /// What the pod's object says of its containers, where there is one.
+    /// Sets the container facts from the Pod object, if there is one.
     pub const fn set_facts(&mut self, facts: Option<ContainerFacts>) {
         self.facts = facts;
     }
 
-    /// Looks for files again that were not there.
-    pub fn look_again(&mut self) {
-        self.files.each(Gauge::look_again);
+    /// Retries files that were absent.
+    pub fn retry_absent(&mut self) {
+        self.files.each(CachedFile::retry_absent);
     }
 
-    /// Reads the CPU time from the cgroup that has the name now: a removed one's files answer that
-    /// they are gone, and then another may have taken its name (a restarted unit, a static pod).
+    /// Reads the CPU time from the cgroup that has the name now: after a cgroup is removed, another may have taken
+    /// its name (a restarted unit, a static pod).
     pub fn cpu(&mut self, reading: &mut Reading) -> Result<Option<CpuCounters>, Absence> {
         let known = self.files.inode.is_some();
-        if known && !self.files.cpu.gauge.is_kept() && self.is_another() {
-            self.start_anew();
+        if known && !self.files.cpu.file.is_open() && self.is_replaced() {
+            self.reset();
         }
         let mut result = self.files.cpu.read(reading);
         if known && matches!(result, Err(ReadError::Gone(_))) {
-            self.start_anew();
+            self.reset();
             result = self.files.cpu.read(reading);
         }
         if matches!(result, Err(ReadError::Gone(_))) && !self.files.folder.exists() {
@@ -131,10 +131,10 @@ impl PodReader {
         if self.files.inode.is_none() {
             self.files.inode = self.files.inode_now();
         }
-        Ok(reading.noted(result))
+        Ok(reading.record(result))
     }
 
-    /// Reads the rest: memory use always, and what is demanded. `cpu` is what [`Self::cpu`] read just before.
+    /// Reads memory usage and what else `demand` asks for. `cpu` is the result of [`Self::cpu`] just before.
     pub fn sample(
         &mut self,
         reading: &mut Reading,
@@ -166,11 +166,12 @@ impl PodReader {
         if waits_by_cgroup {
             self.count_quotas_of_containers(reading, &mut out.waits);
         }
-        self.levers(reading, demand, out);
+        self.target_samples(reading, demand, out);
         self.container_samples(reading, demand, &mut out.containers);
     }
 
-    /// `cpu.stat` counts what a cgroup's own quota throttles; a pod's stall holds what the quotas of its containers do, too.
+    /// A pod's `cpu.stat` counts only throttling by its own quota, but its pressure includes throttling by its
+    /// containers' quotas.
     fn count_quotas_of_containers(&mut self, reading: &mut Reading, waits: &mut WaitCounters) {
         let mut throttled = 0_u64;
         for container in self.containers.below() {
@@ -180,18 +181,18 @@ impl PodReader {
         waits.throttled_periods = waits.throttled_periods.map(|own| own.max(throttled));
     }
 
-    fn is_another(&self) -> bool {
+    fn is_replaced(&self) -> bool {
         self.files.inode_now() != self.files.inode
     }
 
-    fn start_anew(&mut self) {
-        self.files.each(Gauge::forget);
+    fn reset(&mut self) {
+        self.files.each(CachedFile::close);
         self.files.inode = None;
         self.containers = Containers::default();
     }
 
-    /// Looks for containers where some came or went. The link count of a folder counts its children, and a
-    /// container that was replaced by another is noticed by its files: so the list is made anew only on a change.
+    /// Rescans the containers only if some were added or removed: the link count shows the number of children, and
+    /// reads of a replaced container's files fail.
     fn find_containers(&mut self, reading: &mut Reading) {
         let links = std::fs::metadata(&self.files.folder).map_or(0, |found| found.nlink());
         let known = &mut self.containers;
@@ -202,31 +203,31 @@ impl PodReader {
             Ok(names) => names,
             Err(source) => {
                 let path = Arc::from(self.files.folder.as_path());
-                reading.noted::<()>(Err(ReadError::Io { path, source }));
+                reading.record::<()>(Err(ReadError::Io { path, source }));
                 return;
             }
         };
         known.links = links;
         let mut before = std::mem::take(&mut known.list);
-        let mut keep = |name: Option<&str>| {
+        let mut reuse = |name: Option<&str>| {
             let same = |one: &ContainerReader| one.folder() == name && !one.is_gone();
-            let place = before.iter().position(same)?;
-            Some(before.swap_remove(place))
+            let index = before.iter().position(same)?;
+            Some(before.swap_remove(index))
         };
         for name in &names {
             let new = || ContainerReader::below(&self.cgroup, name, reading);
-            known.list.extend(keep(Some(name)).or_else(new));
+            known.list.extend(reuse(Some(name)).or_else(new));
         }
         if known.list.is_empty() {
-            // A unit without cgroups below it holds its processes itself: it is its own container.
-            let new = || ContainerReader::itself(&self.cgroup, reading);
-            known.list.push(keep(None).unwrap_or_else(new));
+            // A unit without child cgroups holds its processes itself and counts as its own container.
+            let new = || ContainerReader::whole_pod(&self.cgroup, reading);
+            known.list.push(reuse(None).unwrap_or_else(new));
         }
     }
 
-    /// The cgroups that carry the pod's quota: on v2 its own, on v1 its containers where any of these has one, or is to
-    /// have one by the pod's object.
-    fn levers(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+    /// The cgroups that carry the pod's quota: on v2 the pod's own; on v1 its containers', if any of these has a quota
+    /// or should have one according to the Pod object.
+    fn target_samples(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
         let mut levers = Refill::new(&mut out.levers);
         if !demand.pod_quota || self.is_incomplete(reading) {
             return;
@@ -235,18 +236,18 @@ impl PodReader {
             for container in self.containers.below() {
                 let cpu_nanos = container.cpu_nanos(reading);
                 if !container.is_gone() {
-                    fill_lever(&mut levers, container.name(), cpu_nanos, container.quota());
+                    fill_target(&mut levers, container.name(), cpu_nanos, container.quota());
                 }
             }
         } else {
             let result = self.files.quota.read(reading);
-            let quota = reading.noted(result);
-            fill_lever(&mut levers, &reading.own, out.cpu_nanos, quota);
+            let quota = reading.record(result);
+            fill_target(&mut levers, &reading.own, out.cpu_nanos, quota);
         }
     }
 
-    /// On v1 a pod is not begun to be throttled while a container is missing: which of its cgroups have quotas cannot be
-    /// seen then.
+    /// On v1, throttling a pod does not start while a container is missing, since it is not known which cgroups have
+    /// quotas.
     fn is_incomplete(&self, reading: &Reading) -> bool {
         let missing = self.facts.is_some_and(|facts| facts.missing);
         missing && self.pin.is_none() && !reading.hierarchy.is_v2()
@@ -258,13 +259,13 @@ impl PodReader {
         }
         self.read_quotas(reading);
         if self.containers.below().any(|one| one.is_gone()) {
-            // Another may have come in its place, which the link count does not tell.
+            // Another may have replaced it, which does not change the link count.
             self.find_containers(reading);
             self.read_quotas(reading);
         }
         let is_limited = |one: &mut ContainerReader| matches!(one.quota(), Some(Quota::Limit(_)));
         let any_limit = self.containers.below().any(is_limited);
-        // A container that comes back with its limit is refused where the pod has a lower one, whatever was seen before.
+        // A container that restarts with its limit is rejected if the pod's own limit is lower.
         self.facts.is_some_and(|facts| facts.limited) || self.pin.unwrap_or(any_limit)
     }
 
@@ -291,7 +292,7 @@ impl PodReader {
             );
             container.sample(reading, demand, sample);
             if container.is_gone() {
-                samples.take_back();
+                samples.discard_last();
             }
         }
     }
@@ -306,7 +307,7 @@ fn blank(container: &Arc<str>) -> ContainerSample {
     }
 }
 
-fn fill_lever(
+fn fill_target(
     levers: &mut Refill<'_, LeverSample>,
     cgroup: &Arc<str>,
     cpu_nanos: Option<u64>,
@@ -317,12 +318,12 @@ fn fill_lever(
         cpu_nanos,
         quota,
     };
-    // Nothing in it is allocated: the name is shared.
+    // No allocation: the name is shared.
     *levers.next(|_| true, || new.clone()) = new.clone();
 }
 
-fn number(reading: &mut Reading, gauge: Option<&mut Gauge>) -> Option<u64> {
-    reading.number(gauge?)
+fn number(reading: &mut Reading, file: Option<&mut CachedFile>) -> Option<u64> {
+    reading.number(file?)
 }
 
 impl PodFiles {
@@ -330,7 +331,7 @@ impl PodFiles {
         let memory = |v1: &str, v2: &str| {
             let name = if hierarchy.is_v2() { v2 } else { v1 };
             let folder = hierarchy.dir(Controller::Memory, cgroup)?;
-            (!name.is_empty()).then(|| Gauge::new(folder.join(name)))
+            (!name.is_empty()).then(|| CachedFile::new(folder.join(name)))
         };
         let cpu = folder(hierarchy, Controller::Cpu, cgroup);
         Self {
@@ -341,13 +342,15 @@ impl PodFiles {
             kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
             quota: QuotaFiles::new(hierarchy, cgroup),
             pressure: hierarchy.is_v2().then(|| PressureFiles::new(&cpu)),
-            periods: (!hierarchy.is_v2()).then(|| Gauge::new(cpu.join("cpu.stat"))),
-            io: hierarchy.is_v2().then(|| Gauge::new(cpu.join("io.stat"))),
+            periods: (!hierarchy.is_v2()).then(|| CachedFile::new(cpu.join("cpu.stat"))),
+            io: hierarchy
+                .is_v2()
+                .then(|| CachedFile::new(cpu.join("io.stat"))),
             folder: cpu,
         }
     }
 
-    /// Percent of the last 10 s in which some thread waited, and the counters of waiting.
+    /// Percent of the last 10 s in which some thread waited, and the wait counters.
     fn waits(
         &mut self,
         reading: &mut Reading,
@@ -375,8 +378,8 @@ impl PodFiles {
             .map(|found| found.ino())
     }
 
-    fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
-        change(&mut self.cpu.gauge);
+    fn each(&mut self, mut change: impl FnMut(&mut CachedFile)) {
+        change(&mut self.cpu.file);
         self.memory.iter_mut().for_each(&mut change);
         self.memory_stat.iter_mut().for_each(&mut change);
         self.kernel_memory.iter_mut().for_each(&mut change);
@@ -388,24 +391,24 @@ impl PodFiles {
         self.quota.each(change);
     }
 
-    /// Memory that only the pod's end gives back, and page cache. Shared memory is among the cache in the kernel's
-    /// figures. On v1 `memory.stat` has the sums over the pod's containers as `total_*`, and kernel memory, which
-    /// there cannot be told apart, counts as held.
+    /// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
+    /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
+    /// there, counts as held.
     fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
-        let gauge = self.memory_stat.as_mut()?;
+        let file = self.memory_stat.as_mut()?;
         let (held, shared, cache) = if reading.hierarchy.is_v2() {
             let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
-            let [anon, shared, slab, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            let [anon, shared, slab, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
             (anon.checked_add(slab)?, shared, cache)
         } else {
             let keys: [&[u8]; 3] = [b"total_rss", b"total_shmem", b"total_cache"];
-            let [anon, shared, cache] = reading.text(gauge, |text| all(keyed(text, keys)))?;
+            let [anon, shared, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
             let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
             (anon.checked_add(kernel)?, shared, cache)
         };
         Some(MemoryParts {
             held: Bytes(held.checked_add(shared)?),
-            // The two are counted apart, so that for a moment one may be ahead.
+            // The two counters are updated separately, so one may be briefly ahead.
             cache: Bytes(cache.saturating_sub(shared)),
         })
     }
@@ -421,15 +424,14 @@ pub fn folder(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath
     hierarchy.dir(controller, cgroup).unwrap_or_default()
 }
 
-/// The file that counts a cgroup's CPU time.
+/// The file with a cgroup's CPU time.
 #[derive(Debug)]
 pub struct CpuUsage {
     /// `cpuacct.usage`, or on v2 `cpu.stat`.
-    pub gauge: Gauge,
+    pub file: CachedFile,
 }
 
 impl CpuUsage {
-    /// Of this cgroup.
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let name = if hierarchy.is_v2() {
             "cpu.stat"
@@ -437,16 +439,16 @@ impl CpuUsage {
             "cpuacct.usage"
         };
         Self {
-            gauge: Gauge::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
+            file: CachedFile::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
         }
     }
 
-    /// What the file counts now.
+    /// Reads the counters.
     pub fn read(&mut self, reading: &mut Reading) -> Result<CpuCounters, ReadError> {
         if reading.hierarchy.is_v2() {
-            return reading.try_text(&mut self.gauge, cpu_stat);
+            return reading.try_text(&mut self.file, cpu_stat);
         }
-        let nanos = self.gauge.read_number(&reading.fds)?;
+        let nanos = self.file.read_number(&reading.fds)?;
         Ok(CpuCounters {
             nanos,
             periods: [None; 2],
@@ -454,12 +456,12 @@ impl CpuUsage {
     }
 }
 
-/// What one reading of a cgroup's CPU time gives.
+/// The CPU counters of a cgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuCounters {
-    /// CPU time used since the cgroup was made, in nanoseconds.
+    /// CPU time used since the cgroup was created, in nanoseconds.
     pub nanos: u64,
-    /// Enforcement periods that passed, and those in which it was throttled, as v2 counts them in the same file.
+    /// Elapsed enforcement periods, and throttled ones; v2 has them in the same file.
     pub periods: [Option<u64>; 2],
 }
 
@@ -477,26 +479,25 @@ fn cpu_stat(text: &[u8]) -> Option<CpuCounters> {
 #[derive(Debug)]
 pub enum QuotaFiles {
     /// `cpu.cfs_quota_us` and `cpu.cfs_period_us`
-    V1(Gauge, Gauge),
+    V1(CachedFile, CachedFile),
     /// `cpu.max`
-    V2(Gauge),
+    V2(CachedFile),
 }
 
 impl QuotaFiles {
-    /// Of this cgroup.
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let folder = folder(hierarchy, Controller::Cpu, cgroup);
         if hierarchy.is_v2() {
-            Self::V2(Gauge::new(folder.join("cpu.max")))
+            Self::V2(CachedFile::new(folder.join("cpu.max")))
         } else {
             Self::V1(
-                Gauge::new(folder.join("cpu.cfs_quota_us")),
-                Gauge::new(folder.join("cpu.cfs_period_us")),
+                CachedFile::new(folder.join("cpu.cfs_quota_us")),
+                CachedFile::new(folder.join("cpu.cfs_period_us")),
             )
         }
     }
 
-    /// What the files hold now.
+    /// Reads the current quota.
     pub fn read(&mut self, reading: &mut Reading) -> Result<Quota, ReadError> {
         match self {
             Self::V2(max) => reading.try_text(max, cpu_max).map(Bandwidth::limit),
@@ -505,7 +506,7 @@ impl QuotaFiles {
                     return Ok(Quota::Unlimited);
                 };
                 let length = period.read_number(&reading.fds)?;
-                let period = period.understood((length > 0).then_some(length))?;
+                let period = period.parsed((length > 0).then_some(length))?;
                 let quota = Some(limit);
                 Ok(Bandwidth { quota, period }.limit())
             }
@@ -513,7 +514,7 @@ impl QuotaFiles {
     }
 
     /// Applies `change` to each file.
-    pub fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
+    pub fn each(&mut self, mut change: impl FnMut(&mut CachedFile)) {
         match self {
             Self::V1(quota, period) => {
                 change(quota);

@@ -1,7 +1,7 @@
-//! HTTP probes: GET Prometheus text from where a `NodeQOS` says, beside the evaluations and never in their way.
+//! HTTP probes: GET Prometheus text from the endpoints in `NodeQOS`, without ever blocking an evaluation.
 //!
-//! A thread of its own asks; an answer waits behind a lock that is held for the exchange of a pointer only, and
-//! even that is never waited for. As the kubelet does it for its probes, certificates are not verified, since a
+//! Requests run on a separate thread. A response is passed through a lock that is held only to swap a pointer, and
+//! the evaluation only tries that lock. As with the kubelet's probes, certificates are not verified, since a
 //! probe's target is the node itself. Redirects are not followed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,69 +23,69 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
+use super::insecure_tls;
 use super::prometheus::{self, TextError};
 use super::refill::Refill;
-use super::trusting;
 use crate::engine::Demand;
 use crate::engine::metric::Metric;
 use crate::engine::policy::{PolicySet, Probe};
 use crate::engine::sample::{ProbeSample, Sample, Series};
 use crate::node::clock::boot_time;
 
-/// An answer may be that long.
-pub const LONGEST_ANSWER: usize = 1 << 20;
-/// Series kept of one answer.
-pub const MOST_SERIES: usize = 4096;
+/// Maximum response size in bytes.
+pub const MAX_RESPONSE_SIZE: usize = 1 << 20;
+/// Maximum number of series used from one response.
+pub const MAX_SERIES: usize = 4096;
 
-/// Why a probe has no answer.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The URL or a header cannot be sent.
     #[error("failed to make the request: {0}")]
     Request(#[from] hyper::http::Error),
-    /// No connection, or it broke, or HTTP was not spoken.
+    /// The connection failed or broke, or the peer does not speak HTTP.
     #[error("the request failed: {}", innermost(.0))]
     Exchange(#[from] hyper_util::client::legacy::Error),
-    /// The answer broke off.
-    #[error("failed to read the answer: {0}")]
+    /// The response was cut off.
+    #[error("failed to read the response: {0}")]
     Body(Box<dyn std::error::Error + Send + Sync>),
-    /// It took too long.
-    #[error("no answer within {0:?}")]
+    /// The request timed out.
+    #[error("no response within {0:?}")]
     TimedOut(Duration),
     /// Neither success nor a redirect.
-    #[error("answered {0}")]
+    #[error("the response is {0}")]
     Status(StatusCode),
     /// A redirect.
-    #[error("answered {0}, and redirects are not followed: name the endpoint itself")]
+    #[error("the response is {0}, and redirects are not followed: name the endpoint itself")]
     Redirected(StatusCode),
-    /// A longer answer than is read.
-    #[error("the answer is longer than 1 MiB")]
+    /// The response is too long.
+    #[error("the response is longer than 1 MiB")]
     TooLong,
     /// Not UTF-8.
-    #[error("the answer is not UTF-8 text")]
+    #[error("the response is not UTF-8 text")]
     NotText,
     /// Not Prometheus text, or too many series.
     #[error(transparent)]
     Text(#[from] TextError),
 }
 
-/// What an error comes down to: hyper wraps "connection refused" three times.
+/// The root cause: hyper wraps "connection refused" three times.
 fn innermost<'e>(error: &'e (dyn std::error::Error + 'static)) -> &'e dyn std::error::Error {
     error.source().map_or(error, innermost)
 }
 
-/// Asks the probes of the policies.
+/// Sends the probes of the policies.
 #[derive(Debug)]
 pub struct Prober {
-    /// Where probes that name no host are asked.
+    /// Host for probes without one.
     node: IpAddr,
     worker: Option<Worker>,
-    running: Vec<Running>,
+    running: Vec<ActiveProbe>,
 }
 
-/// A probe that is being asked.
+/// A probe with its task.
 #[derive(Debug)]
-struct Running {
+struct ActiveProbe {
     target: Arc<Target>,
     task: AbortHandle,
 }
@@ -93,19 +93,19 @@ struct Running {
 #[derive(Debug)]
 struct Target {
     probe: Probe,
-    /// The probe's URL, with the node's address where it names no host.
+    /// The probe's URL, with the node's address if it names no host.
     url: Arc<str>,
-    /// Names of the series that rules ask for.
+    /// Names of the series that rules use.
     names: BTreeSet<Arc<str>>,
     wake: Notify,
-    /// The last good answer.
+    /// The last successful response.
     answer: Mutex<Option<ProbeSample>>,
-    /// Why the last request had none.
+    /// Why the last request failed.
     failure: Mutex<Option<Arc<ProbeError>>>,
 }
 
 impl Prober {
-    /// A prober with nothing to ask; its thread starts with the first probe. One that names no host is asked at `node`.
+    /// A prober without probes; its thread starts with the first one. Probes without a host go to `node`.
     pub const fn new(node: IpAddr) -> Self {
         Self {
             node,
@@ -114,17 +114,17 @@ impl Prober {
         }
     }
 
-    /// Takes the probes of a set of policies and the names of the series that their rules ask for. A probe that stays
-    /// as it is keeps its last answer. Where two have one URL, the first's headers and timeout count for both.
+    /// Replaces the probes and series names with those of `policy`. An unchanged probe keeps its last response. If two
+    /// probes share a URL, the first one's headers and timeout apply to both.
     ///
     /// # Errors
-    /// Where the thread could not be started: then nothing is probed.
+    /// If the thread could not be started: then nothing is probed.
     pub fn set_policy(&mut self, policy: &PolicySet) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.running);
         for (probe, names) in probes(policy) {
-            let same = |it: &Running| it.target.probe == probe && it.target.names == names;
+            let same = |it: &ActiveProbe| it.target.probe == probe && it.target.names == names;
             let running = match before.iter().position(same) {
-                Some(place) => before.swap_remove(place),
+                Some(index) => before.swap_remove(index),
                 None => self.start(probe, names)?,
             };
             self.running.push(running);
@@ -138,7 +138,7 @@ impl Prober {
         Ok(())
     }
 
-    fn start(&mut self, probe: Probe, names: BTreeSet<Arc<str>>) -> io::Result<Running> {
+    fn start(&mut self, probe: Probe, names: BTreeSet<Arc<str>>) -> io::Result<ActiveProbe> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
             None => Worker::start()?,
@@ -154,15 +154,15 @@ impl Prober {
         });
         let task = worker
             .runtime
-            .spawn(keep_asking(Arc::clone(&target), worker.client.clone()));
+            .spawn(run_probe(Arc::clone(&target), worker.client.clone()));
         let task = task.abort_handle();
-        Ok(Running { target, task })
+        Ok(ActiveProbe { target, task })
     }
 
-    /// Has the demanded probes asked, and returns at once. One that still waits for an answer is asked again only when
-    /// that has come or timed out. Call it once an evaluation; the answer is there for the next sample.
+    /// Triggers the demanded probes and returns immediately. A probe whose request is still pending is sent again only
+    /// after that has finished or timed out. Call once per evaluation; responses are used by the next sample.
     pub fn ask(&self, demand: &Demand) {
-        let wanted = |it: &&Running| {
+        let wanted = |it: &&ActiveProbe| {
             let mut probes = demand.probes.iter();
             probes.any(|probe| probe.url == it.target.probe.url)
         };
@@ -171,15 +171,15 @@ impl Prober {
         }
     }
 
-    /// Puts the last answers into the sample, without waiting for any. An old answer stays, with the time of its
-    /// arrival, until there is a newer one.
+    /// Puts the last responses into the sample, without waiting. An old response stays, with its time of arrival, until
+    /// there is a newer one.
     pub fn fill(&self, sample: &mut Sample) {
         let mut probes = Refill::new(&mut sample.probes);
         for running in &self.running {
             let target = &running.target;
             let Ok(answer) = target.answer.try_lock() else {
-                // It is being replaced just now: what the sample still holds of it will do.
-                probes.keep(|kept| kept.url == target.probe.url);
+                // It is being replaced: keep the one in the sample.
+                probes.skip(|entry| entry.url == target.probe.url);
                 continue;
             };
             if let Some(answer) = &*answer {
@@ -188,7 +188,7 @@ impl Prober {
         }
     }
 
-    /// The URLs whose last request failed, with the reason.
+    /// The URLs whose last request failed, with the error.
     pub fn failures(&self) -> impl Iterator<Item = (&Arc<str>, Arc<ProbeError>)> {
         self.running.iter().filter_map(|running| {
             let failure = running.target.failure.try_lock().ok()?;
@@ -197,7 +197,7 @@ impl Prober {
     }
 }
 
-/// Every probe that a rule needs, by URL, with the names of the series that are asked for.
+/// Every probe that a rule needs, by URL, with the names of its series.
 fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
     let mut found: BTreeMap<&Arc<str>, (Probe, BTreeSet<Arc<str>>)> = BTreeMap::new();
     for rule in &policy.rules {
@@ -212,7 +212,7 @@ fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
     found.into_values().collect()
 }
 
-/// The URL, with `node` as its host where it has none (`http://:9100/metrics`).
+/// The URL, with `node` as the host if it has none (`http://:9100/metrics`).
 fn with_host(url: &Arc<str>, node: IpAddr) -> Arc<str> {
     let Some((scheme, rest)) = url.split_once("://:") else {
         return Arc::clone(url);
@@ -245,9 +245,9 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("probes".into())
             .spawn(move || {
-                // Ends when told to, or when the sender is gone.
+                // Returns when the sender is dropped.
                 let _ = runtime.block_on(stopped);
-                // A name that is still being looked up would be waited for.
+                // Dropping the runtime would wait for pending DNS lookups.
                 runtime.shutdown_background();
             })?;
         Ok(Self {
@@ -270,17 +270,17 @@ impl Drop for Worker {
 
 fn client() -> io::Result<HttpClient> {
     let connector = HttpsConnectorBuilder::new()
-        .with_tls_config(trusting::config().map_err(io::Error::other)?)
+        .with_tls_config(insecure_tls::config().map_err(io::Error::other)?)
         .https_or_http()
         .enable_http1()
         .build();
-    // A connection for each request, as the kubelet's probes have it: what answers is what listens now.
+    // A new connection for each request, as in the kubelet's probes: the response comes from the current listener.
     Ok(Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .build(connector))
 }
 
-async fn keep_asking(target: Arc<Target>, client: HttpClient) {
+async fn run_probe(target: Arc<Target>, client: HttpClient) {
     loop {
         target.wake.notified().await;
         let timeout = target.probe.timeout;
@@ -295,7 +295,7 @@ async fn keep_asking(target: Arc<Target>, client: HttpClient) {
                     at: boot_time(),
                     series,
                 };
-                put(&target.answer, answer);
+                store(&target.answer, answer);
                 None
             }
             Err(error) => Some(Arc::new(error)),
@@ -307,12 +307,12 @@ async fn keep_asking(target: Arc<Target>, client: HttpClient) {
     }
 }
 
-fn put(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
+fn store(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
     let before = {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         slot.replace(answer)
     };
-    // Freed when the lock is given back: it may be thousands of series.
+    // Dropped after the lock is released: it may be thousands of series.
     drop(before);
 }
 
@@ -326,7 +326,7 @@ async fn series(target: &Target, client: &HttpClient) -> Result<Arc<[Series]>, P
     let body = body(answer).await?;
     let text = std::str::from_utf8(&body).map_err(|_| ProbeError::NotText)?;
     let wanted = |name: &str| target.names.contains(name);
-    Ok(prometheus::parse(text, wanted, MOST_SERIES)?.into())
+    Ok(prometheus::parse(text, wanted, MAX_SERIES)?.into())
 }
 
 fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
@@ -347,7 +347,7 @@ fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
 }
 
 async fn body(answer: Response<hyper::body::Incoming>) -> Result<Bytes, ProbeError> {
-    match Limited::new(answer.into_body(), LONGEST_ANSWER)
+    match Limited::new(answer.into_body(), MAX_RESPONSE_SIZE)
         .collect()
         .await
     {

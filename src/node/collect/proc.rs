@@ -1,16 +1,15 @@
-//! The files of `/proc` that tell of the whole node, taken apart without allocating.
+//! Parsers for the `/proc` files of the whole node that do not allocate.
 //!
-//! As everywhere: a text that is empty, cut off or overflowing is `None`, never 0. Fields that later kernels
-//! append are ignored.
+//! Text that is empty, truncated or overflowing gives `None`, never 0. Fields appended by later kernels are ignored.
 
 use crate::engine::sample::{CpuTimes, NodeMemory, Pressure};
 use crate::engine::units::Bytes;
 use crate::node::cgroup::parse::{fields, fraction, keyed, lines, unsigned};
 
-/// The kernel counts a disk's sectors in 512 bytes, whatever the device has.
+/// The kernel counts 512-byte sectors, whatever the device's sector size.
 const SECTOR: u64 = 512;
 
-/// `/proc/stat`: the first line sums all CPUs, then there is a line for each CPU that is online.
+/// `/proc/stat`: the first line is the sum over all CPUs, followed by one line per online CPU.
 ///
 /// `tick` is the length of a clock tick in nanoseconds, `10^9 / sysconf(_SC_CLK_TCK)`.
 pub fn cpu_times(text: &[u8], tick: u64) -> Option<CpuTimes> {
@@ -28,7 +27,7 @@ pub fn cpu_times(text: &[u8], tick: u64) -> Option<CpuTimes> {
     })
 }
 
-/// `/proc/stat`: the same of those of the CPUs that `counts` takes.
+/// Like [`cpu_times`], for the CPUs selected by `counts`.
 pub fn cpu_times_of(text: &[u8], tick: u64, counts: impl Fn(usize) -> bool) -> Option<CpuTimes> {
     let mut times = CpuTimes::default();
     for line in lines(text).skip(1) {
@@ -56,16 +55,16 @@ fn busy_and_idle<'a>(mut fields: impl Iterator<Item = &'a [u8]>, tick: u64) -> O
     Some((busy, nanos(&[idle, io_wait], tick)))
 }
 
-/// 512 CPUs pass 2^64 ns after 14 months: the counter wraps, which costs one difference and not all that follow.
+/// With 512 CPUs the sum passes 2^64 ns after 14 months: it wraps, so that only one difference is lost.
 fn nanos(ticks: &[u64], tick: u64) -> u64 {
     let ticks = ticks.iter().fold(0_u64, |sum, one| sum.wrapping_add(*one));
     ticks.wrapping_mul(tick)
 }
 
-/// `/proc/stat`: tasks that run or can run, and those that wait for I/O.
+/// `/proc/stat`: tasks that are runnable or waiting for I/O.
 pub fn tasks(text: &[u8]) -> Option<u64> {
     let [running, blocked] = keyed(text, [b"procs_running", b"procs_blocked"]);
-    // One that runs is who reads this.
+    // One of the running tasks is this process.
     running?.saturating_sub(1).checked_add(blocked?)
 }
 
@@ -100,7 +99,7 @@ pub fn load(text: &[u8]) -> Option<[f64; 3]> {
     Some([next()?, next()?, next()?])
 }
 
-/// `/proc/pressure/*` and `*.pressure`. There is no `full` line for CPU before Linux 5.13.
+/// `/proc/pressure/*` and `*.pressure`. Linux before 5.13 has no `full` line for CPU.
 pub fn pressure(text: &[u8]) -> Option<Pressure> {
     let line = |kind: &[u8]| {
         lines(text).find_map(|line| {
@@ -120,7 +119,7 @@ pub fn pressure(text: &[u8]) -> Option<Pressure> {
     })
 }
 
-/// `avg10=0.00 avg60=0.00 avg300=0.00 total=0`: percentages, and microseconds that are returned in nanoseconds.
+/// `avg10=0.00 avg60=0.00 avg300=0.00 total=0`: percentages, and microseconds (returned as nanoseconds).
 fn stalls<'a>(mut fields: impl Iterator<Item = &'a [u8]>) -> Option<([f64; 3], Option<u64>)> {
     let mut next = |key: &[u8]| fraction(fields.next()?.strip_prefix(key)?);
     let averages = [next(b"avg10=")?, next(b"avg60=")?, next(b"avg300=")?];
@@ -134,8 +133,8 @@ fn stalls<'a>(mut fields: impl Iterator<Item = &'a [u8]>) -> Option<([f64; 3], O
 /// One line of `/proc/diskstats`: the device's name, and `[reads, bytes read, writes, bytes written, milliseconds
 /// busy]`.
 ///
-/// Partitions are devices of their own, as the kernel lists them. Loop devices, RAM disks and compressed swap in
-/// memory are none: nobody's disk gets busy through them.
+/// Partitions are separate devices, as the kernel lists them. Loop devices, RAM disks and zram are left out, since
+/// they load no disk.
 pub fn disk(line: &[u8]) -> Option<(&str, [u64; 5])> {
     let mut fields = fields(line).skip(2);
     let name = std::str::from_utf8(fields.next()?).ok()?;
@@ -157,7 +156,7 @@ fn is_numbered(name: &str, kind: &str) -> bool {
 }
 
 /// One line of `/proc/net/dev`: the interface's name, and `[bytes, packets, drops]` received and then sent. `None` for
-/// the two head lines and the loopback interface.
+/// the two header lines and the loopback interface.
 pub fn interface(line: &[u8]) -> Option<(&str, [u64; 6])> {
     let colon = line.iter().position(|byte| *byte == b':')?;
     let name = std::str::from_utf8(line[..colon].trim_ascii()).ok()?;
@@ -191,7 +190,7 @@ mod tests {
     const INTERFACE: &[u8] = b"  eth0: 1000 10 1 2 0 0 0 0 2000 20 3 4 0 0 0 0";
 
     #[test]
-    fn the_cpus_that_count_are_summed() {
+    fn only_selected_cpus_are_summed() {
         let stat =
             b"cpu  9 0 0 9 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu2 10 0 0 20 0 0 0 0\nintr 1\n";
         let of = |counts: fn(usize) -> bool| cpu_times_of(stat, 10, counts);
@@ -203,14 +202,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_a_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_do_not_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = cpu_times_of(&text, 10_000_000, |_| true);
             let _ = (cpu_times(&text, 10_000_000), memory(&text), load(&text), pressure(&text));
             let _ = (disk(&text), interface(&text), tasks(&text));
         }
 
         #[test]
-        fn a_text_that_was_cut_off_is_understood_in_full_or_not_at_all(cut in 0..100_usize) {
+        fn truncated_text_is_parsed_fully_or_not_at_all(cut in 0..100_usize) {
             fn same<T: PartialEq>(text: &[u8], cut: usize, parse: impl Fn(&[u8]) -> Option<T>) -> bool {
                 let part = parse(&text[..cut.min(text.len())]);
                 part.is_none() || part == parse(text)
@@ -223,7 +222,7 @@ mod tests {
         }
 
         #[test]
-        fn cpu_time_counts_on_after_it_passed_2_to_the_64(before: [u32; 10], since: [u16; 10], wraps in 0..10_usize) {
+        fn cpu_time_differences_survive_a_counter_wrap(before: [u32; 10], since: [u16; 10], wraps in 0..10_usize) {
             let tick = 10_000_000;
             let text = |columns: &[u64; 10]| {
                 let columns = columns.map(|column| column.to_string()).join(" ");
@@ -234,13 +233,13 @@ mod tests {
             let later: [u64; 10] = std::array::from_fn(|i| first[i] + u64::from(since[i]));
             let (one, two) = (cpu_times(&text(&first), tick), cpu_times(&text(&later), tick));
             let (one, two) = (one.unwrap(), two.unwrap());
-            let grown = |places: &[usize]| places.iter().map(|i| u64::from(since[*i])).sum::<u64>() * tick;
+            let grown = |columns: &[usize]| columns.iter().map(|i| u64::from(since[*i])).sum::<u64>() * tick;
             prop_assert_eq!(two.busy.wrapping_sub(one.busy), grown(&[0, 1, 2, 5, 6, 7]));
             prop_assert_eq!(two.idle.wrapping_sub(one.idle), grown(&[3, 4]));
         }
 
         #[test]
-        fn stall_times_are_taken_in_nanoseconds_whatever_the_averages_are(micros: u64, full: Option<u32>) {
+        fn stall_totals_are_in_nanoseconds(micros: u64, full: Option<u32>) {
             let line = |kind, total| format!("{kind} avg10=1.00 avg60=0.00 avg300=0.00 total={total}\n");
             let second = full.map_or_else(String::new, |total| line("full", u64::from(total)));
             let read = pressure((line("some", micros) + &second).as_bytes()).unwrap();
@@ -249,14 +248,14 @@ mod tests {
         }
 
         #[test]
-        fn overflowing_numbers_are_never_taken(place in 3..14_usize, column in 1..17_usize) {
-            let huge = |line: &[u8], place: usize| {
+        fn overflowing_numbers_are_rejected(index in 3..14_usize, column in 1..17_usize) {
+            let huge = |line: &[u8], index: usize| {
                 let text = std::str::from_utf8(line).unwrap();
                 let fields = text.split_whitespace().enumerate();
-                let fields = fields.map(|(i, it)| if i == place { "18446744073709551616" } else { it });
+                let fields = fields.map(|(i, it)| if i == index { "18446744073709551616" } else { it });
                 fields.collect::<Vec<_>>().join(" ").into_bytes()
             };
-            prop_assert!(disk(&huge(DISK, place)).is_none());
+            prop_assert!(disk(&huge(DISK, index)).is_none());
             prop_assert!(interface(&huge(INTERFACE, column)).is_none());
             prop_assert!(disk(DISK).is_some() && interface(INTERFACE).is_some());
         }

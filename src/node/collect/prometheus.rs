@@ -1,7 +1,7 @@
-//! The text that Prometheus exporters answer (exposition format 0.0.4).
+//! Parser for the Prometheus text format (exposition format 0.0.4).
 //!
 //! ```text
-//! # HELP queue_depth Jobs that wait.
+//! # HELP queue_depth Waiting jobs.
 //! queue_depth{queue="mail",host="a\"b"} 12 1395066363000
 //! ```
 
@@ -11,26 +11,28 @@ use std::sync::Arc;
 use crate::engine::sample::Series;
 use crate::ordered;
 
-/// Why an answer is not understood. One bad line spoils it all: what else was lost cannot be known.
+/// Why a response was rejected. One bad line rejects the whole response, since it is unknown what else is wrong.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TextError {
-    /// The line is no sample.
+    /// The line is not a sample.
     #[error("line {0} is not in the Prometheus text format")]
     Line(usize),
-    /// More series than are kept.
-    #[error("more than {0} series have the names that rules ask for; narrow the probe's endpoint")]
+    /// Too many series.
+    #[error(
+        "more than {0} series have the names that rules use; use an endpoint with fewer series"
+    )]
     TooMany(usize),
 }
 
-/// The series whose name is `wanted`, at most `most` of them, each with its labels sorted by name. Timestamps are
-/// checked and left out: a sample counts from its arrival.
+/// The series whose name is `wanted`, at most `max`, each with its labels sorted by name. Timestamps are
+/// validated and dropped: a sample's age counts from its arrival.
 ///
 /// # Errors
-/// Where any line is malformed, wanted or not, or there are too many.
+/// If any line is malformed, wanted or not, or there are too many series.
 pub fn parse(
     text: &str,
     wanted: impl Fn(&str) -> bool,
-    most: usize,
+    max: usize,
 ) -> Result<Vec<Series>, TextError> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -42,15 +44,15 @@ pub fn parse(
         if !wanted(sample.name) {
             continue;
         }
-        if found.len() == most {
-            return Err(TextError::TooMany(most));
+        if found.len() == max {
+            return Err(TextError::TooMany(max));
         }
         found.push(sample.into_series());
     }
     Ok(found)
 }
 
-/// One line, still pointing into the text.
+/// One parsed line, borrowing from the text.
 struct Sample<'t> {
     name: &'t str,
     labels: Vec<(&'t str, Cow<'t, str>)>,
@@ -70,8 +72,8 @@ impl<'t> Sample<'t> {
         if let Some(timestamp) = fields.next() {
             timestamp.parse::<i64>().ok()?;
         }
-        let ended = fields.next().is_none();
-        ended.then_some(Self {
+        let complete = fields.next().is_none();
+        complete.then_some(Self {
             name,
             labels,
             value,
@@ -95,7 +97,7 @@ impl<'t> Sample<'t> {
 
 const BLANKS: [char; 2] = [' ', '\t'];
 
-/// A metric's or label's name, and what follows it. Only metrics' names may have colons.
+/// Splits off the name of a metric or label. Only metric names may have colons.
 fn split_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || (colons && c == ':');
     let end = text.find(|c| !in_name(c)).unwrap_or(text.len());
@@ -103,7 +105,7 @@ fn split_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     (end > 0 && starts_well).then(|| text.split_at(end))
 }
 
-/// The labels and what follows their closing brace.
+/// The labels, and the rest after their closing brace.
 #[expect(clippy::type_complexity, reason = "used here alone")]
 fn labels(mut rest: &str) -> Option<(Vec<(&str, Cow<'_, str>)>, &str)> {
     let mut found = Vec::new();
@@ -126,7 +128,7 @@ fn labels(mut rest: &str) -> Option<(Vec<(&str, Cow<'_, str>)>, &str)> {
     }
 }
 
-/// A label's value up to its closing quote, with `\\`, `\"` and `\n` undone, and what follows.
+/// A label's value up to its closing quote, with `\\`, `\"` and `\n` unescaped, and the rest.
 fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let end = text.find(['"', '\\'])?;
     if text.as_bytes()[end] == b'"' {
@@ -134,9 +136,9 @@ fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
     let mut value = String::from(&text[..end]);
     let mut chars = text[end..].char_indices();
-    while let Some((place, c)) = chars.next() {
+    while let Some((index, c)) = chars.next() {
         match c {
-            '"' => return Some((Cow::Owned(value), &text[end + place + 1..])),
+            '"' => return Some((Cow::Owned(value), &text[end + index + 1..])),
             '\\' => value.push(match chars.next()?.1 {
                 'n' => '\n',
                 escaped @ ('\\' | '"') => escaped,
@@ -148,7 +150,7 @@ fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
     None
 }
 
-/// As Go prints numbers: `1e+06`, `NaN`, `+Inf`.
+/// Numbers as Go prints them: `1e+06`, `NaN`, `+Inf`.
 fn number(field: &str) -> Option<f64> {
     field.parse().ok()
 }
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn names_labels_values_and_timestamps_are_told_apart() {
+    fn names_labels_values_and_timestamps_are_parsed() {
         assert_eq!(one("up 1\n"), ("up".into(), vec![], 1.0));
         assert_eq!(
             one("a:b_c{} 1.5e+06 1395066363000"),
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_empty_lines_are_passed_over_and_only_wanted_names_are_kept() {
+    fn comments_and_unwanted_series_are_skipped() {
         let text = "# HELP a b\n# TYPE a gauge\n\n  \r\na 1\r\nb 2\na{x=\"y\"} 3\n# EOF\n";
         let found = parse(text, |name| name == "a", 100).unwrap();
         let values: Vec<f64> = found.iter().map(|series| series.value).collect();
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_spoils_the_answer_and_is_named() {
+    fn a_bad_line_rejects_the_response_and_is_named() {
         for line in [
             "m",
             "m{",
@@ -232,21 +234,21 @@ mod tests {
     }
 
     #[test]
-    fn more_series_than_the_limit_is_an_error_and_no_cut_off_answer() {
+    fn more_series_than_the_limit_is_an_error() {
         let text = "a{i=\"0\"} 1\na{i=\"1\"} 1\nb 1\n";
-        let at_most = |most| parse(text, |name| name == "a", most);
+        let at_most = |max| parse(text, |name| name == "a", max);
         assert_eq!(at_most(2).unwrap().len(), 2);
         assert_eq!(at_most(1), Err(TextError::TooMany(1)));
     }
 
     proptest! {
         #[test]
-        fn any_text_is_taken_without_a_panic(text in "[ -~\n\\\\\"{}=,é]{0,80}") {
+        fn arbitrary_text_does_not_panic(text in "[ -~\n\\\\\"{}=,é]{0,80}") {
             let _ = all(&text);
         }
 
         #[test]
-        fn every_label_value_comes_back(value in "\\PC{0,20}|[\\\\\"\n{},= ]{0,20}") {
+        fn label_values_round_trip(value in "\\PC{0,20}|[\\\\\"\n{},= ]{0,20}") {
             let escaped = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let (_, labels, number) = one(&format!("m{{l=\"{escaped}\"}} 7"));
             prop_assert_eq!(labels, vec![pair("l", &value)]);

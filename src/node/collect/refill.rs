@@ -1,6 +1,6 @@
-//! Filling a kept list anew without giving its memory back.
+//! Refills a list while reusing its allocations.
 
-/// Overwrites the entries of a list from its start; what is left of the old ones is dropped at the end.
+/// Overwrites the entries of a list from its start; leftover old entries are removed on drop.
 pub struct Refill<'a, T> {
     list: &'a mut Vec<T>,
     filled: usize,
@@ -12,27 +12,27 @@ impl<'a, T> Refill<'a, T> {
         Self { list, filled: 0 }
     }
 
-    /// The next entry, if it `is_right` for what comes next; else a `new` one in its place.
-    pub fn next(&mut self, is_right: impl FnOnce(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
-        let place = self.filled;
+    /// The next entry if it `matches`, else a `new` one in its place.
+    pub fn next(&mut self, matches: impl FnOnce(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
+        let index = self.filled;
         self.filled += 1;
-        match self.list.get(place) {
-            Some(entry) if is_right(entry) => {}
-            Some(_) => self.list[place] = new(),
+        match self.list.get(index) {
+            Some(entry) if matches(entry) => {}
+            Some(_) => self.list[index] = new(),
             None => self.list.push(new()),
         }
-        &mut self.list[place]
+        &mut self.list[index]
     }
 
-    /// Leaves the next entry as it is, if it `is_right`.
-    pub fn keep(&mut self, is_right: impl FnOnce(&T) -> bool) {
-        if self.list.get(self.filled).is_some_and(is_right) {
+    /// Leaves the next entry unchanged if it `matches`.
+    pub fn skip(&mut self, matches: impl FnOnce(&T) -> bool) {
+        if self.list.get(self.filled).is_some_and(matches) {
             self.filled += 1;
         }
     }
 
-    /// Takes the last entry back: it turned out not to belong.
-    pub const fn take_back(&mut self) {
+    /// Discards the last entry.
+    pub const fn discard_last(&mut self) {
         self.filled = self.filled.saturating_sub(1);
     }
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_that_fit_stay_where_they_are_and_the_rest_goes() {
+    fn matching_entries_are_reused_and_the_rest_removed() {
         let mut list = vec!["a".to_owned(), "b".to_owned(), "c".to_owned()];
         let first = list[0].as_ptr();
         let mut refill = Refill::new(&mut list);

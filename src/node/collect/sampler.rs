@@ -1,4 +1,4 @@
-//! The sampler: which files are read when, and where their figures go.
+//! Decides which files are read when, and fills the sample.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,34 +12,34 @@ use crate::engine::Demand;
 use crate::engine::pod::PodUid;
 use crate::engine::sample::{LeverSample, PodSample, Sample};
 use crate::engine::time::BootTime;
-use crate::node::cgroup::gauge::{Buffer, FdBudget, Gauge, ReadError};
+use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock::boot_time;
 
 /// Reads the node and its pods into a [`Sample`].
 ///
-/// All files stay open and all memory is kept: a sample of the same pods with the same demand as the one before
-/// opens nothing and allocates nothing. It never fails as a whole: what cannot be read is `None` in the sample.
+/// Files stay open and allocations are reused: a sample of the same pods with the same demand as the previous one
+/// opens and allocates nothing. It never fails as a whole: values that cannot be read are `None` in the sample.
 #[derive(Debug)]
 pub struct Sampler {
     node: NodeReader,
     pods: Vec<PodReader>,
-    /// Entries that wait for the next evaluation, with their inner lists.
+    /// Entries to reuse at the next evaluation, with their inner lists.
     spare: Vec<PodSample>,
     gone: Vec<PodUid>,
-    /// What the clock said when the node's files began to be read.
-    begun: Option<BootTime>,
+    /// When reading the node's files started.
+    started: Option<BootTime>,
     reading: Reading,
 }
 
-/// A pod that is to be read.
+/// A pod to sample.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// Which pod.
     pub uid: PodUid,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// What its object says of its containers; without it the cgroups decide alone.
+    /// Container facts from the Pod object, if there is one.
     pub containers: Option<ContainerFacts>,
 }
 
@@ -53,88 +53,88 @@ impl From<(PodUid, CgroupPath)> for Target {
     }
 }
 
-/// Problems kept of one sample; more of them would tell nothing new.
-const MOST_FAULTS: usize = 64;
+/// Maximum number of read errors recorded per sample.
+const MAX_FAULTS: usize = 64;
 
-/// What every reading needs at hand.
+/// State shared by all reads of a sample.
 #[derive(Debug)]
 pub struct Reading {
     /// The cgroup trees.
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
-    /// Descriptors that may still be kept.
+    /// Descriptors that may stay open.
     pub fds: FdBudget,
-    /// The processes of all pods can be seen there.
+    /// Whether all pods' processes are visible in `proc_root`.
     pub sees_processes: bool,
-    /// When this sample is taken.
+    /// Time of this sample.
     pub now: BootTime,
-    /// An empty name: the pod's own cgroup.
+    /// The empty name, for the pod's own cgroup.
     pub own: Arc<str>,
     buffer: Buffer,
     faults: Vec<ReadError>,
 }
 
 impl Reading {
-    /// The value, or `None` with the reason kept unless it is a normal one (gone, or no such file).
-    pub fn noted<T>(&mut self, result: Result<T, ReadError>) -> Option<T> {
+    /// The value, or `None` after recording the error, unless it is a normal one (gone, or no such file).
+    pub fn record<T>(&mut self, result: Result<T, ReadError>) -> Option<T> {
         match result {
             Ok(value) => return Some(value),
             Err(ReadError::Gone(_) | ReadError::Absent(_)) => {}
-            Err(fault) if self.faults.len() < MOST_FAULTS => self.faults.push(fault),
+            Err(fault) if self.faults.len() < MAX_FAULTS => self.faults.push(fault),
             Err(_) => {}
         }
         None
     }
 
-    /// What `parse` makes of the file's text.
+    /// Reads and parses a file.
     pub fn try_text<T>(
         &mut self,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Result<T, ReadError> {
-        let value = parse(gauge.read(&self.fds, &mut self.buffer)?);
-        gauge.understood(value)
+        let value = parse(file.read(&self.fds, &mut self.buffer)?);
+        file.parsed(value)
     }
 
-    /// As [`Self::try_text`], through [`Self::noted`].
+    /// Like [`Self::try_text`], with errors recorded.
     pub fn text<T>(
         &mut self,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Option<T> {
-        let result = self.try_text(gauge, parse);
-        self.noted(result)
+        let result = self.try_text(file, parse);
+        self.record(result)
     }
 
-    /// As [`Self::text`], where it is `wanted`.
+    /// Like [`Self::text`], if `wanted`.
     pub fn text_if<T>(
         &mut self,
         wanted: bool,
-        gauge: &mut Gauge,
+        file: &mut CachedFile,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Option<T> {
-        wanted.then(|| self.text(gauge, parse)).flatten()
+        wanted.then(|| self.text(file, parse)).flatten()
     }
 
-    /// The file's only number.
-    pub fn number(&mut self, gauge: &mut Gauge) -> Option<u64> {
-        let result = gauge.read_number(&self.fds);
-        self.noted(result)
+    /// Reads a file with a single number.
+    pub fn number(&mut self, file: &mut CachedFile) -> Option<u64> {
+        let result = file.read_number(&self.fds);
+        self.record(result)
     }
 
-    /// The text of a file of records.
-    pub fn try_records(&mut self, gauge: &mut Gauge) -> Result<&[u8], ReadError> {
-        gauge.read_records(&self.fds, &mut self.buffer)
+    /// Reads a file that the kernel returns record by record.
+    pub fn try_records(&mut self, file: &mut CachedFile) -> Result<&[u8], ReadError> {
+        file.read_records(&self.fds, &mut self.buffer)
     }
 
-    /// The text of a file of records; empty where it cannot be read.
-    pub fn records(&mut self, gauge: &mut Gauge) -> &[u8] {
-        match gauge.read_records(&self.fds, &mut self.buffer) {
+    /// Like [`Self::try_records`], with errors recorded; empty if it cannot be read.
+    pub fn records(&mut self, file: &mut CachedFile) -> &[u8] {
+        match file.read_records(&self.fds, &mut self.buffer) {
             Ok(text) => text,
             Err(ReadError::Gone(_) | ReadError::Absent(_)) => &[],
             Err(fault) => {
-                if self.faults.len() < MOST_FAULTS {
+                if self.faults.len() < MAX_FAULTS {
                     self.faults.push(fault);
                 }
                 &[]
@@ -144,20 +144,20 @@ impl Reading {
 }
 
 impl Sampler {
-    /// A sampler of the machine whose `/proc` is at `proc_root`. Raises this process's soft limit of open files to its
-    /// hard one; beyond it files are opened at each reading.
+    /// A sampler of the machine whose `/proc` is at `proc_root`. Raises this process's soft limit of open files to the
+    /// hard limit; files beyond it are opened at each read.
     pub fn new(proc_root: &Path, hierarchy: Hierarchy) -> Self {
         Self::with_budget(proc_root, hierarchy, FdBudget::raise())
     }
 
-    /// As [`Self::new`], keeping no more files open than `fds` allows.
+    /// Like [`Self::new`], with at most as many open files as `fds` allows.
     pub fn with_budget(proc_root: &Path, hierarchy: Hierarchy, fds: FdBudget) -> Self {
         Self {
             node: NodeReader::new(proc_root, &hierarchy),
             pods: Vec::new(),
             spare: Vec::new(),
             gone: Vec::new(),
-            begun: None,
+            started: None,
             reading: Reading {
                 sees_processes: true,
                 hierarchy,
@@ -171,15 +171,15 @@ impl Sampler {
         }
     }
 
-    /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc folder: in a container's own
-    /// `/proc` that tells of the container's. Of others' processes such a one knows nothing; everything else in it that is
-    /// read is the machine's.
+    /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc folder. For a container's own
+    /// `/proc`, where that file shows the container's interfaces, and other processes are not visible; all other files
+    /// read there show the machine.
     pub fn set_net_dev(&mut self, net_dev: &Path) {
         self.reading.sees_processes = false;
         self.node.set_net_dev(net_dev);
     }
 
-    /// The pods to read from now on, in the order in which samples list them. Those that stay keep their open files.
+    /// Sets the pods to sample, in sample order. Pods that stay keep their open files.
     pub fn set_pods<T: Into<Target>>(&mut self, pods: impl Iterator<Item = T>) {
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)
             .into_iter()
@@ -188,7 +188,7 @@ impl Sampler {
         for pod in pods.map(T::into) {
             let mut reader = match known.remove(&pod.uid) {
                 Some(mut reader) if *reader.cgroup() == pod.cgroup => {
-                    reader.look_again();
+                    reader.retry_absent();
                     reader
                 }
                 _ => PodReader::new(pod.uid, pod.cgroup, &self.reading.hierarchy),
@@ -197,18 +197,17 @@ impl Sampler {
             self.pods.push(reader);
         }
         self.node
-            .look_again(self.pods.iter().map(PodReader::cgroup));
+            .retry_absent(self.pods.iter().map(PodReader::cgroup));
     }
 
-    /// While a pod is throttled, the same kind of cgroup stays its lever: its containers (`by_container`) or its own,
-    /// whatever quotas come to stand there; but never its own where its object gives a container a limit. Of effect on
-    /// cgroup v1 alone.
-    pub fn pin_levers(&mut self, uid: &PodUid, by_container: bool) {
+    /// Fixes the kind of target cgroup while a pod is throttled: its containers (`by_container`) or its own, whatever
+    /// quotas appear there; but never its own if its object gives a container a limit. Only has an effect on cgroup v1.
+    pub fn pin_targets(&mut self, uid: &PodUid, by_container: bool) {
         self.set_pin(uid, Some(by_container));
     }
 
-    /// The kind of lever follows the quotas again.
-    pub fn unpin_levers(&mut self, uid: &PodUid) {
+    /// Lets the kind of target cgroup follow the quotas again.
+    pub fn unpin_targets(&mut self, uid: &PodUid) {
         self.set_pin(uid, None);
     }
 
@@ -218,31 +217,30 @@ impl Sampler {
         }
     }
 
-    /// Reads the node's files: CPU and memory, and what is demanded besides. Leaves the sample without pods.
+    /// Reads the node's CPU and memory, and what else `demand` asks for. Leaves the sample without pods.
     pub fn sample_node(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
-        self.begun = Some(boot_time());
+        self.started = Some(boot_time());
         sample.at = now;
         sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();
-        self.put_by(&mut sample.pods);
+        self.stash(&mut sample.pods);
         self.node
             .sample(&mut self.reading, demand, &mut sample.node);
     }
 
-    /// Reads the pods' files: CPU and memory use, and what is demanded besides. Call it after
-    /// [`Self::sample_node`], with the same time, when an evaluation is due: each pod's own time is later by what has
-    /// passed since then.
+    /// Reads the pods' CPU and memory, and what else `demand` asks for. Call it after [`Self::sample_node`] with the
+    /// same time, when an evaluation is due: each pod's sample time adds the time that has passed since then.
     pub fn sample_pods(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         self.reading.now = now;
         self.gone.clear();
         if sample.pods.is_empty() {
             std::mem::swap(&mut sample.pods, &mut self.spare);
         }
-        let begun = self.begun.take().unwrap_or_else(boot_time);
+        let started = self.started.take().unwrap_or_else(boot_time);
         let mut refill = Refill::new(&mut sample.pods);
         for pod in &mut self.pods {
-            let at = now + boot_time().since(begun);
+            let at = now + boot_time().since(started);
             let Ok(cpu) = pod.cpu(&mut self.reading) else {
                 self.gone.push(pod.uid().clone());
                 continue;
@@ -253,8 +251,8 @@ impl Sampler {
         }
     }
 
-    /// The cgroups by which a pod is limited now, and how far; none where it is not there. Between samples: it allocates.
-    pub fn levers(&mut self, uid: &PodUid) -> Vec<LeverSample> {
+    /// The cgroups that limit a pod now, and their quotas; empty if the pod is gone. Allocates; call it between samples.
+    pub fn targets(&mut self, uid: &PodUid) -> Vec<LeverSample> {
         let mut sample = blank(uid);
         let demand = Demand {
             pod_quota: true,
@@ -268,18 +266,18 @@ impl Sampler {
         sample.levers
     }
 
-    /// The pods whose cgroup did not exist at the last [`Self::sample_pods`]. They are looked for again each time.
+    /// The pods whose cgroup did not exist at the last [`Self::sample_pods`]. Each sample looks for them again.
     pub fn gone(&self) -> &[PodUid] {
         &self.gone
     }
 
-    /// What could not be read or understood since the last [`Self::sample_node`] began, at most 64 entries. Cgroups
-    /// that are gone and files that this kernel has not are no faults.
+    /// Read and parse errors since the start of the last [`Self::sample_node`], at most 64. Removed cgroups and files
+    /// that this kernel does not have are not errors.
     pub fn faults(&self) -> &[ReadError] {
         &self.reading.faults
     }
 
-    fn put_by(&mut self, pods: &mut Vec<PodSample>) {
+    fn stash(&mut self, pods: &mut Vec<PodSample>) {
         if !pods.is_empty() {
             std::mem::swap(pods, &mut self.spare);
             pods.clear();

@@ -1,4 +1,4 @@
-//! How long the threads of a cgroup wait: for a CPU, memory or I/O, and for their own quota.
+//! How long the threads of a cgroup wait for CPU, memory or I/O, or because of their own quota.
 
 use std::path::Path;
 
@@ -6,18 +6,18 @@ use super::proc::pressure;
 use super::sampler::Reading;
 use crate::engine::sample::WaitCounters;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::gauge::{Gauge, ReadError};
+use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::parse::{fields, keyed, lines, unsigned};
 
-/// The keys of `cpu.stat` that count enforcement periods: all, and the throttled ones.
+/// The keys of `cpu.stat` for all enforcement periods and the throttled ones.
 pub const PERIODS: [&[u8]; 2] = [b"nr_periods", b"nr_throttled"];
 
-/// `cpu.stat`: enforcement periods that passed, and those in which the cgroup was throttled.
+/// `cpu.stat`: elapsed enforcement periods, and those in which the cgroup was throttled.
 pub fn periods(text: &[u8]) -> [Option<u64>; 2] {
     keyed(text, PERIODS)
 }
 
-/// `io.stat` of cgroup v2: bytes read and written on all devices. An empty file is a cgroup that did none.
+/// `io.stat` of cgroup v2: bytes read and written on all devices. An empty file means no I/O.
 pub fn io_bytes(text: &[u8]) -> Option<u64> {
     if !text.is_empty() && !text.ends_with(b"\n") {
         return None;
@@ -32,21 +32,20 @@ pub fn io_bytes(text: &[u8]) -> Option<u64> {
         .try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
 }
 
-/// The files of one cgroup of v2 that tell how long its threads waited.
+/// The pressure files of a v2 cgroup.
 #[derive(Debug)]
-pub struct PressureFiles([Gauge; 3]);
+pub struct PressureFiles([CachedFile; 3]);
 
 impl PressureFiles {
-    /// Of the cgroup at `folder`.
     pub fn new(folder: &Path) -> Self {
         let names = ["cpu.pressure", "memory.pressure", "io.pressure"];
-        Self(names.map(|name| Gauge::new(folder.join(name))))
+        Self(names.map(|name| CachedFile::new(folder.join(name))))
     }
 
     /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, and nanoseconds since the
-    /// cgroup was made.
+    /// cgroup was created.
     pub fn read(&mut self, reading: &mut Reading) -> ([Option<f64>; 3], [Option<u64>; 3]) {
-        let read = |gauge: &mut Gauge| reading.text(gauge, pressure);
+        let read = |file: &mut CachedFile| reading.text(file, pressure);
         let lines = self.0.each_mut().map(read);
         (
             lines.map(|lines| Some(lines?.some[0])),
@@ -55,53 +54,53 @@ impl PressureFiles {
     }
 
     /// Applies `change` to each file.
-    pub fn each(&mut self, change: impl FnMut(&mut Gauge)) {
+    pub fn each(&mut self, change: impl FnMut(&mut CachedFile)) {
         self.0.iter_mut().for_each(change);
     }
 }
 
-/// `system.slice`, the cgroup of the machine's own services under systemd, on cgroup v2.
+/// `system.slice`, the cgroup of the system services under systemd, on cgroup v2.
 #[derive(Debug)]
 pub struct SystemSlice {
-    stat: Gauge,
+    stat: CachedFile,
     pressure: PressureFiles,
-    /// There was none at the last reading.
+    /// It did not exist at the last read.
     absent: bool,
-    /// Pods are below it: its stalls are theirs.
+    /// Pods are below it, so its pressure includes theirs.
     has_pods: bool,
 }
 
-/// Its path in the tree.
+/// Path below the root.
 const SYSTEM_SLICE: &str = "system.slice";
 
 impl SystemSlice {
-    /// Below the root of that tree; nothing is opened yet.
+    /// The slice below the root of the v2 tree; opens nothing yet.
     pub fn below(root: &Path) -> Self {
         let folder = root.join(SYSTEM_SLICE);
         Self {
-            stat: Gauge::new(folder.join("cpu.stat")),
+            stat: CachedFile::new(folder.join("cpu.stat")),
             pressure: PressureFiles::new(&folder),
             absent: false,
             has_pods: false,
         }
     }
 
-    /// Looks for it again where it was not there. It is left out while one of the `pods` is below it.
-    pub fn look_again<'a>(&mut self, mut pods: impl Iterator<Item = &'a CgroupPath>) {
+    /// Retries it if it was absent. It is not sampled while one of the `pods` is below it.
+    pub fn retry_absent<'a>(&mut self, mut pods: impl Iterator<Item = &'a CgroupPath>) {
         self.absent = false;
         self.has_pods = pods.any(|pod| pod.as_str().split('/').next() == Some(SYSTEM_SLICE));
-        self.stat.look_again();
-        self.pressure.each(Gauge::look_again);
+        self.stat.retry_absent();
+        self.pressure.each(CachedFile::retry_absent);
     }
 
-    /// How long its threads waited; `None` where it is not there, or cannot be read.
+    /// Reads the wait counters; `None` if it does not exist or cannot be read.
     pub fn read(&mut self, reading: &mut Reading) -> Option<WaitCounters> {
         if self.absent || self.has_pods {
             return None;
         }
         let stat = reading.try_text(&mut self.stat, |text| Some(periods(text)));
         self.absent = matches!(stat, Err(ReadError::Gone(_)));
-        let [periods, throttled_periods] = reading.noted(stat)?;
+        let [periods, throttled_periods] = reading.record(stat)?;
         let (_, stalled) = self.pressure.read(reading);
         let counters = WaitCounters {
             stalled,

@@ -1,4 +1,4 @@
-//! Whole files, replaced at once.
+//! Atomic file replacement.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 type Hook = Box<dyn FnMut(&str) + Send>;
 
-/// Runs every effect that outlives the process: on disk and in the kernel. A test hangs a hook into it and dies
-/// before or after any one of them.
+/// Runs every effect that outlives the process: on disk and in the kernel. Tests install a hook to crash before or
+/// after any of them.
 #[derive(Default)]
 pub struct Effects {
     hook: Option<Hook>,
 }
 
 impl Effects {
-    /// `hook` is called before and after each effect with its name.
+    /// Calls `hook` with the effect's name before and after each effect.
     pub fn watched(hook: impl FnMut(&str) + Send + 'static) -> Self {
         Self {
             hook: Some(Box::new(hook)),
@@ -24,13 +24,13 @@ impl Effects {
 
     /// Runs `effect`.
     pub fn run<T>(&mut self, name: &str, effect: impl FnOnce() -> T) -> T {
-        self.reach(name);
+        self.call_hook(name);
         let done = effect();
-        self.reach(name);
+        self.call_hook(name);
         done
     }
 
-    fn reach(&mut self, name: &str) {
+    fn call_hook(&mut self, name: &str) {
         if let Some(hook) = &mut self.hook {
             hook(name);
         }
@@ -43,31 +43,31 @@ impl std::fmt::Debug for Effects {
     }
 }
 
-/// Why a file could not be replaced; the old one is still whole.
+/// Why a file could not be replaced; the old one is intact.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {step} {}: {source}", path.display())]
 pub struct WriteError {
-    /// What was being done.
+    /// The failed step.
     pub step: &'static str,
-    /// To which file.
+    /// The file.
     pub path: PathBuf,
-    /// What the system says.
+    /// The system error.
     pub source: io::Error,
 }
 
-/// Replaces `path` by `bytes`, durably: whoever reads it, also after a crash at any moment, sees the old bytes or
-/// the new ones.
+/// Replaces the content of `path` with `bytes`, durably: a reader sees the old bytes or the new ones, even after a
+/// crash at any point.
 ///
 /// # Errors
-/// Where a step fails: full disk, read-only or missing folder.
+/// If a step fails: full disk, read-only or missing folder.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_atomic_with(&mut Effects::default(), path, bytes)
 }
 
-/// As [`write_atomic`], each step through `effects`.
+/// Like [`write_atomic`], with each step run through `effects`.
 ///
 /// # Errors
-/// As [`write_atomic`].
+/// See [`write_atomic`].
 pub fn write_atomic_with(
     effects: &mut Effects,
     path: &Path,
@@ -80,7 +80,7 @@ pub fn write_atomic_with(
     let temporary = path.with_extension("tmp");
     let replaced = replace(effects, path, &temporary, folder, bytes);
     if replaced.is_err() {
-        // It may be half written on a full disk: give the room back. Nobody reads it.
+        // A half-written file on a full disk: free the space.
         fs::remove_file(&temporary).ok();
     }
     replaced

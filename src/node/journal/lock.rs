@@ -1,4 +1,4 @@
-//! One process a state directory.
+//! Lock of a state directory, for one process at a time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-/// Held while this process uses the state directory; the kernel gives it up when the process dies.
+/// Held while this process uses the state directory; the kernel releases it when the process exits.
 #[derive(Debug)]
 pub struct StateLock {
     _file: Flock<File>,
@@ -17,48 +17,48 @@ pub struct StateLock {
 /// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// It is not there and cannot be made.
+    /// It does not exist and cannot be created.
     #[error(
-        "failed to make the state directory {}: {source}: make it, or name another with --state-dir",
+        "failed to create the state directory {}: {source}: create it, or name another with --state-dir",
         path.display()
     )]
     Missing {
         /// The directory.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
     /// The lock file cannot be opened.
     #[error(
-        "failed to open {}: {source}: the state directory must be writable, name another with --state-dir",
+        "failed to open {}: {source}: make the state directory writable, or name another with --state-dir",
         path.display()
     )]
     Open {
         /// The lock file.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error(
-        "the state directory {} is in use by {holder}: stop that first, or name another with --state-dir",
+        "the state directory {} is in use by {holder}: stop that process first, or name another with --state-dir",
         path.display()
     )]
     Busy {
         /// The directory.
         path: PathBuf,
-        /// `process 123`, or `another process` where it is not known.
+        /// `process 123`, or `another process` if unknown.
         holder: String,
     },
 }
 
 impl StateLock {
-    /// Takes the lock of `state_dir`, making the directory (but not its parents) where it is missing.
+    /// Locks `state_dir`, creating the directory (but not its parents) if it is missing.
     ///
     /// # Errors
-    /// Where another process has it, or the directory cannot be used.
+    /// If another process holds the lock, or the directory cannot be used.
     pub fn take(state_dir: &Path) -> Result<Self, LockError> {
-        make(state_dir)?;
+        create(state_dir)?;
         let path = state_dir.join("lock");
         let file = open(&path).map_err(|source| LockError::Open {
             path: path.clone(),
@@ -66,7 +66,7 @@ impl StateLock {
         })?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => {
-                sign(&path);
+                write_pid(&path);
                 Ok(Self { _file: file })
             }
             Err((_, Errno::EWOULDBLOCK)) => Err(LockError::Busy {
@@ -81,7 +81,7 @@ impl StateLock {
     }
 }
 
-fn make(state_dir: &Path) -> Result<(), LockError> {
+fn create(state_dir: &Path) -> Result<(), LockError> {
     match DirBuilder::new().mode(0o700).create(state_dir) {
         Err(source) if !state_dir.is_dir() => Err(LockError::Missing {
             path: state_dir.to_owned(),
@@ -91,24 +91,24 @@ fn make(state_dir: &Path) -> Result<(), LockError> {
     }
 }
 
-/// Held read-only: so the disk can be remounted read-only under us, and on a disk that was, the lock can still be
-/// taken and restores run.
+/// Opened read-only, so that the disk can be remounted read-only while the lock is held, and the lock can still be
+/// taken (and restores run) on a read-only disk.
 fn open(path: &Path) -> io::Result<File> {
-    let made = OpenOptions::new()
+    let created = OpenOptions::new()
         .append(true)
         .create(true)
         .mode(0o600)
         .open(path);
-    match made {
+    match created {
         Err(error) if error.kind() != ErrorKind::ReadOnlyFilesystem => Err(error),
         _ => File::open(path),
     }
 }
 
-/// For the message of whoever comes second; a full disk is no reason to stop.
-fn sign(path: &Path) {
+/// For the error message of a second process; a failed write (full disk) is ignored.
+fn write_pid(path: &Path) {
     if let Err(error) = fs::write(path, format!("{}\n", std::process::id())) {
-        tracing::debug!(%error, "failed to write our process id into the lock file");
+        tracing::debug!(%error, "failed to write the process ID to the lock file");
     }
 }
 

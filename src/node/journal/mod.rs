@@ -1,6 +1,6 @@
-//! What was changed on this machine, and what it was before: durable before any cgroup is written.
+//! Journal of the changed cgroup files and their original values; durable before any cgroup is written.
 //!
-//! One text file, replaced whole: a header, a JSON line for each changed cgroup file, and a checksum.
+//! One text file, replaced as a whole: a header, a JSON line for each changed cgroup file, and a checksum.
 //! ```text
 //! plimsoll-journal 1 1d5a3fd6-8e5c-4b42-a1cc-6f0b4b5fbf4e 81234000000000
 //! {"uid":"web-1","cgroup":"batch/web-1","lever":"","inode":4711,"file":"cpu.max","original":"max 100000",...}
@@ -33,7 +33,7 @@ pub use lock::{LockError, StateLock};
 const MAGIC: &str = "plimsoll-journal";
 const VERSION: &str = "1";
 
-/// One cgroup file that holds our value, or is about to.
+/// One cgroup file that holds our value, or will.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Record {
@@ -41,32 +41,32 @@ pub struct Record {
     pub uid: PodUid,
     /// The pod's cgroup.
     pub cgroup: CgroupPath,
-    /// The cgroup below the pod's that has the file; empty for the pod's own.
+    /// The file's cgroup, relative to the pod's; empty for the pod's own.
     pub lever: Arc<str>,
-    /// Inode of that cgroup's folder: a folder of the same name with another inode is another cgroup.
+    /// Inode of that cgroup's folder, to detect another cgroup of the same name.
     pub inode: u64,
     /// Which file.
     pub file: KnobFile,
-    /// What it held before we came, to the byte (without the newline).
+    /// Its exact content before our first write (without the newline).
     pub original: Box<str>,
-    /// What it held before the write that this record announces.
+    /// Its content before the write that this record announces.
     pub previous: Box<str>,
-    /// What we write.
+    /// The value that we write.
     pub ours: Box<str>,
-    /// What 100 % is; 0 where the file has no quota.
+    /// The CPU that 100 % stands for; 0 if the file is not a quota.
     pub base: MilliCpu,
     /// Percent of the base that the pod may use.
     pub ratio: u8,
     /// The pod is idle class.
     pub idle: bool,
-    /// The rule that it is for.
+    /// The rule that caused it.
     pub rule: RuleId,
-    /// To be restored by then, whatever happens.
+    /// When it is restored at the latest.
     pub deadline: BootTime,
 }
 
 impl Record {
-    /// Whether the cgroup that it is about may still be there: only one that is known to be gone is not.
+    /// Whether its cgroup may still exist; false only if it is known to be gone.
     pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
         let Ok(cgroup) = self.cgroup.join(&self.lever) else {
             return false;
@@ -85,15 +85,15 @@ pub struct Journal {
     boot_id: String,
 }
 
-/// Why a journal cannot be used. None of it was applied.
+/// Why a journal cannot be used. Nothing of it was applied.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The kernel's boot id cannot be read, so nobody knows whether the cgroups still are the same.
-    #[error("failed to read the boot id from {path}: {source}")]
+    /// The kernel's boot ID cannot be read, so it is unknown whether the cgroups still exist.
+    #[error("failed to read the boot ID from {path}: {source}")]
     BootId {
         /// The file.
         path: &'static str,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
     /// The file cannot be read.
@@ -101,10 +101,10 @@ pub enum JournalError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
-    /// It was written by something else.
+    /// Another program or version wrote it.
     #[error(
         "failed to use the journal {}: it starts with `{found}`, not with `{MAGIC} {VERSION}`: restore with the \
          version of plimsoll that wrote it, or move the file away if it is not plimsoll's",
@@ -113,13 +113,13 @@ pub enum JournalError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// How it starts.
+        /// Its first line.
         found: String,
     },
     /// It is damaged.
     #[error(
-        "failed to use the journal {}: {reason}: nothing was changed. Each line that is whole names a cgroup file \
-         and its `original`: put these back by hand, then move the journal away (docs/runbook.md, PlimsollAgentsMissing)",
+        "failed to use the journal {}: {reason}: nothing was changed. Each complete line names a cgroup file \
+        and its `original`: restore these by hand, then move the journal away (docs/runbook.md, PlimsollAgentsMissing)",
         path.display()
     )]
     Corrupt {
@@ -129,12 +129,12 @@ pub enum JournalError {
         reason: String,
     },
     /// It cannot be written.
-    #[error("failed to keep the journal, so nothing new is throttled: {0}")]
+    #[error("failed to write the journal, so nothing new is throttled: {0}")]
     Write(#[from] WriteError),
 }
 
 impl JournalError {
-    /// What is wrong with what was read, where it is ours and damaged.
+    /// The damage, if it is our journal and damaged.
     fn damage(&self) -> Option<String> {
         match self {
             Self::Corrupt { reason, .. } => Some(reason.clone()),
@@ -147,7 +147,7 @@ impl Journal {
     /// The journal in `state_dir`, which need not exist yet.
     ///
     /// # Errors
-    /// Where the kernel's boot id cannot be read.
+    /// If the kernel's boot ID cannot be read.
     pub fn new(state_dir: &Path) -> Result<Self, JournalError> {
         Ok(Self {
             path: state_dir.join("journal"),
@@ -155,16 +155,15 @@ impl Journal {
         })
     }
 
-    /// Where it is.
+    /// The journal file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The records; none where there is no journal, or where it is from before the last boot, which took its
-    /// cgroups with it.
+    /// The records; empty if there is no journal, or it is from an earlier boot, whose cgroups no longer exist.
     ///
     /// # Errors
-    /// Where it cannot be read whole and is not known to be from before: nothing of it is given out then.
+    /// If it cannot be read completely and is not known to be from an earlier boot.
     pub fn load(&self) -> Result<Vec<Record>, JournalError> {
         match self.read() {
             Err(error) if error.damage().is_some() && self.is_of_earlier_boot() => Ok(Vec::new()),
@@ -172,11 +171,11 @@ impl Journal {
         }
     }
 
-    /// Renames a damaged journal of an earlier boot, and returns what is wrong with it, and its new name. For who
-    /// has the state directory alone.
+    /// Renames a damaged journal of an earlier boot, and returns the damage and the new path. The caller must hold the
+    /// lock of the state directory.
     ///
     /// # Errors
-    /// Where it cannot be renamed.
+    /// If it cannot be renamed.
     pub fn set_aside(&self) -> io::Result<Option<(String, PathBuf)>> {
         let damage = self.read().err().and_then(|error| error.damage());
         match damage {
@@ -189,8 +188,8 @@ impl Journal {
         }
     }
 
-    /// Written before this boot, and not with its id. Either alone may be wrong: the id may be what is damaged, and the clock
-    /// may have been set since.
+    /// Whether it was written before this boot and does not contain its ID. Either check alone may be wrong: the ID may
+    /// be damaged, and the clock may have been set.
     fn is_of_earlier_boot(&self) -> bool {
         let has_this_id = || {
             let bytes = fs::read(&self.path).ok()?;
@@ -214,7 +213,7 @@ impl Journal {
                 source,
             })?,
         };
-        let (boot, records) = parse(&bytes).map_err(|bad| bad.at(&self.path))?;
+        let (boot, records) = parse(&bytes).map_err(|error| error.at(&self.path))?;
         Ok(if boot == self.boot_id {
             records
         } else {
@@ -222,10 +221,10 @@ impl Journal {
         })
     }
 
-    /// Replaces the journal by these records, durably.
+    /// Replaces the journal with these records, durably.
     ///
     /// # Errors
-    /// Where it cannot be written; the old one then still stands.
+    /// If it cannot be written; the old one is intact then.
     pub fn save(
         &self,
         now: BootTime,
@@ -244,7 +243,7 @@ pub(crate) fn format(
 ) -> String {
     let mut text = format!("{MAGIC} {VERSION} {boot_id} {}\n", now.as_nanos());
     for record in records {
-        text.push_str(&line(&record));
+        text.push_str(&to_line(&record));
         text.push('\n');
     }
     let sum = crc32fast::hash(text.as_bytes());
@@ -255,17 +254,17 @@ pub(crate) fn format(
     clippy::expect_used,
     reason = "a struct of strings and integers always has a JSON form"
 )]
-fn line(record: &Record) -> String {
+fn to_line(record: &Record) -> String {
     serde_json::to_string(record).expect("JSON")
 }
 
 #[derive(Debug)]
-pub(crate) enum Bad {
+pub(crate) enum ParseError {
     Foreign(String),
     Corrupt(String),
 }
 
-impl Bad {
+impl ParseError {
     fn at(self, path: &Path) -> JournalError {
         let path = path.to_owned();
         match self {
@@ -275,13 +274,13 @@ impl Bad {
     }
 }
 
-fn corrupt(reason: impl Into<String>) -> Bad {
-    Bad::Corrupt(reason.into())
+fn corrupt(reason: impl Into<String>) -> ParseError {
+    ParseError::Corrupt(reason.into())
 }
 
-/// The boot id and the records of a journal.
-pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
-    // What a file system may leave after a crash of the machine: the size, without the text.
+/// The boot ID and the records of a journal.
+pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), ParseError> {
+    // After a machine crash, a file system may leave a file of the right size without its content.
     if bytes.iter().all(|byte| *byte == 0) {
         return Err(corrupt("it is empty"));
     }
@@ -289,7 +288,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
     if !bytes.starts_with(known.as_bytes()) {
         let start = &bytes[..bytes.len().min(40)];
         let first = String::from_utf8_lossy(start);
-        return Err(Bad::Foreign(
+        return Err(ParseError::Foreign(
             first.lines().next().unwrap_or_default().to_owned(),
         ));
     }
@@ -300,14 +299,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), Bad> {
     let boot = header.split(' ').nth(2).unwrap_or_default().to_owned();
     let records = lines.enumerate().map(|(index, line)| {
         serde_json::from_str(line)
-            .map_err(|error| corrupt(format!("line {} is no record: {error}", index + 2)))
+            .map_err(|error| corrupt(format!("line {} is not a record: {error}", index + 2)))
     });
     Ok((boot, records.collect::<Result<_, _>>()?))
 }
 
-/// All but the checksum, which must be right.
-fn checked(text: &str) -> Result<&str, Bad> {
-    let cut = || corrupt("its last line is no checksum: it was cut short");
+/// The text without its checksum, which must be correct.
+fn checked(text: &str) -> Result<&str, ParseError> {
+    let cut = || corrupt("its last line is not a checksum: it was cut short");
     let (body, sum) = text
         .strip_suffix('\n')
         .and_then(|text| text.rsplit_once('\n'))
@@ -322,10 +321,10 @@ fn checked(text: &str) -> Result<&str, Bad> {
     }
 }
 
-/// The id of this boot of the kernel.
+/// The kernel's boot ID.
 ///
 /// # Errors
-/// Where `/proc` is not there.
+/// If it cannot be read from `/proc`.
 pub fn boot_id() -> Result<String, JournalError> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let text =

@@ -36,7 +36,7 @@ fn saved(records: &[Record]) -> (TempDir, Journal) {
 }
 
 #[test]
-fn what_is_saved_is_loaded() {
+fn saved_records_are_loaded() {
     for records in [vec![], vec![record("a")], vec![record("a"), record("b")]] {
         let (_folder, journal) = saved(&records);
         assert_eq!(journal.load().unwrap(), records);
@@ -44,27 +44,27 @@ fn what_is_saved_is_loaded() {
 }
 
 #[test]
-fn no_journal_is_no_record() {
+fn a_missing_journal_has_no_records() {
     let (_folder, journal) = journal();
     assert_eq!(journal.load().unwrap(), []);
 }
 
 #[test]
-fn a_journal_cut_short_anywhere_is_refused_whole() {
+fn a_truncated_journal_is_rejected() {
     let (_folder, journal) = saved(&[record("a"), record("b")]);
-    let whole = fs::read(journal.path()).unwrap();
-    for len in 0..whole.len() {
-        fs::write(journal.path(), &whole[..len]).unwrap();
+    let bytes = fs::read(journal.path()).unwrap();
+    for len in 0..bytes.len() {
+        fs::write(journal.path(), &bytes[..len]).unwrap();
         assert!(journal.load().is_err(), "cut to {len} bytes");
     }
 }
 
 #[test]
-fn a_journal_with_any_byte_changed_is_refused_whole() {
+fn a_journal_with_a_changed_byte_is_rejected() {
     let (_folder, journal) = saved(&[record("a")]);
-    let whole = fs::read(journal.path()).unwrap();
-    for index in 0..whole.len() {
-        let mut damaged = whole.clone();
+    let bytes = fs::read(journal.path()).unwrap();
+    for index in 0..bytes.len() {
+        let mut damaged = bytes.clone();
         damaged[index] ^= 1;
         fs::write(journal.path(), &damaged).unwrap();
         assert!(journal.load().is_err(), "byte {index}");
@@ -72,7 +72,7 @@ fn a_journal_with_any_byte_changed_is_refused_whole() {
 }
 
 #[test]
-fn the_refusal_names_the_file_and_what_to_do() {
+fn the_error_names_the_file_and_what_to_do() {
     let (_folder, journal) = journal();
     let cases = [
         ("", "move the journal away"),
@@ -97,7 +97,7 @@ fn the_refusal_names_the_file_and_what_to_do() {
 }
 
 #[test]
-fn a_sound_checksum_over_a_bad_record_is_refused_with_its_line() {
+fn a_bad_record_is_rejected_with_its_line() {
     let (_folder, journal) = journal();
     let body = "plimsoll-journal 1 x 1\n{\"uid\":\"a\"}\n";
     let sum = crc32fast::hash(body.as_bytes());
@@ -107,13 +107,13 @@ fn a_sound_checksum_over_a_bad_record_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_path_that_leaves_the_cgroup_root_is_refused() {
-    let text = line(&record("a")).replace("batch/a", "../../etc");
+fn a_path_outside_the_cgroup_root_is_rejected() {
+    let text = to_line(&record("a")).replace("batch/a", "../../etc");
     assert!(serde_json::from_str::<Record>(&text).is_err());
 }
 
 #[test]
-fn the_journal_of_another_boot_is_over() {
+fn the_journal_of_another_boot_is_ignored() {
     let (folder, journal) = saved(&[record("a")]);
     let other = Journal {
         path: folder.path().join("journal"),
@@ -124,7 +124,7 @@ fn the_journal_of_another_boot_is_over() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_old_file() {
+fn a_failed_write_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     write_atomic(&path, b"old").unwrap();
@@ -135,7 +135,7 @@ fn a_write_that_fails_leaves_the_old_file() {
 }
 
 #[test]
-fn one_process_has_a_state_directory_and_the_next_is_told_who() {
+fn a_second_process_is_rejected_with_the_holder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let lock = StateLock::take(&path).unwrap();
@@ -147,14 +147,14 @@ fn one_process_has_a_state_directory_and_the_next_is_told_who() {
 }
 
 #[test]
-fn a_state_directory_whose_parent_is_missing_is_refused_with_what_to_do() {
+fn a_missing_parent_of_the_state_directory_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no/state");
     let message = StateLock::take(&path).unwrap_err().to_string();
     assert!(message.contains("--state-dir"), "{message}");
 }
 
-/// Damages the journal: `id` in place of its boot id, and its end cut off.
+/// Damages the journal: replaces its boot ID with `id` and cuts its end off.
 fn damaged(journal: &Journal, id: &str, age: Duration) {
     let text = fs::read_to_string(journal.path()).unwrap();
     let text = text.replace(&journal.boot_id, id);
@@ -168,13 +168,13 @@ fn damaged(journal: &Journal, id: &str, age: Duration) {
 }
 
 #[test]
-fn a_damaged_journal_is_set_aside_only_where_it_is_of_an_earlier_boot() {
+fn a_damaged_journal_is_set_aside_only_if_from_an_earlier_boot() {
     const OTHER: &str = "1d5a3fd6-8e5c-4b42-a1cc-6f0b4b5fbf4e";
     let years = Duration::from_hours(24 * 365 * 10);
     let this = boot_id().unwrap();
     for (id, age, is_before) in [
         (OTHER, years, true),
-        // The id itself may be damaged, and the clock may have been set.
+        // The ID itself may be damaged, and the clock may have been set.
         (OTHER, Duration::ZERO, false),
         (&*this, years, false),
     ] {
@@ -196,7 +196,7 @@ fn a_damaged_journal_is_set_aside_only_where_it_is_of_an_earlier_boot() {
         .unwrap();
     file.set_modified(UNIX_EPOCH).unwrap();
     assert_eq!(journal.load().unwrap(), []);
-    // What is not ours stays where it is.
+    // A file that is not ours stays in place.
     let (_folder, journal) = saved(&[]);
     fs::write(journal.path(), "[Unit]\n").unwrap();
     let file = fs::File::options()

@@ -1,4 +1,4 @@
-//! Those who act on a plan, and what came of it.
+//! Carries out a plan with the actuators, and converts their outcomes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
 
-/// What could not be given back is tried again this often.
-const GIVE_BACK_AGAIN: Duration = Duration::from_secs(5);
+/// How often failed restores are retried.
+const RESTORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The throttler and the reclaimer.
 #[derive(Debug)]
@@ -28,26 +28,26 @@ pub struct Actuators {
     hierarchy: Hierarchy,
     throttler: Throttler,
     reclaimer: Reclaimer,
-    /// Why page cache cannot be reclaimed here, as told.
+    /// Why page cache cannot be reclaimed here, as last reported.
     unsupported: Option<&'static str>,
-    /// Which kind of cgroup the pods held are limited by: their containers', or their own.
+    /// For each throttled pod: whether its containers are limited instead of the pod.
     pinned: BTreeMap<PodUid, bool>,
-    /// When the throttler last gave back what the plan does not ask for; `None`: there is no plan yet.
-    gave_back: Option<BootTime>,
+    /// When throttles outside the plan were last restored; `None` before the first plan.
+    last_restore: Option<BootTime>,
 }
 
-/// One thing that was done or seen, in the terms of the engine and of the user.
+/// One thing that was done or observed: feedback for the engine and a notice for the user.
 #[derive(Debug)]
 pub struct Effect {
     /// The pod that it is about.
     pub pod: Option<PodUid>,
-    /// What the engine has to hear before its next step.
+    /// Feedback for the engine before its next step.
     pub feedback: Option<Feedback>,
-    told: Told,
+    detail: Detail,
 }
 
 #[derive(Debug)]
-enum Told {
+enum Detail {
     FileSet {
         file: String,
         from: String,
@@ -61,74 +61,74 @@ enum Told {
 }
 
 impl Effect {
-    /// An eviction goes on; `words` say how.
+    /// Progress of an eviction, described by `words`.
     pub fn evicting(uid: &PodUid, words: impl Into<String>) -> Self {
         Self {
             pod: Some(uid.clone()),
             feedback: None,
-            told: Told::Eviction(words.into()),
+            detail: Detail::Eviction(words.into()),
         }
     }
 
-    /// An eviction was refused, and is not to be tried again before `until`; `words` say why.
+    /// An eviction was refused and must not be retried before `until`; `words` say why.
     pub fn refused(uid: &PodUid, until: BootTime, words: impl Into<String>) -> Self {
         let uid = uid.clone();
         Self {
             pod: Some(uid.clone()),
             feedback: Some(Feedback::EvictionRefused { uid, until }),
-            told: Told::Eviction(words.into()),
+            detail: Detail::Eviction(words.into()),
         }
     }
 
-    /// Nothing of the pod runs any more; `words` say since when or why.
+    /// The pod no longer runs; `words` give details.
     pub fn gone(uid: &PodUid, words: impl Into<String>) -> Self {
         let uid = uid.clone();
         Self {
             pod: Some(uid.clone()),
             feedback: Some(Feedback::Gone { uid }),
-            told: Told::Eviction(words.into()),
+            detail: Detail::Eviction(words.into()),
         }
     }
 
-    /// Something else that the user has to be told, and that no pod is to be blamed for.
+    /// A notice for the user that is not about a pod.
     pub const fn trouble(news: News) -> Self {
         Self {
             pod: None,
             feedback: None,
-            told: Told::News(news),
+            detail: Detail::News(news),
         }
     }
 
-    /// The pod is not there any more, which is nobody's news.
+    /// The pod is already gone.
     fn vanished(uid: &PodUid) -> Self {
         Self::gone(uid, "it is gone")
     }
 
-    /// Nothing of the pod runs any more.
+    /// Whether the pod no longer runs.
     pub const fn is_end(&self) -> bool {
         matches!(self.feedback, Some(Feedback::Gone { .. }))
     }
 
-    /// What the user is told; `name` is that of the pod.
-    pub fn news(self, name: Option<String>) -> News {
-        match self.told {
-            Told::FileSet { file, from, to } => News::FileSet {
+    /// The notice for the user; `name` is the pod's name.
+    pub fn into_notice(self, name: Option<String>) -> News {
+        match self.detail {
+            Detail::FileSet { file, from, to } => News::FileSet {
                 pod_name: name,
                 file,
                 from,
                 to,
             },
-            Told::Cgroup(what) => News::Cgroup {
+            Detail::Cgroup(what) => News::Cgroup {
                 pod_name: name,
                 what,
             },
-            Told::ThrottleFailed(reason) => News::ThrottleFailed {
+            Detail::ThrottleFailed(reason) => News::ThrottleFailed {
                 pod_name: name,
                 reason,
             },
-            Told::News(news) => news,
-            Told::NotWritten(reason) => News::StateNotWritten { reason },
-            Told::Eviction(what) => News::Eviction {
+            Detail::News(news) => news,
+            Detail::NotWritten(reason) => News::StateNotWritten { reason },
+            Detail::Eviction(what) => News::Eviction {
                 pod_name: name,
                 what,
             },
@@ -141,8 +141,8 @@ impl From<Outcome> for Effect {
         let feedback = outcome.feedback();
         let words = outcome.to_string();
         let pod = pod(&outcome).cloned();
-        let told = match outcome {
-            Outcome::Set { file, from, to, .. } => Told::FileSet {
+        let detail = match outcome {
+            Outcome::Set { file, from, to, .. } => Detail::FileSet {
                 file: file.display().to_string(),
                 from: from.into(),
                 to: to.into(),
@@ -150,14 +150,14 @@ impl From<Outcome> for Effect {
             Outcome::Failed {
                 throttling: true, ..
             }
-            | Outcome::NotThrottled { .. } => Told::ThrottleFailed(words),
-            Outcome::JournalFailed { .. } => Told::NotWritten(words),
-            _ => Told::Cgroup(words),
+            | Outcome::NotThrottled { .. } => Detail::ThrottleFailed(words),
+            Outcome::JournalFailed { .. } => Detail::NotWritten(words),
+            _ => Detail::Cgroup(words),
         };
         Self {
             pod,
             feedback,
-            told,
+            detail,
         }
     }
 }
@@ -178,10 +178,10 @@ const fn pod(outcome: &Outcome) -> Option<&PodUid> {
 }
 
 impl Actuators {
-    /// Takes the state directory and takes up what its journal says is in force.
+    /// Locks the state directory and adopts the throttles in its journal.
     ///
     /// # Errors
-    /// As [`Throttler::open`].
+    /// See [`Throttler::open`].
     pub fn open(
         state_dir: &Path,
         hierarchy: Hierarchy,
@@ -194,22 +194,22 @@ impl Actuators {
             unsupported: None,
             hierarchy,
             pinned: BTreeMap::new(),
-            gave_back: None,
+            last_restore: None,
         };
         Ok((actuators, recovered))
     }
 
-    /// Reads back what is in force, which the last `plan` still asks for, and goes on with what was begun. Allocates
-    /// nothing while there is nothing to tell.
+    /// Verifies the throttles of the last `plan`, extends them, and collects finished reclaims. Does not allocate when
+    /// there is nothing to report.
     pub fn check(&mut self, now: BootTime, plan: &Plan, effects: &mut Vec<Effect>) {
         let throttles = &plan.throttles;
         self.throttler.extend(now, throttles);
         effects.extend(self.throttler.verify(now).into_iter().map(Effect::from));
-        // Without rules there may be no other plan.
-        let is_due = |last| now.since(last) >= GIVE_BACK_AGAIN;
-        if self.gave_back.is_some_and(is_due) && self.throttler.owes(throttles) {
-            self.gave_back = Some(now);
-            let outcomes = self.throttler.give_back(now, throttles);
+        // Without rules there may never be another plan.
+        let is_due = |last| now.since(last) >= RESTORE_RETRY_INTERVAL;
+        if self.last_restore.is_some_and(is_due) && self.throttler.has_unrestored(throttles) {
+            self.last_restore = Some(now);
+            let outcomes = self.throttler.restore_except(now, throttles);
             effects.extend(outcomes.into_iter().map(Effect::from));
         }
         for outcome in self.reclaimer.poll() {
@@ -217,8 +217,7 @@ impl Actuators {
         }
     }
 
-    /// Throttles and reclaims what the plan says, from the pods that are there: those whose cgroup is the one that
-    /// was found.
+    /// Applies the throttles and reclaims of the plan to the pods whose cgroup still exists.
     pub fn apply(
         &mut self,
         now: BootTime,
@@ -226,9 +225,10 @@ impl Actuators {
         pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
-        self.gave_back = Some(now);
+        self.last_restore = Some(now);
         let hierarchy = &self.hierarchy;
-        let lookup = |uid: &PodUid| there(hierarchy, pods, uid).map(|known| known.cgroup.clone());
+        let lookup =
+            |uid: &PodUid| existing(hierarchy, pods, uid).map(|known| known.cgroup.clone());
         let throttles = self.startable(&plan.throttles, pods);
         let outcomes = self.throttler.apply(now, &throttles, &lookup);
         effects.extend(outcomes.into_iter().map(Effect::from));
@@ -238,12 +238,12 @@ impl Actuators {
                 .request(&reclaim.uid, &cgroup, reclaim.amount)
         });
         let reclaims: Vec<_> = reclaims.collect();
-        let told = reclaims.into_iter().filter_map(|it| self.reclaimed(it));
-        effects.extend(told);
+        let outcomes = reclaims.into_iter().filter_map(|it| self.reclaimed(it));
+        effects.extend(outcomes);
     }
 
-    /// The throttles, without those that would keep a container of cgroup v1 from starting: a pod's own quota below its
-    /// container's. They are of an earlier process, or from before a container got its limit.
+    /// The throttles without those that would keep a container on cgroup v1 from starting: a pod quota below its
+    /// container's. Such throttles are from an earlier process, or from before a container got its limit.
     fn startable<'a>(
         &self,
         throttles: &'a [Throttle],
@@ -267,48 +267,48 @@ impl Actuators {
         Cow::Owned(throttles)
     }
 
-    /// The pods throttled by their containers whose containers are others now. Allocates nothing while there are none.
+    /// The pods throttled by their containers whose containers changed. Does not allocate while there are none.
     pub fn take_changed(&mut self) -> Vec<PodUid> {
         self.throttler.take_changed()
     }
 
-    /// Throttles the containers that one of these pods has now.
-    pub fn follow(
+    /// Throttles the current containers of one of these pods.
+    pub fn reapply(
         &mut self,
         now: BootTime,
         throttle: &Throttle,
         pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
-        let path = there(&self.hierarchy, pods, &throttle.uid).map(|known| known.cgroup.clone());
-        let outcomes = self.throttler.follow(now, throttle, path);
+        let path = existing(&self.hierarchy, pods, &throttle.uid).map(|known| known.cgroup.clone());
+        let outcomes = self.throttler.reapply(now, throttle, path);
         effects.extend(outcomes.into_iter().map(Effect::from));
     }
 
     fn reclaimed(&mut self, outcome: ReclaimOutcome) -> Option<Effect> {
         let uid = outcome.uid().clone();
-        let told = match outcome {
+        let detail = match outcome {
             ReclaimOutcome::Busy { .. } => return None,
             ReclaimOutcome::Gone { .. } => return Some(Effect::vanished(&uid)),
             ReclaimOutcome::Reclaimed { freed, .. } => {
-                Told::Cgroup(format!("{freed} of page cache reclaimed"))
+                Detail::Cgroup(format!("{freed} of page cache reclaimed"))
             }
             ReclaimOutcome::Unsupported { reason, .. } => {
                 if self.unsupported.replace(reason) == Some(reason) {
                     return None;
                 }
-                Told::Cgroup(format!("no page cache can be reclaimed: {reason}"))
+                Detail::Cgroup(format!("no page cache can be reclaimed: {reason}"))
             }
-            ReclaimOutcome::Failed { error, .. } => Told::Cgroup(error.to_string()),
+            ReclaimOutcome::Failed { error, .. } => Detail::Cgroup(error.to_string()),
         };
         Some(Effect {
             pod: Some(uid),
             feedback: None,
-            told,
+            detail,
         })
     }
 
-    /// Gives everything back.
+    /// Restores everything.
     pub fn restore_all(&mut self, now: BootTime, effects: &mut Vec<Effect>) {
         effects.extend(
             self.throttler
@@ -318,59 +318,60 @@ impl Actuators {
         );
     }
 
-    /// Keeps the sampler at the cgroups that are limited, whatever quotas come to stand in them.
-    pub fn pin_levers(&mut self, sampler: &mut Sampler) {
+    /// Makes the sampler keep measuring the cgroups that are limited, whatever their quotas become.
+    pub fn pin_targets(&mut self, sampler: &mut Sampler) {
         let mut wanted = BTreeMap::new();
-        // Idle class and weight are the pod's own, however it is limited.
+        // Idle class and weight are always on the pod's own cgroup.
         let limits = |record: &Record| record.file.role() == Role::Quota;
         for record in self.throttler.records().filter(limits) {
             let by_container = wanted.entry(record.uid).or_insert(false);
             *by_container |= !record.lever.is_empty();
         }
-        // Also while it has no container that could be limited: one that comes back is refused by a kernel that finds the pod
-        // limited to less.
+        // Also while it has no container: the kernel would reject a restarted container's quota if the pod had a lower one.
         for uid in self.throttler.by_container() {
             wanted.insert(uid.clone(), true);
         }
         for uid in self.pinned.keys().filter(|uid| !wanted.contains_key(*uid)) {
-            sampler.unpin_levers(uid);
+            sampler.unpin_targets(uid);
         }
         for (uid, by_container) in &wanted {
-            sampler.pin_levers(uid, *by_container);
+            sampler.pin_targets(uid, *by_container);
         }
         self.pinned = wanted;
     }
 
-    /// The pods whose cgroups are not as they were.
-    pub fn held(&self) -> impl Iterator<Item = &PodUid> {
-        self.throttler.held()
+    /// The throttled pods.
+    pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.throttler.throttled_pods()
     }
 
-    /// Every cgroup file that is not as it was.
+    /// Every changed cgroup file.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.throttler.records()
     }
 
-    /// Has `outside` evict the pods that the plan says and that are there.
+    /// Makes `backend` evict the pods of the plan that still exist.
     pub fn evict(
         &self,
         now: BootTime,
         plan: &Plan,
         pods: &BTreeMap<PodUid, Workload>,
-        outside: &mut impl Outside,
+        backend: &mut impl Outside,
         effects: &mut Vec<Effect>,
     ) {
         for evict in &plan.evictions {
-            match there(&self.hierarchy, pods, &evict.uid) {
-                Some(workload) => outside.evict(evict, workload, now, effects),
+            match existing(&self.hierarchy, pods, &evict.uid) {
+                Some(workload) => backend.evict(evict, workload, now, effects),
                 None => effects.push(Effect::vanished(&evict.uid)),
             }
         }
     }
 
-    /// Some file of that pod is not as it was.
-    pub fn is_holding(&self, uid: &PodUid) -> bool {
-        self.throttler.held().any(|held| held == uid)
+    /// Whether any file of the pod is changed.
+    pub fn is_throttled(&self, uid: &PodUid) -> bool {
+        self.throttler
+            .throttled_pods()
+            .any(|throttled| throttled == uid)
     }
 
     /// Whether any process runs in `cgroup` or below it.
@@ -380,8 +381,8 @@ impl Actuators {
     }
 }
 
-/// The pod, where its cgroup still is the one that was found.
-fn there<'a>(
+/// The pod, if its cgroup still exists.
+fn existing<'a>(
     hierarchy: &Hierarchy,
     pods: &'a BTreeMap<PodUid, Workload>,
     uid: &PodUid,

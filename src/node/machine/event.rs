@@ -1,4 +1,4 @@
-//! What a user is told: the engine's decisions, and what became of them.
+//! Events for the user: the engine's decisions, and their outcomes.
 
 use std::fmt;
 
@@ -18,14 +18,14 @@ pub enum Event {
     Notice(Notice),
 }
 
-/// A decision of the engine, with the names that a user knows things by.
+/// A decision of the engine, with user-visible names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// What was decided.
+    /// The decision.
     #[serde(flatten)]
     pub transition: Transition,
-    /// The rule's metric, as the manifest has it.
+    /// The rule's metric, as in the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
     /// `namespace/name` of the pod that it is about.
@@ -33,13 +33,13 @@ pub struct Decision {
     pub pod_name: Option<String>,
 }
 
-/// What happened besides the engine's decisions.
+/// An event that is not a decision of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Notice {
-    /// When.
+    /// When it happened.
     pub at: BootTime,
-    /// What.
+    /// What happened.
     #[serde(flatten)]
     pub news: News,
 }
@@ -54,79 +54,78 @@ pub struct Notice {
 pub enum News {
     /// The first complete sample was taken: policies are being enforced.
     Started {
-        /// Rules that are judged.
+        /// Number of rules.
         rules: usize,
-        /// Pods that are looked after.
+        /// Number of managed pods.
         pods: usize,
-        /// Throttles of an earlier process that were found in force and taken over.
+        /// Throttles of an earlier process that were adopted.
         adopted: usize,
     },
-    /// A set of policies was taken over.
+    /// A new set of policies is in force.
     PoliciesTaken {
-        /// Rules that are judged from now on.
+        /// Number of rules now in force.
         rules: usize,
     },
-    /// Policies that cannot be used: an edit as a whole, or what is found broken at the start. The last good ones stay
-    /// in force.
+    /// Invalid policies, after an edit or at the start. The last valid ones stay in force.
     PoliciesKept {
-        /// What is wrong with it.
+        /// The problems.
         findings: Vec<PolicyProblem>,
     },
-    /// A policy that is left out, or is in force but perhaps not as its author thinks.
+    /// A policy that is ignored, or in force but perhaps not as its author intended.
     PolicyProblem(PolicyProblem),
-    /// A pod that cannot be looked after, or not as its manifest has it.
+    /// A pod that cannot be managed, or not as in its manifest.
     PodRefused(Refusal),
-    /// Pods came or went.
+    /// Pods were added or removed.
     PodsTaken {
-        /// Pods that are looked after from now on.
+        /// Number of managed pods now.
         pods: usize,
     },
-    /// A cgroup file holds our value now.
+    /// A cgroup file now holds our value.
     FileSet {
-        /// `namespace/name`, where the pod is known.
+        /// `namespace/name`, if the pod is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod_name: Option<String>,
         /// The file.
         file: String,
-        /// What it held.
+        /// The old value.
         from: String,
-        /// What it holds.
+        /// The new value.
         to: String,
     },
-    /// A throttle was not put in force: nothing was changed.
+    /// A throttle could not be applied; nothing was changed.
     ThrottleFailed {
-        /// `namespace/name`, where the pod is known.
+        /// `namespace/name`, if the pod is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod_name: Option<String>,
         /// Why.
         reason: String,
     },
-    /// Something was written, found or given up in the pods' cgroups besides the engine's steps.
+    /// Something else was written, found or released in the pods' cgroups.
     Cgroup {
-        /// `namespace/name`, where the pod is known.
+        /// `namespace/name`, if the pod is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod_name: Option<String>,
-        /// What, in words.
+        /// Description.
         what: String,
     },
-    /// An eviction went on: signalled, gone, killed, refused.
+    /// Progress of an eviction: signalled, gone, killed, refused.
     Eviction {
-        /// `namespace/name`, where the pod is known.
+        /// `namespace/name`, if the pod is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod_name: Option<String>,
-        /// What, in words.
+        /// Description.
         what: String,
     },
-    /// Keeping new work away went on: refused, failed, in order again.
+    /// Disabling scheduling was refused, failed, or works again.
     Scheduling {
-        /// What, in words.
+        /// Description.
         what: String,
     },
-    /// A probe does not answer, or does again.
+    /// A probe fails, or works again.
     Probe {
         /// Its URL.
         url: String,
-        /// Why it has no answer; absent where it has one again.
+        /// Why it fails; absent if it works again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<String>,
     },
@@ -135,31 +134,31 @@ pub enum News {
         /// Why.
         reason: String,
     },
-    /// What an earlier process left in force was put back.
+    /// The changes of an earlier process were restored.
     Restored {
-        /// How many cgroup files were looked at.
+        /// Number of cgroup files checked.
         files: usize,
-        /// How many pods could not be put back.
+        /// Number of pods that could not be restored.
         left: usize,
     },
     /// The process ends.
     Stopped {
-        /// Why, in words.
+        /// Why.
         why: String,
         /// Pods whose throttle stays in force.
         left_throttled: usize,
     },
 }
 
-/// A pod that cannot be looked after, or not as its manifest has it, and why. The others are unharmed.
+/// A pod that cannot be managed, or not as in its manifest, and why. Other pods are not affected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {
     /// The file, or the parent cgroup.
     pub place: String,
-    /// The line that its document starts at, from 1; 0 where the file as a whole is meant.
+    /// The first line of its document, from 1; 0 for the whole file.
     pub line: usize,
-    /// `namespace/name`, where it is known.
+    /// `namespace/name`, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// What is wrong and what to do.
@@ -179,22 +178,22 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What is wrong with a policy, and where.
+/// A problem with a policy, and its location.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyProblem {
-    /// The file; empty where it is not known.
+    /// The file; empty if unknown.
     pub file: String,
-    /// The line, from 1; 0 where it is not known.
+    /// The line, from 1; 0 if unknown.
     pub line: usize,
-    /// `error`: the policy, or the rule, is left out. `warning`: it is in force.
+    /// `error`: the policy or rule is ignored. `warning`: it is in force.
     pub severity: String,
     /// Object and field, what is wrong and what to write instead.
     pub message: String,
 }
 
 impl PolicyProblem {
-    /// Whether the policy, or the rule, is left out.
+    /// Whether the policy or rule is ignored.
     pub fn is_error(&self) -> bool {
         self.severity == "error"
     }
@@ -209,7 +208,7 @@ impl Event {
         }
     }
 
-    /// Whether it only repeats in detail what another event says: left out of `--output text`.
+    /// Whether it only adds detail to another event; left out of `--output text`.
     pub const fn is_detail(&self) -> bool {
         matches!(
             self,
@@ -226,10 +225,10 @@ impl Event {
     }
 }
 
-/// An event with the wall time: one line of `--output json`.
+/// An event with its wall-clock time: one line of `--output json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// The wall clock when it happened.
+    /// Wall-clock time of the event.
     pub time: Timestamp,
     /// What happened.
     #[serde(flatten)]

@@ -1,15 +1,14 @@
-//! What a process starts from where nobody tells it anything better: the rules and the pods that the last one had.
+//! Files in the state directory with the rules and pods of the last process, used until newer ones are available.
 //!
-//! An agent keeps the `NodeWatermark` that it follows and the pods that it found, and goes on with these while no
-//! API server answers:
+//! An agent saves its `NodeWatermark` and the pods that it found, and uses them while no API server answers:
 //!
 //! ```text
-//! // before Machine::open: the files are replaced whole, so reading needs no lock
+//! // before Machine::open: the files are replaced atomically, so reading needs no lock
 //! let mut rules = Kept::<NodeWatermarkSpec>::new(state_dir, POLICIES_FILE, 1, Worth::AnyBoot)?;
 //! let spec = rules.read_or_tell();
 //! let mut pods = Kept::<Vec<Workload>>::new(state_dir, PODS_FILE, 1, Worth::ThisBoot)?;
 //! let pods = still_there(pods.read_or_tell().unwrap_or_default(), &hierarchy);
-//! // after Machine::open, which takes the directory: whenever they may have changed
+//! // after Machine::open, which locks the directory: whenever they may have changed
 //! rules.keep(&spec)?;
 //! ```
 
@@ -26,47 +25,47 @@ use super::state_dir::{self, StateError, boot_id};
 use super::workload::Workload;
 use crate::node::cgroup::Hierarchy;
 
-/// What the rules in force are compiled from, in the state directory.
+/// The source of the rules in force, in the state directory.
 pub const POLICIES_FILE: &str = "policies.json";
-/// The pods that are looked after.
+/// The managed pods.
 pub const PODS_FILE: &str = "pods.json";
-/// No file of this kind is larger.
-pub const MOST_BYTES: usize = 8 << 20;
+/// Maximum file size.
+pub const MAX_FILE_SIZE: usize = 8 << 20;
 
-/// How long what is kept is worth something.
+/// How long a saved file is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worth {
-    /// Until the machine is started anew: cgroups, and what runs in them.
+    /// Until the next reboot: cgroups and their processes.
     ThisBoot,
-    /// Until it is replaced: rules.
+    /// Until it is replaced (rules).
     AnyBoot,
 }
 
-/// One file of the state directory that holds a `T`. Only its owner may read it: rules may hold the headers of a
-/// probe.
+/// One file of the state directory that holds a `T`. Only its owner may read it, since rules may contain the headers
+/// of a probe.
 #[derive(Debug)]
 pub struct Kept<T> {
     path: PathBuf,
     version: u32,
     worth: Worth,
     boot_id: String,
-    /// Of the bytes that stand in the file.
+    /// Hash of the file's content.
     written: Option<u64>,
     content: PhantomData<fn(T) -> T>,
 }
 
-/// Why what was kept is not used.
+/// Why a saved file is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
-    /// It cannot be read, or holds something else.
+pub enum SavedFileError {
+    /// It cannot be read or parsed.
     #[error("failed to read {}, so it is not used: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: io::Error,
     },
-    /// It is not known what it means.
+    /// Its format is unknown.
     #[error(
         "failed to use {}, which has format {found}, not {wanted}: another version of plimsoll wrote it",
         path.display()
@@ -76,11 +75,11 @@ pub enum KeptError {
         path: PathBuf,
         /// Its format.
         found: u32,
-        /// The one that is understood.
+        /// The supported format.
         wanted: u32,
     },
-    /// What it is about ended with the last boot.
-    #[error("{} is from before the machine was started, so it is not used", path.display())]
+    /// It is from an earlier boot.
+    #[error("{} is from an earlier boot, so it is not used", path.display())]
     OtherBoot {
         /// The file.
         path: PathBuf,
@@ -89,23 +88,23 @@ pub enum KeptError {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Head {
+struct Header {
     version: u32,
     boot_id: String,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Whole<T> {
+struct Document<T> {
     #[serde(flatten)]
-    head: Head,
+    head: Header,
     content: T,
 }
 
 impl<T: Serialize + DeserializeOwned> Kept<T> {
-    /// The file `name` of `state_dir`, which need not be there yet. `version` is that of the format of `T`.
+    /// The file `name` of `state_dir`, which need not exist yet. `version` is the format version of `T`.
     ///
     /// # Errors
-    /// Where the kernel's boot id cannot be read.
+    /// If the kernel's boot ID cannot be read.
     pub fn new(state_dir: &Path, name: &str, version: u32, worth: Worth) -> io::Result<Self> {
         Ok(Self {
             path: state_dir.join(name),
@@ -117,13 +116,13 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
         })
     }
 
-    /// What was kept; `None` where nothing was.
+    /// Reads the saved value; `None` if there is none.
     ///
     /// # Errors
-    /// Where something was kept that cannot be used.
-    pub fn read(&mut self) -> Result<Option<T>, KeptError> {
+    /// If the file cannot be used.
+    pub fn read(&mut self) -> Result<Option<T>, SavedFileError> {
         let path = || self.path.clone();
-        let unreadable = |source| KeptError::Unreadable {
+        let unreadable = |source| SavedFileError::Unreadable {
             path: path(),
             source,
         };
@@ -132,26 +131,26 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
             bytes => bytes.map_err(unreadable)?,
         };
         let broken = |error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error));
-        let head: Head = serde_json::from_slice(&bytes).map_err(broken)?;
+        let head: Header = serde_json::from_slice(&bytes).map_err(broken)?;
         if head.version != self.version {
-            return Err(KeptError::OtherVersion {
+            return Err(SavedFileError::OtherVersion {
                 path: path(),
                 found: head.version,
                 wanted: self.version,
             });
         }
         if self.worth == Worth::ThisBoot && head.boot_id != self.boot_id {
-            return Err(KeptError::OtherBoot { path: path() });
+            return Err(SavedFileError::OtherBoot { path: path() });
         }
-        let whole: Whole<T> = serde_json::from_slice(&bytes).map_err(broken)?;
+        let document: Document<T> = serde_json::from_slice(&bytes).map_err(broken)?;
         self.written = Some(hash(&bytes));
-        Ok(Some(whole.content))
+        Ok(Some(document.content))
     }
 
-    /// The same; why something is not used goes to the log.
+    /// Like [`Self::read`], with errors logged.
     pub fn read_or_tell(&mut self) -> Option<T> {
         self.read().unwrap_or_else(|error| {
-            if matches!(error, KeptError::OtherBoot { .. }) {
+            if matches!(error, SavedFileError::OtherBoot { .. }) {
                 tracing::info!("{error}");
             } else {
                 tracing::warn!("{error}");
@@ -160,24 +159,23 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
         })
     }
 
-    /// Keeps `content` where it differs from what stands in the file; true where it was written.
+    /// Saves `content` if it differs from the file's content. Returns whether it was written.
     ///
     /// # Errors
-    /// Where it cannot be written: try again. What is too large to be kept takes the older content with it: that is
-    /// not in force any more.
+    /// If it cannot be written; try again. If `content` is too large, the old file is removed, since it is obsolete.
     pub fn keep(&mut self, content: &T) -> Result<bool, StateError> {
-        let head = Head {
+        let head = Header {
             version: self.version,
             boot_id: self.boot_id.clone(),
         };
-        let bytes = state_dir::line(&Whole { head, content });
+        let bytes = state_dir::line(&Document { head, content });
         let bytes = bytes.map_err(|error| StateError::write(&self.path, error))?;
         let hash = hash(&bytes);
         if self.written == Some(hash) {
             return Ok(false);
         }
         self.written = None;
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > MAX_FILE_SIZE {
             state_dir::remove(&self.path)?;
             return Err(StateError::write(&self.path, too_large()));
         }
@@ -187,7 +185,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
     }
 }
 
-/// Those whose cgroup still is the one that was found: of the others nobody knows what became.
+/// The workloads whose cgroup still exists.
 pub fn still_there(mut workloads: Vec<Workload>, hierarchy: &Hierarchy) -> Vec<Workload> {
     workloads.retain(|known| known.inode != 0 && known.is_there(hierarchy));
     workloads
@@ -196,19 +194,19 @@ pub fn still_there(mut workloads: Vec<Workload>, hierarchy: &Hierarchy) -> Vec<W
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut bytes = Vec::new();
-    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
-    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() > MOST_BYTES {
+    let max = u64::try_from(MAX_FILE_SIZE).unwrap_or(u64::MAX);
+    file.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_FILE_SIZE {
         return Err(too_large());
     }
     Ok(bytes)
 }
 
 fn too_large() -> io::Error {
-    let most = MOST_BYTES >> 20;
+    let max = MAX_FILE_SIZE >> 20;
     io::Error::new(
         io::ErrorKind::FileTooLarge,
-        format!("it is larger than {most} MiB"),
+        format!("it is larger than {max} MiB"),
     )
 }
 
@@ -231,8 +229,8 @@ mod tests {
     use crate::engine::pod::{Pod, PodUid, QosClass};
     use crate::node::cgroup::CgroupPath;
 
-    fn kept(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
-        Kept::new(dir.path(), "file.json", version, worth).expect("a boot id")
+    fn open(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
+        Kept::new(dir.path(), "file.json", version, worth).expect("a boot ID")
     }
 
     fn some() -> Vec<String> {
@@ -240,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_there_for_the_next_process_and_written_only_when_it_differs() {
+    fn a_saved_value_is_read_back_and_written_only_when_changed() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut file = kept(&dir, 1, Worth::ThisBoot);
+        let mut file = open(&dir, 1, Worth::ThisBoot);
         assert_eq!(file.read().expect("nothing"), None);
         assert!(file.keep(&some()).expect("written"));
         assert!(!file.keep(&some()).expect("the same"));
-        let mut next = kept(&dir, 1, Worth::ThisBoot);
+        let mut next = open(&dir, 1, Worth::ThisBoot);
         assert_eq!(next.read().expect("readable"), Some(some()));
         assert!(!next.keep(&some()).expect("the same"));
         assert!(next.keep(&Vec::new()).expect("written"));
@@ -255,59 +253,59 @@ mod tests {
     }
 
     #[test]
-    fn what_another_version_wrote_is_not_guessed_at() {
+    fn another_format_version_is_rejected() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        kept(&dir, 2, Worth::AnyBoot)
+        open(&dir, 2, Worth::AnyBoot)
             .keep(&some())
             .expect("written");
-        let error = kept(&dir, 1, Worth::AnyBoot).read().expect_err("refused");
+        let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("refused");
         assert!(
-            matches!(error, KeptError::OtherVersion { found: 2, .. }),
+            matches!(error, SavedFileError::OtherVersion { found: 2, .. }),
             "{error}"
         );
     }
 
     #[test]
-    fn pods_end_with_the_boot_and_rules_do_not() {
+    fn pods_are_valid_for_one_boot_and_rules_for_any() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut old = kept(&dir, 1, Worth::AnyBoot);
+        let mut old = open(&dir, 1, Worth::AnyBoot);
         old.boot_id = "another".to_owned();
         old.keep(&some()).expect("written");
-        let error = kept(&dir, 1, Worth::ThisBoot).read().expect_err("refused");
-        assert!(matches!(error, KeptError::OtherBoot { .. }), "{error}");
-        let mut rules = kept(&dir, 1, Worth::AnyBoot);
+        let error = open(&dir, 1, Worth::ThisBoot).read().expect_err("refused");
+        assert!(matches!(error, SavedFileError::OtherBoot { .. }), "{error}");
+        let mut rules = open(&dir, 1, Worth::AnyBoot);
         assert_eq!(rules.read().expect("readable"), Some(some()));
     }
 
     #[test]
-    fn garbage_and_what_is_too_large_are_refused_with_the_path() {
+    fn garbage_and_oversized_files_are_rejected_with_the_path() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join("file.json");
         for garbage in ["", "{", "[]", "{\"version\":1}", "\0"] {
             fs::write(&path, garbage).expect("written");
-            let error = kept(&dir, 1, Worth::AnyBoot).read().expect_err(garbage);
+            let error = open(&dir, 1, Worth::AnyBoot).read().expect_err(garbage);
             assert!(error.to_string().contains("file.json"), "{error}");
         }
         File::create(&path)
             .expect("made")
-            .set_len(MOST_BYTES as u64 + 1)
+            .set_len(MAX_FILE_SIZE as u64 + 1)
             .expect("grown");
-        let error = kept(&dir, 1, Worth::AnyBoot).read().expect_err("too large");
+        let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("too large");
         assert!(error.to_string().contains("larger than 8 MiB"), "{error}");
     }
 
     #[test]
-    fn what_cannot_be_kept_does_not_leave_something_older_in_its_place() {
+    fn a_value_that_cannot_be_saved_removes_the_old_file() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut file = kept(&dir, 1, Worth::AnyBoot);
+        let mut file = open(&dir, 1, Worth::AnyBoot);
         file.keep(&some()).expect("written");
-        file.keep(&vec!["x".repeat(MOST_BYTES)])
+        file.keep(&vec!["x".repeat(MAX_FILE_SIZE)])
             .expect_err("too large");
-        assert_eq!(kept(&dir, 1, Worth::AnyBoot).read().expect("nothing"), None);
+        assert_eq!(open(&dir, 1, Worth::AnyBoot).read().expect("nothing"), None);
     }
 
     #[test]
-    fn a_pod_is_still_there_where_its_cgroup_is_the_same_folder() {
+    fn a_pod_still_exists_if_its_cgroup_has_the_same_inode() {
         let root = tempfile::tempdir().expect("a temp dir");
         let hierarchy = Hierarchy::V2 {
             root: root.path().to_owned(),

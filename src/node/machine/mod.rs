@@ -1,16 +1,16 @@
-//! One machine under the engine: what samples it, what decides, and what acts.
+//! One machine managed by the engine: samples it, decides and acts.
 //!
-//! `plimsoll run` and the agent of a node are both this, with [`Outside`] for what they do differently.
+//! Shared by `plimsoll run` and the node agent; [`Outside`] is where they differ.
 
 pub mod enforce;
+mod engine_store;
 pub mod event;
-mod keep;
 pub mod kept;
 pub mod outside;
 mod previews;
+mod problems;
 mod restore;
 pub mod state_dir;
-mod troubles;
 pub mod wording;
 pub mod workload;
 
@@ -22,12 +22,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::enforce::{Actuators, Effect};
+use self::engine_store::EngineStore;
 use self::event::{Decision, Event, News};
-use self::keep::Keeper;
 use self::outside::Outside;
 use self::previews::Previews;
+use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
-use self::troubles::{Faults, Probes};
 use self::workload::Workload;
 use crate::engine::plan::{Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
@@ -45,71 +45,71 @@ use crate::ordered;
 
 pub use self::restore::{Restored, restore, restore_expired};
 
-/// How a machine is run.
+/// Settings of a machine.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The cgroup trees.
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
-    /// The host's `net/dev`, where `proc_root` is not the host's; absent: `1/net/dev` below it.
+    /// The host's `net/dev`, if `proc_root` is not the host's; absent: `1/net/dev` below `proc_root`.
     pub net_dev: Option<PathBuf>,
-    /// The node's own address, where probes that name no host are asked.
+    /// The node's own address, used for probes without a host.
     pub node_address: IpAddr,
-    /// The journal and the other files that outlive the process. Made where it is missing, but not its parents.
+    /// Directory of the journal and other persistent files. Created if missing, but not its parents.
     pub state_dir: PathBuf,
-    /// The node's files are read at least this often.
+    /// Maximum interval between samples of the node.
     pub sample_interval: Duration,
-    /// Every sample holds the pods and all that any policy could ask for, as a recording needs it.
+    /// Sample the pods and everything that any policy could use every time, for recordings.
     pub sample_everything: bool,
 }
 
-/// Why a machine cannot be run. Nothing was changed.
+/// Why a machine cannot be started. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// The state directory cannot be used.
     #[error(
-        "failed to use the state directory {}: {source}; make {}, or name another with --state-dir",
+        "failed to use the state directory {}: {source}; {}, or name another with --state-dir",
         path.display(),
-        if source.kind() == io::ErrorKind::NotFound { "the folder that it is to be in" } else { "it writable for this user" }
+        if source.kind() == io::ErrorKind::NotFound { "create its parent directory" } else { "make it writable for this user" }
     )]
     StateDir {
         /// The directory.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         source: io::Error,
     },
-    /// It is in use, or its journal cannot be trusted.
+    /// It is in use, or its journal is damaged.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
 
-/// The engine, the sampler and those who act, on one machine.
+/// The engine, sampler and actuators of one machine.
 #[derive(Debug)]
 pub struct Machine<O> {
     engine: Engine,
     policy: Arc<PolicySet>,
     demand: Demand,
-    /// The same, and what a report needs besides.
+    /// `demand` plus what a report needs.
     report_demand: Demand,
-    /// The next sample is for a report, too.
+    /// The next sample is also for a report.
     reports: bool,
     sampler: Sampler,
     prober: Probes,
     actuators: Actuators,
-    outside: O,
+    backend: O,
     previews: Previews,
     pods: BTreeMap<PodUid, Workload>,
-    /// Those of them that were seen to have ended.
-    ended: BTreeSet<PodUid>,
-    /// Names of pods, those that just went away too: what is told of them comes later.
+    /// The pods that have ended.
+    finished: BTreeSet<PodUid>,
+    /// Names of pods, including removed ones that later events may be about.
     names: BTreeMap<PodUid, Arc<str>>,
     sample: Sample,
     plan: Plan,
     events: Vec<Event>,
     effects: Vec<Effect>,
     settings: Settings,
-    keeper: Keeper,
+    store: EngineStore,
     faults: Faults,
     next_sample: BootTime,
     adopted: usize,
@@ -124,14 +124,14 @@ fn sampler(settings: &Settings, hierarchy: Hierarchy) -> Sampler {
 }
 
 impl<O: Outside> Machine<O> {
-    /// Takes the state directory and goes on from what an earlier process of this boot left in force there. What
-    /// `outside` makes may use the directory: it is this process's own by then.
+    /// Locks the state directory and continues from the state that an earlier process of this boot left in force.
+    /// `backend` is called with the lock held, so the backend may use the directory.
     ///
     /// # Errors
-    /// Where another process has the state directory, or it, or what it holds, cannot be used.
+    /// If another process has the state directory, or the directory or its files cannot be used.
     pub fn open(
         settings: Settings,
-        outside: impl FnOnce(&Writer) -> O,
+        backend: impl FnOnce(&Writer) -> O,
         policy: Arc<PolicySet>,
         workloads: Vec<Workload>,
         now: BootTime,
@@ -153,16 +153,16 @@ impl<O: Outside> Machine<O> {
             sampler: sampler(&settings, hierarchy),
             prober: Probes::new(settings.node_address),
             actuators,
-            outside: outside(&writer),
+            backend: backend(&writer),
             previews: Previews::default(),
             pods: BTreeMap::new(),
-            ended: BTreeSet::new(),
+            finished: BTreeSet::new(),
             names: BTreeMap::new(),
             sample: Sample::default(),
             plan: Plan::default(),
             events: Vec::new(),
             effects: Vec::new(),
-            keeper: Keeper::new(&settings.state_dir, writer, now),
+            store: EngineStore::new(&settings.state_dir, writer, now),
             settings,
             faults: Faults::default(),
             next_sample: now,
@@ -170,11 +170,11 @@ impl<O: Outside> Machine<O> {
         };
         machine.set_policy(policy);
         machine.set_pods(workloads);
-        let kept = machine.keeper.states();
-        machine.engine.adopt_windows(machine.keeper.windows());
-        machine.engine.adopt(&kept.state, &recovered.throttles);
+        let saved = machine.store.load();
+        machine.engine.adopt_windows(machine.store.load_windows());
+        machine.engine.adopt(&saved.state, &recovered.throttles);
         if machine.policy.rules.iter().any(is_enforced) {
-            machine.outside.resume(kept.evictions);
+            machine.backend.resume(saved.evictions);
         }
         let outcomes = recovered.outcomes.into_iter();
         machine.effects.extend(outcomes.map(Effect::from));
@@ -182,7 +182,7 @@ impl<O: Outside> Machine<O> {
         Ok(machine)
     }
 
-    /// Takes over a set of policies. What is in force for rules that stay, stays.
+    /// Replaces the policies. Actions of rules that stay remain in force.
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
         self.engine.set_policy(Arc::clone(&policy));
         self.prober.set_policy(&policy);
@@ -191,62 +191,62 @@ impl<O: Outside> Machine<O> {
         self.refresh();
     }
 
-    /// Gives back what is in force for rules that are gone within `within`, where their actions would take longer.
+    /// Restores the actions of removed rules within `within`, if their own pace would take longer.
     pub fn release_within(&mut self, within: Duration) {
         self.engine.release_within(within);
     }
 
-    /// Takes over the pods of the machine as they are now.
+    /// Replaces the pods with the current ones.
     pub fn set_pods(&mut self, workloads: Vec<Workload>) {
-        let (actuators, outside) = (&self.actuators, &self.outside);
-        let evicted = |uid: &PodUid| outside.evicting().any(|evicted| evicted == uid);
+        let (actuators, backend) = (&self.actuators, &self.backend);
+        let evicted = |uid: &PodUid| backend.evicting().any(|evicted| evicted == uid);
         self.names
-            .retain(|uid, _| actuators.is_holding(uid) || evicted(uid));
+            .retain(|uid, _| actuators.is_throttled(uid) || evicted(uid));
         for workload in &workloads {
             let name = workload.pod.full_name().to_string();
             self.names.insert(workload.pod.uid.clone(), name.into());
         }
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
         self.pods = ordered::map(workloads.into_iter().map(uid));
-        self.ended.retain(|uid| self.pods.contains_key(uid));
-        self.give_pods();
+        self.finished.retain(|uid| self.pods.contains_key(uid));
+        self.update_engine_pods();
         self.refresh();
     }
 
-    /// The engine gets the pods that run: one that has ended may still have its cgroup.
-    fn give_pods(&mut self) {
+    /// Passes the running pods to the engine: one that has ended may still have its cgroup.
+    fn update_engine_pods(&mut self) {
         let running = self
             .pods
             .values()
-            .filter(|known| !self.ended.contains(&known.pod.uid));
+            .filter(|known| !self.finished.contains(&known.pod.uid));
         self.engine
             .set_pods(running.map(|known| Arc::clone(&known.pod)).collect());
         self.prune_previews();
     }
 
     fn prune_previews(&mut self) {
-        let (pods, ended) = (&self.pods, &self.ended);
+        let (pods, finished) = (&self.pods, &self.finished);
         let running = |uid: &PodUid| {
-            let known = pods.get(uid).filter(|_| !ended.contains(uid));
+            let known = pods.get(uid).filter(|_| !finished.contains(uid));
             known.map(|known| &*known.pod)
         };
         self.previews.retain(&self.policy, running);
     }
 
-    /// A pod that had ended runs again where its cgroup has processes again.
-    fn look_for_restarts(&mut self) {
-        let before = self.ended.len();
+    /// Pods that had ended run again if their cgroup has processes again.
+    fn detect_restarts(&mut self) {
+        let before = self.finished.len();
         let (pods, actuators) = (&self.pods, &self.actuators);
-        self.ended.retain(|uid| {
+        self.finished.retain(|uid| {
             pods.get(uid)
                 .is_some_and(|known| !actuators.is_populated(&known.cgroup))
         });
-        if self.ended.len() != before {
-            self.give_pods();
+        if self.finished.len() != before {
+            self.update_engine_pods();
         }
     }
 
-    /// What the next samples have to hold may have changed.
+    /// Updates what the next samples must contain.
     fn refresh(&mut self) {
         let targets = self.pods.values().map(|known| Target {
             uid: known.pod.uid.clone(),
@@ -254,7 +254,7 @@ impl<O: Outside> Machine<O> {
             containers: known.containers,
         });
         self.sampler.set_pods(targets);
-        self.actuators.pin_levers(&mut self.sampler);
+        self.actuators.pin_targets(&mut self.sampler);
         self.refresh_demand();
     }
 
@@ -283,30 +283,30 @@ impl<O: Outside> Machine<O> {
         };
     }
 
-    /// The sample of the next tick holds what a report of the node tells: its pods, and all pressure.
+    /// Makes the next tick sample what a node report needs: the pods, and all pressure.
     pub const fn sample_for_report(&mut self) {
         self.reports = true;
     }
 
-    /// When [`Self::tick`] has to be called next.
+    /// When [`Self::tick`] must be called next.
     pub fn next_tick(&self) -> BootTime {
         let due = self.engine.next_due();
         due.map_or(self.next_sample, |due| due.min(self.next_sample))
     }
 
-    /// Samples, and where an evaluation is due decides and acts; returns what happened. While nothing happens it
-    /// allocates nothing.
+    /// Samples, and when an evaluation is due decides and acts. Returns the events. Does not allocate when nothing
+    /// happens.
     pub fn tick(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
-        let entered = boot_time();
+        let start = boot_time();
         let due = self.engine.next_due().is_some_and(|due| due <= now);
-        // Before the sample, which then shows what came of it.
+        // Before the sample, so that it shows the effect.
         self.actuators.check(now, &self.plan, &mut self.effects);
-        self.outside.poll(now, &mut self.effects);
-        self.tell_effects(now);
-        self.follow_containers(now);
-        if due && !self.ended.is_empty() {
-            self.look_for_restarts();
+        self.backend.poll(now, &mut self.effects);
+        self.process_effects(now);
+        self.throttle_new_containers(now);
+        if due && !self.finished.is_empty() {
+            self.detect_restarts();
         }
         let reports = std::mem::take(&mut self.reports);
         let demand = if reports {
@@ -314,7 +314,7 @@ impl<O: Outside> Machine<O> {
         } else {
             &self.demand
         };
-        let read = now + boot_time().since(entered);
+        let read = now + boot_time().since(start);
         self.sampler.sample_node(read, demand, &mut self.sample);
         if due || reports || self.settings.sample_everything {
             self.sampler.sample_pods(read, demand, &mut self.sample);
@@ -325,54 +325,53 @@ impl<O: Outside> Machine<O> {
         if self.plan.evaluated {
             self.act(now);
         }
-        if self.keeper.is_owing(now) {
-            self.keep_state(now, true);
+        if self.store.needs_retry(now) {
+            self.save_state(now, true);
         }
-        if self.keeper.are_windows_due(now) {
-            self.keep_windows(now);
+        if self.store.are_windows_due(now) {
+            self.save_windows(now);
         }
         &self.events
     }
 
-    /// A container that was started anew is throttled as it was, before the next evaluation.
-    fn follow_containers(&mut self, now: BootTime) {
+    /// Throttles restarted containers as before, without waiting for the next evaluation.
+    fn throttle_new_containers(&mut self, now: BootTime) {
         for uid in self.actuators.take_changed() {
-            let levers = self.sampler.levers(&uid);
+            let levers = self.sampler.targets(&uid);
             if let Some(throttle) = self.engine.follow(&uid, &levers) {
                 let (pods, effects) = (&self.pods, &mut self.effects);
-                self.actuators.follow(now, &throttle, pods, effects);
+                self.actuators.reapply(now, &throttle, pods, effects);
             }
         }
-        self.tell_effects(now);
+        self.process_effects(now);
     }
 
     fn act(&mut self, now: BootTime) {
         if !self.plan.evictions.is_empty() {
-            // Nobody takes a SIGTERM back: whoever comes after a crash has to know that this round has begun.
-            self.keep_state(now, true);
+            // A SIGTERM cannot be undone: after a crash, the next process must know that this round has started.
+            self.save_state(now, true);
         }
-        // Before all else, which can wait for it.
         self.actuators
             .apply(now, &self.plan, &self.pods, &mut self.effects);
-        let (outside, effects) = (&mut self.outside, &mut self.effects);
+        let (backend, effects) = (&mut self.backend, &mut self.effects);
         // Before evictions: a pod that is evicted must not come straight back.
-        outside.keep_scheduling(&self.plan.scheduling, now, effects);
+        backend.keep_scheduling(&self.plan.scheduling, now, effects);
         self.actuators
-            .evict(now, &self.plan, &self.pods, outside, effects);
-        self.tell_plan();
-        self.tell_effects(now);
+            .evict(now, &self.plan, &self.pods, backend, effects);
+        self.record_transitions();
+        self.process_effects(now);
         let changed = !self.plan.transitions.is_empty();
         if changed {
-            self.actuators.pin_levers(&mut self.sampler);
+            self.actuators.pin_targets(&mut self.sampler);
             self.refresh_demand();
         }
-        self.keep_state(now, changed);
+        self.save_state(now, changed);
         self.prober.ask(&self.demand);
-        self.prober.tell(now, &mut self.events);
-        self.faults.tell(self.sampler.faults());
+        self.prober.report_changes(now, &mut self.events);
+        self.faults.log_new(self.sampler.faults());
     }
 
-    fn tell_plan(&mut self) {
+    fn record_transitions(&mut self) {
         for transition in &self.plan.transitions {
             let decision = Decision {
                 transition: transition.clone(),
@@ -382,88 +381,89 @@ impl<O: Outside> Machine<O> {
                     .pod()
                     .and_then(|uid| name(&self.names, uid)),
             };
-            self.previews.hear(&decision);
+            self.previews.record(&decision);
             self.events.push(Event::Decision(decision));
         }
     }
 
-    fn tell_effects(&mut self, now: BootTime) {
-        let ended = self.ended.len();
+    fn process_effects(&mut self, now: BootTime) {
+        let finished = self.finished.len();
         for effect in self.effects.drain(..) {
             if let Some(feedback) = &effect.feedback {
                 self.engine.feedback(feedback);
             }
             if let (true, Some(uid)) = (effect.is_end(), &effect.pod) {
-                self.ended.insert(uid.clone());
+                self.finished.insert(uid.clone());
             }
             let name = effect.pod.as_ref().and_then(|uid| name(&self.names, uid));
-            self.events.push(Event::notice(now, effect.news(name)));
+            self.events
+                .push(Event::notice(now, effect.into_notice(name)));
         }
-        if self.ended.len() != ended {
+        if self.finished.len() != finished {
             self.prune_previews();
         }
     }
 
-    fn keep_state(&mut self, now: BootTime, changed: bool) {
+    fn save_state(&mut self, now: BootTime, changed: bool) {
         let counts = |rule: RuleReport| rule.breaches + rule.quiets > 0;
         let moving = self.engine.reports().any(counts) || self.is_acting();
-        if changed || (moving && self.keeper.is_due(now)) {
-            let kept = self
-                .keeper
-                .keep(now, self.engine.state(), self.outside.pending());
-            self.tell_unwritten(now, kept);
+        if changed || (moving && self.store.is_due(now)) {
+            let saved = self
+                .store
+                .save(now, self.engine.state(), self.backend.pending());
+            self.report_save(now, saved);
         }
     }
 
-    fn keep_windows(&mut self, now: BootTime) {
-        let kept = self.keeper.keep_windows(now, self.engine.windows());
-        self.tell_unwritten(now, kept);
+    fn save_windows(&mut self, now: BootTime) {
+        let saved = self.store.save_windows(now, self.engine.windows());
+        self.report_save(now, saved);
     }
 
-    fn tell_unwritten(&mut self, now: BootTime, kept: Result<(), StateError>) {
-        if let Err(error) = kept {
+    fn report_save(&mut self, now: BootTime, saved: Result<(), StateError>) {
+        if let Err(error) = saved {
             let reason = error.to_string();
             let news = News::StateNotWritten { reason };
             self.events.push(Event::notice(now, news));
         }
     }
 
-    /// Puts everything back as it was and welcomes new work; returns what was done. Evictions that have begun go on.
+    /// Restores everything and enables scheduling; returns the events. Started evictions go on.
     pub fn restore(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         self.actuators.restore_all(now, &mut self.effects);
         self.plan.scheduling = Scheduling::Enabled;
-        self.outside
+        self.backend
             .keep_scheduling(&self.plan.scheduling, now, &mut self.effects);
-        self.tell_effects(now);
-        // What was in force for the rules is not any more: the next process begins anew.
-        let forgotten = self.keeper.forget();
-        self.tell_unwritten(now, forgotten);
+        self.process_effects(now);
+        // Nothing is in force any more, so the next process starts over.
+        let removed = self.store.forget();
+        self.report_save(now, removed);
         &self.events
     }
 
-    /// Keeps what the next process goes on from; everything in force stays so.
+    /// Saves the state for the next process; everything stays in force.
     pub fn leave(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
-        self.keep_state(now, true);
-        self.keep_windows(now);
+        self.save_state(now, true);
+        self.save_windows(now);
         &self.events
     }
 
-    /// Anything is in force, or a rule is not Normal.
+    /// Whether anything is in force, or a rule is not Normal.
     pub fn is_acting(&self) -> bool {
         let mut reports = self.engine.reports();
-        self.actuators.held().next().is_some()
-            || self.outside.evicting().next().is_some()
+        self.actuators.throttled_pods().next().is_some()
+            || self.backend.evicting().next().is_some()
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
 
-    /// The last sample; it holds the pods only where an evaluation was due, or it was for a report.
+    /// The last sample. It has pods only if an evaluation was due or it was for a report.
     pub const fn sample(&self) -> &Sample {
         &self.sample
     }
 
-    /// The use of the node over longer times.
+    /// The node's usage over longer windows.
     pub const fn windows(&self) -> &NodeWindows {
         self.engine.windows()
     }
@@ -478,12 +478,12 @@ impl<O: Outside> Machine<O> {
         &self.policy
     }
 
-    /// The pods that are looked after, by UID.
+    /// The managed pods, by UID.
     pub const fn pods(&self) -> &BTreeMap<PodUid, Workload> {
         &self.pods
     }
 
-    /// The rules as they stand, in order of id.
+    /// The state of each rule, sorted by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.engine.reports()
     }
@@ -493,53 +493,53 @@ impl<O: Outside> Machine<O> {
         self.engine.protected_pods()
     }
 
-    /// Every cgroup file that is not as it was.
+    /// Every changed cgroup file.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.actuators.records()
     }
 
-    /// What the Preview rules would have in force now.
+    /// The actions that Preview rules would have in force now.
     pub fn previews(&self) -> &[Decision] {
         self.previews.current()
     }
 
-    /// What happened at the last call that returned events.
+    /// The events of the last call that returned events.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// What reaches beyond the cgroups.
+    /// The backend.
     pub const fn outside(&self) -> &O {
-        &self.outside
+        &self.backend
     }
 
-    /// The same, to tell it what only the caller knows.
+    /// The backend, mutable.
     pub const fn outside_mut(&mut self) -> &mut O {
-        &mut self.outside
+        &mut self.backend
     }
 
-    /// This process, as the files of the state directory name it.
+    /// This process, as recorded in the files of the state directory.
     pub const fn writer(&self) -> &Writer {
-        self.keeper.writer()
+        self.store.writer()
     }
 
-    /// `namespace/name` of a pod, of one that just went away too.
+    /// `namespace/name` of a pod, including recently removed ones.
     pub fn name(&self, uid: &PodUid) -> Option<String> {
         name(&self.names, uid)
     }
 
-    /// How many throttles of an earlier process were taken over at the start.
+    /// How many throttles of an earlier process were adopted at the start.
     pub const fn adopted(&self) -> usize {
         self.adopted
     }
 
-    /// How many pods have cgroup files that are not as they were.
+    /// How many pods have changed cgroup files.
     pub fn throttled_pods(&self) -> usize {
-        self.actuators.held().count()
+        self.actuators.throttled_pods().count()
     }
 }
 
-/// Where no rule is, nobody is killed for what an earlier process began.
+/// Without an enforced rule, evictions of an earlier process are not continued.
 fn is_enforced(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce
 }

@@ -1,4 +1,4 @@
-//! What reaches beyond the node's cgroups, which `run` and the agent do each in their own way.
+//! Scheduling and eviction, which `run` and the agent implement differently.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,30 +9,29 @@ use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 
-/// Keeps new work away and evicts: a file and signals on a single machine, the API server in a cluster.
+/// Disables scheduling and evicts: with a file and signals on a single machine, through the API server in a cluster.
 ///
-/// Everything here is called from within the tick, by the one thread that runs it. Nothing may wait: whoever has to
-/// ask an API server hands the wish to a task, and tells in [`Self::poll`] what came of it. Nothing may allocate
-/// while there is nothing to do and nothing to tell.
+/// All methods are called from the tick and must not block: an implementation that calls an API server passes the
+/// request to a task and returns the outcome from [`Self::poll`]. They must not allocate when there is nothing to do
+/// and nothing to report.
 pub trait Outside {
-    /// What is kept of an eviction over a restart.
+    /// The state of an eviction that is saved across restarts.
     type Pending: Serialize + DeserializeOwned;
 
-    /// Keeps new work away, or welcomes it, as `wanted` says. It is a level: every evaluation says it anew, and
-    /// [`Scheduling::Hold`] leaves things as they are. [`Scheduling::Enabled`] also comes when everything is put
-    /// back. What fails is told ([`Effect::trouble`]) and tried again by itself or at the next call.
+    /// Disables or enables scheduling. Level-triggered: called at every evaluation, and [`Scheduling::Hold`] leaves
+    /// things unchanged. [`Scheduling::Enabled`] is also passed when everything is restored. Failures are reported
+    /// ([`Effect::trouble`]) and retried, at the latest at the next call.
     fn keep_scheduling(&mut self, wanted: &Scheduling, now: BootTime, effects: &mut Vec<Effect>);
 
-    /// Begins to evict a pod whose cgroup is, at this moment, the one that was found for it. Never twice at a time:
-    /// of a pod that is being evicted already nothing needs to be said.
+    /// Starts to evict a pod whose cgroup was just verified. Does nothing for a pod that is already being evicted.
     ///
-    /// What came of it is told, here or in a later [`Self::poll`], as one of
+    /// The outcome is reported, here or in a later [`Self::poll`], as one of
     ///
-    /// | effect | what the engine makes of it |
+    /// | effect | the engine's reaction |
     /// |---|---|
-    /// | [`Effect::evicting`] | it goes on: the pod counts as released until the round has settled |
+    /// | [`Effect::evicting`] | in progress: the pod counts as released until the round has settled |
     /// | [`Effect::refused`] | nothing was released; the next candidate is taken, this one not before `until` |
-    /// | [`Effect::gone`] | it is over |
+    /// | [`Effect::gone`] | finished |
     fn evict(
         &mut self,
         evict: &Evict,
@@ -41,15 +40,15 @@ pub trait Outside {
         effects: &mut Vec<Effect>,
     );
 
-    /// Tells what came of earlier calls, and goes on with what was begun. Called at every tick.
+    /// Reports outcomes of earlier calls and continues started evictions. Called at every tick.
     fn poll(&mut self, now: BootTime, effects: &mut Vec<Effect>);
 
-    /// The evictions that have begun and not ended.
+    /// The pods with unfinished evictions.
     fn evicting(&self) -> impl Iterator<Item = &PodUid>;
 
-    /// What the next process needs to go on with these.
+    /// The state that the next process needs to continue these.
     fn pending(&self) -> Vec<Self::Pending>;
 
-    /// Goes on with the evictions that an earlier process of this boot began. Only called where some rule acts.
+    /// Continues the evictions of an earlier process of this boot. Only called if some rule is enforced.
     fn resume(&mut self, pending: Vec<Self::Pending>);
 }

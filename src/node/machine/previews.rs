@@ -1,4 +1,4 @@
-//! What the Preview rules would have in force now, put together from what they told.
+//! The actions that Preview rules would have in force now, collected from their decisions.
 
 use super::event::Decision;
 use crate::engine::metric::ActionKind;
@@ -6,13 +6,13 @@ use crate::engine::plan::{Change, RuleState};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 
-/// The last word on each thing that a Preview rule would do.
+/// The latest decision of each action that a Preview rule would take.
 #[derive(Debug, Default)]
 pub struct Previews(Vec<Decision>);
 
 impl Previews {
-    /// Takes a decision in. What a rule would do is over when it is Normal and its steps are taken back.
-    pub fn hear(&mut self, decision: &Decision) {
+    /// Records a decision. A rule's actions end when it is Normal and its throttle steps are reverted.
+    pub fn record(&mut self, decision: &Decision) {
         let transition = &decision.transition;
         if !transition.would {
             return;
@@ -42,8 +42,8 @@ impl Previews {
         }
     }
 
-    /// Forgets what is not previewed any more: its rule, or what it does, is gone or really in force, its pod has gone, or no
-    /// policy allows it on that pod any more. The engine drops these without a transition.
+    /// Removes obsolete previews: their rule or action is gone or enforced, their pod is gone, or no policy allows the
+    /// action on the pod any more. The engine drops these without a transition.
     pub fn retain<'a>(&mut self, policy: &PolicySet, pod: impl Fn(&PodUid) -> Option<&'a Pod>) {
         self.0.retain(|known| {
             let Decision { transition, .. } = known;
@@ -61,7 +61,7 @@ impl Previews {
         });
     }
 
-    /// What would be in force now.
+    /// The actions that would be in force now.
     pub fn current(&self) -> &[Decision] {
         &self.0
     }
@@ -72,7 +72,7 @@ impl Previews {
     }
 }
 
-/// What is done to a pod; `None`: it is done to the node.
+/// The action on a pod; `None` for an action on the node.
 const fn kind(change: &Change) -> Option<ActionKind> {
     match change {
         Change::Throttle { .. } => Some(ActionKind::CpuThrottle),
@@ -82,7 +82,7 @@ const fn kind(change: &Change) -> Option<ActionKind> {
     }
 }
 
-/// What a decision is about: a later one about the same replaces it.
+/// The subject of a decision: a later decision with the same subject replaces it.
 fn subject(decision: &Decision) -> (&RuleId, Option<ActionKind>, Option<&PodUid>) {
     let Decision { transition, .. } = decision;
     let change = &transition.change;
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// A Preview rule that throttles and evicts all pods and keeps new ones away, and what it would have in force.
+    /// A Preview rule that throttles and evicts all pods and disables scheduling, with its previews.
     fn scene() -> (PolicySet, Previews) {
         let mut rule = rule("cpu_total_usage", 1000.0);
         rule.strategy = Strategy::Preview;
@@ -154,7 +154,7 @@ mod tests {
             evict("a"),
             throttle("b"),
         ] {
-            previews.hear(&Decision {
+            previews.record(&Decision {
                 transition: Transition {
                     at: BootTime::default(),
                     rule: rule.id.clone(),
@@ -172,7 +172,7 @@ mod tests {
         (policy, previews)
     }
 
-    /// What is left after an edit of the policies, with these pods on the node.
+    /// The previews left after an edit of the policies, with these pods on the node.
     fn left(edit: impl FnOnce(&mut PolicySet), pods: &[Pod]) -> Vec<&'static str> {
         let (mut policy, mut previews) = scene();
         edit(&mut policy);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_rule_previews_any_more_is_forgotten() {
+    fn previews_of_removed_rules_or_actions_are_dropped() {
         let both = [pod("a"), pod("b")];
         let all = ["scheduling", "throttle a", "evict a", "throttle b"];
         assert_eq!(left(|_| {}, &both), all);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn so_are_pods_that_went_and_those_that_may_not_be_acted_on_any_more() {
+    fn previews_of_removed_or_excluded_pods_are_dropped() {
         let both = [pod("a"), pod("b")];
         assert_eq!(left(|_| {}, &both[1..]), ["scheduling", "throttle b"]);
         let evict_only = left(|policy| drop(policy.pods[0].allowed.remove(0)), &both);

@@ -1,31 +1,31 @@
-//! Everything put back, from the journal alone.
+//! Restores everything, using only the journal.
 
 use std::path::Path;
 
 use super::MachineError;
 use super::enforce::{Actuators, Effect};
+use super::engine_store::ENGINE_FILE;
 use super::event::{Event, News};
-use super::keep::ENGINE_FILE;
 use super::state_dir;
 use crate::engine::time::BootTime;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::journal::Journal;
 
-/// What became of it.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
-    /// What was done, in order; the last is [`News::Restored`].
+    /// The events, in order; the last is [`News::Restored`].
     pub events: Vec<Event>,
-    /// Pods that could not be put back: try again.
+    /// Number of pods that could not be restored: try again.
     pub left: usize,
 }
 
-/// Undoes from the journal alone whatever an earlier process left in force in cgroups, and forgets what the rules
-/// were at, which are the files named in `besides` too.
+/// Restores everything that an earlier process left in force in cgroups, using only the journal, and removes the
+/// saved rule states and the files named in `besides`.
 ///
 /// # Errors
-/// Where a process still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+/// If a process still uses the state directory, or the journal is damaged; nothing was changed then.
 pub fn restore(
     state_dir: &Path,
     hierarchy: Hierarchy,
@@ -35,10 +35,10 @@ pub fn restore(
     let (mut actuators, recovered) = Actuators::open(state_dir, hierarchy, now)?;
     let mut effects: Vec<Effect> = recovered.outcomes.into_iter().map(Effect::from).collect();
     actuators.restore_all(now, &mut effects);
-    let left = actuators.held().count();
+    let left = actuators.throttled_pods().count();
     let files = effects.len();
     let mut events: Vec<Event> = effects.into_iter().map(|it| event(now, it)).collect();
-    // The next process begins anew: nothing of what these say is in force any more.
+    // Nothing in these files is in force any more.
     for file in [&ENGINE_FILE].into_iter().chain(besides) {
         if let Err(error) = state_dir::remove(&state_dir.join(file)) {
             let reason = error.to_string();
@@ -49,11 +49,11 @@ pub fn restore(
     Ok(Restored { events, left })
 }
 
-/// Gives back what an earlier process left in force until a time that has come; returns what was done. For while nobody goes
-/// on from the rest, which stays.
+/// Restores the throttles of an earlier process whose deadline has passed, and returns the events. Used while no
+/// machine is running; other throttles stay.
 ///
 /// # Errors
-/// As [`restore`].
+/// See [`restore`].
 pub fn restore_expired(
     state_dir: &Path,
     hierarchy: Hierarchy,
@@ -69,8 +69,8 @@ pub fn restore_expired(
     Ok(outcomes.map(|it| event(now, it.into())).collect())
 }
 
-/// Nobody tells here what the pod is called.
+/// Pod names are not known here, so the UID is used.
 fn event(now: BootTime, effect: Effect) -> Event {
     let pod = effect.pod.as_ref().map(ToString::to_string);
-    Event::notice(now, effect.news(pod))
+    Event::notice(now, effect.into_notice(pod))
 }

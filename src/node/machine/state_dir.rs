@@ -1,19 +1,18 @@
-//! The files of the state directory that are ours besides the journal.
+//! Our files in the state directory, except the journal.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `lock` | held by the one process that uses the directory |
-//! | `journal` | every cgroup file that was changed, and what it was before |
-//! | `engine.json` | rule states and counters, to go on from after a restart |
-//! | `policies.json` | what the rules in force are compiled from, for a start without anything better |
-//! | `pods.json` | the pods that they act on, with cgroup and inode, likewise |
-//! | `stop.json` | whether everything is stopped, and why, likewise |
+//! | `journal` | every changed cgroup file, and its original value |
+//! | `engine.json` | rule states and counters, to continue from after a restart |
+//! | `policies.json` | source of the rules in force, for a start without the API server |
+//! | `pods.json` | the pods that they act on, with cgroup and inode, for the same |
+//! | `stop.json` | whether everything is stopped, and why, for the same |
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but the journal, `policies.json` and `stop.json` are worth something within one boot only. They are replaced
-//! whole, so that a reader never sees half a file; they need not be synced, since a machine that loses power is another
-//! boot.
+//! All but the journal, `policies.json` and `stop.json` are valid within one boot only. They are replaced atomically, so
+//! that a reader never sees half a file, but not synced, since a power loss ends the boot anyway.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// A file of the state directory could not be written or removed; the old one stands.
+/// A file of the state directory could not be written or removed; the old one is intact.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {}: {source}", path.display())]
 pub struct StateError {
@@ -41,10 +40,10 @@ impl StateError {
     }
 }
 
-/// Makes the directory where it is missing, but not its parents; a job launcher may read it.
+/// Creates the directory if it is missing, but not its parents. It is readable for others, such as job launchers.
 ///
 /// # Errors
-/// Where it cannot be made.
+/// If it cannot be created.
 pub fn make(dir: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(dir) {
         Err(error) if !dir.is_dir() => Err(error),
@@ -52,23 +51,22 @@ pub fn make(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces `path` by `value` as one JSON line.
+/// Replaces `path` with `value` as one JSON line.
 ///
 /// # Errors
-/// Where it cannot be written.
+/// If it cannot be written.
 pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
     let text = line(value).map_err(|error| StateError::write(path, error))?;
     replace_by(path, |temporary| fs::write(temporary, text))
 }
 
-/// Replaces `path` by a file that only its owner may read, and that is whole also where the machine loses power: then
-/// it is either the old or the new one.
+/// Replaces `path` with a file that only its owner may read, durably: after a power loss it is the old or the new one.
 ///
 /// # Errors
-/// Where it cannot be written.
+/// If it cannot be written.
 pub(super) fn replace_private(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     replace_by(path, |temporary| {
-        // One that was left behind might be open to others.
+        // A leftover file might be readable for others.
         match fs::remove_file(temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -88,7 +86,7 @@ fn replace_by(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Resul
     let temporary = path.with_extension("new");
     let replaced = write(&temporary).and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
-        // Half a file on a full disk: give the room back. Nobody reads it.
+        // A half-written file on a full disk: free the space.
         let _removed = fs::remove_file(&temporary);
     }
     replaced.map_err(|error| StateError::write(path, error))
@@ -101,10 +99,10 @@ pub(super) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Removes `path`, where it is there.
+/// Removes `path` if it exists.
 ///
 /// # Errors
-/// Where it cannot be removed.
+/// If it cannot be removed.
 pub fn remove(path: &Path) -> Result<(), StateError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StateError {
@@ -116,33 +114,32 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
     }
 }
 
-/// Reads what [`replace`] wrote.
+/// Reads a file written by [`replace`].
 ///
 /// # Errors
-/// Where it cannot be read, or is something else (`InvalidData`).
+/// If it cannot be read or parsed (`InvalidData`).
 pub fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<T> {
     let text = fs::read(path)?;
     serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Which process wrote a file, so that a reader can tell whether it still runs.
+/// The process that wrote a file, so that a reader can check whether it still runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Writer {
-    /// The kernel's id of this boot.
+    /// The kernel's boot ID.
     pub boot_id: String,
-    /// Process id.
+    /// Process ID.
     pub pid: u32,
-    /// When that process started, in clock ticks since boot (`starttime` of `/proc/PID/stat`): the id alone may
-    /// have gone to another process.
+    /// Start time of the process in clock ticks since boot (`starttime` of `/proc/PID/stat`): process IDs are reused.
     pub started: u64,
 }
 
 impl Writer {
-    /// This process. The real `/proc` is asked, whatever stands in for it elsewhere.
+    /// This process. Always reads the real `/proc`, whatever the configured proc root is.
     ///
     /// # Errors
-    /// Where `/proc` cannot be read.
+    /// If `/proc` cannot be read.
     pub fn this_process() -> io::Result<Self> {
         let pid = std::process::id();
         Ok(Self {
@@ -152,7 +149,7 @@ impl Writer {
         })
     }
 
-    /// Whether it is of this boot.
+    /// Whether it is from this boot.
     pub fn is_of_this_boot(&self) -> bool {
         boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
     }
@@ -183,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_start_and_its_boot() {
+    fn a_process_is_identified_by_start_time_and_boot() {
         let this = Writer::this_process().expect("/proc");
         assert!(this.is_alive());
         let recycled = Writer {
@@ -199,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_or_not_at_all() {
+    fn a_file_is_replaced_completely_or_not_at_all() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join("status.json");
         replace(&path, &1).expect("written");

@@ -1,4 +1,4 @@
-//! The events in words, for `--output text`.
+//! The text form of events, for `--output text`.
 
 use std::fmt;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Decision {
                 let reason = unknown_reason(*reason);
                 write!(
                     f,
-                    "{} cannot be judged: {reason}; what is in force is held",
+                    "{} cannot be evaluated: {reason}; actions in force stay unchanged",
                     self.metric()
                 )
             }
@@ -71,9 +71,9 @@ impl Decision {
                 )
             }
             Change::SchedulingDisabled { effect } => {
-                write!(f, "new work is kept away ({effect:?})")
+                write!(f, "scheduling is disabled ({effect:?})")
             }
-            Change::SchedulingEnabled => f.write_str("new work is welcome again"),
+            Change::SchedulingEnabled => f.write_str("scheduling is enabled again"),
             about_pod => self.fmt_pod_change(about_pod, f),
         }
     }
@@ -93,19 +93,24 @@ impl Decision {
         if *unknown_too_long {
             return write!(f, ": {} has been unknown for too long", self.metric());
         }
-        let mark = self.value(*watermark);
+        let threshold = self.value(*watermark);
         match (value, to) {
             (None, _) => Ok(()),
             (Some(value), RuleState::Breached) => {
                 write!(
                     f,
-                    ": {} {} is above the mark {mark}",
+                    ": {} {} is above the threshold {threshold}",
                     self.metric(),
                     self.value(*value)
                 )
             }
             (Some(value), _) => {
-                write!(f, ": {} {}, mark {mark}", self.metric(), self.value(*value))
+                write!(
+                    f,
+                    ": {} {}, threshold {threshold}",
+                    self.metric(),
+                    self.value(*value)
+                )
             }
         }
     }
@@ -159,7 +164,7 @@ impl Decision {
             Change::Spared { pod, reason } => {
                 write!(
                     f,
-                    "{} is passed over: {}",
+                    "{} is skipped: {}",
                     self.pod(pod),
                     spared_reason(*reason)
                 )
@@ -188,7 +193,7 @@ impl fmt::Display for News {
                 }
                 match adopted {
                     0 => Ok(()),
-                    adopted => write!(f, ", {} taken over", count(*adopted, "throttle")),
+                    adopted => write!(f, ", {} adopted", count(*adopted, "throttle")),
                 }
             }
             Self::Cgroup { pod_name, what } => named(f, pod_name.as_deref(), what),
@@ -199,20 +204,20 @@ impl fmt::Display for News {
             Self::Probe {
                 url,
                 failure: Some(failure),
-            } => write!(f, "the probe {url} has no answer: {failure}"),
-            Self::Probe { url, failure: None } => write!(f, "the probe {url} answers again"),
-            Self::Restored { files: 0, left: 0 } => f.write_str("there was nothing to put back"),
+            } => write!(f, "the probe {url} failed: {failure}"),
+            Self::Probe { url, failure: None } => write!(f, "the probe {url} works again"),
+            Self::Restored { files: 0, left: 0 } => f.write_str("there was nothing to restore"),
             Self::Restored { files, left: 0 } => {
                 write!(
                     f,
-                    "everything is put back: {}",
+                    "everything is restored: {}",
                     count(*files, "cgroup file")
                 )
             }
             Self::Restored { left, .. } => {
                 write!(
                     f,
-                    "{} could not be put back: try again",
+                    "{} could not be restored: try again",
                     count(*left, "pod")
                 )
             }
@@ -229,21 +234,21 @@ impl fmt::Display for News {
 }
 
 impl News {
-    /// What came of the policies and pods that were given.
+    /// Notices about the given policies and pods.
     fn fmt_input(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PoliciesTaken { rules } => {
-                write!(f, "policies taken over: {}", count(*rules, "rule"))
+                write!(f, "policies applied: {}", count(*rules, "rule"))
             }
             Self::PoliciesKept { findings } => {
-                f.write_str("the edited policies are refused, the last good ones stay in force:")?;
+                f.write_str("the policies are invalid, the last valid ones stay in force:")?;
                 findings
                     .iter()
                     .try_for_each(|finding| write!(f, " {finding};"))
             }
             Self::PolicyProblem(problem) => write!(f, "policy {problem}"),
             Self::PodRefused(refusal) => write!(f, "refused: {refusal}"),
-            Self::PodsTaken { pods } => write!(f, "looking after {}", count(*pods, "pod")),
+            Self::PodsTaken { pods } => write!(f, "managing {}", count(*pods, "pod")),
             Self::FileSet {
                 pod_name,
                 file,
@@ -295,12 +300,12 @@ pub fn short(duration: Duration) -> String {
     format!("{:#}", SignedDuration::from_millis(millis))
 }
 
-/// The same, of its whole seconds.
+/// The same, in whole seconds.
 pub fn whole(duration: Duration) -> String {
     short(Duration::from_secs(duration.as_secs()))
 }
 
-/// A value of a metric with its unit, as short as it can be read.
+/// A metric value with its unit, in short form.
 pub fn format_value(metric: Option<&str>, value: f64) -> String {
     let plain = || {
         let text = format!("{value:.1}");
@@ -312,7 +317,7 @@ pub fn format_value(metric: Option<&str>, value: f64) -> String {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "saturating, and only shown"
+            reason = "saturating, and only for display"
         )]
         Some("bytes") => Bytes(value as u64).to_string(),
         Some("percent") => format!("{} %", plain()),
@@ -324,50 +329,48 @@ pub fn format_value(metric: Option<&str>, value: f64) -> String {
     }
 }
 
-/// By what a rule was judged besides its value, in words.
+/// Describes what a rule was evaluated by besides its value.
 pub fn guard(guard: Guard) -> String {
     match guard {
         Guard::Waiting(Waiting { percent, limited }) => {
-            let bound = if limited {
-                ", besides what a quota of its own held it back"
+            let note = if limited {
+                ", not counting throttling by its own quota"
             } else {
                 ""
             };
-            format!(
-                "the protected pod that waited most did so for {percent:.1} % of the time{bound}"
-            )
+            format!("the protected pod that waited longest did so {percent:.1} % of the time{note}")
         }
         Guard::BusiestSample(percent) => format!(
-            "an estimate, without pressure by cgroup: {percent:.0} % of the CPUs were busy in the busiest sample"
+            "an estimate, without per-cgroup pressure: {percent:.0} % of the CPUs were busy in the busiest sample"
         ),
     }
 }
 
-/// Why a value is not known, in words.
+/// Describes why a value is unknown.
 pub const fn unknown_reason(reason: Unknown) -> &'static str {
     match reason {
-        Unknown::Missing => "no sample of it",
+        Unknown::Missing => "no sample",
         Unknown::Stale => "its last sample is too old",
         Unknown::Impossible => "its value is impossible",
-        Unknown::Rebased => "there is nothing to compare with yet",
-        Unknown::Sparse => "less than half of its window has samples yet",
+        Unknown::Rebased => "there is no earlier sample to compare with yet",
+        Unknown::Sparse => "less than half of its window has samples so far",
     }
 }
 
-/// Why a pod was passed over, in words.
+/// Describes why a pod was skipped.
 pub const fn spared_reason(reason: Spared) -> &'static str {
     match reason {
         Spared::NotAllowed => "no PodQOS allows this action on it",
         Spared::Protected => "it is protected",
         Spared::NotRunning => "it is not running",
-        Spared::NoSample => "there is no fresh sample of it",
+        Spared::NoSample => "it has no fresh sample",
         Spared::ContainerMissing => "one of its containers is not running",
         Spared::UsesLittle => "it uses less than 10m of CPU",
-        Spared::AtFloor => "its use is at its floor (its CPU request, or minCPURatio) or below",
+        Spared::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
         Spared::Unowned => "it has no controller, and the action has no evictUnowned",
-        Spared::Kept => "it is static, a DaemonSet's, system-critical or annotated to stay",
-        Spared::BackingOff => "the last attempt was refused, waiting before the next",
-        Spared::Contested => "somebody else keeps writing its cgroup files",
+        Spared::Kept => "it is static, from a DaemonSet, system-critical or annotated to stay",
+        Spared::BackingOff => "the last attempt was refused; waiting before the next one",
+        Spared::Contested => "another writer keeps changing its cgroup files",
     }
 }
 

@@ -1,4 +1,4 @@
-//! A pod and its cgroup.
+//! A pod and its cgroup on this machine.
 
 use std::fs;
 use std::io;
@@ -14,20 +14,19 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 /// A pod and the cgroup that it runs in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
-    /// What is known of it.
+    /// The pod.
     pub pod: Arc<Pod>,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// Inode of the cgroup's folder ([`inode`]): tells one that was made anew from the one before. 0 where nobody
-    /// looks.
+    /// Inode of the cgroup's folder ([`inode`]), to detect a recreated cgroup. 0: not checked.
     pub inode: u64,
-    /// What its object says of its containers; `None` where there is none to read, as in `run`.
+    /// Container facts from the Pod object; `None` if there is no object, as in `run`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub containers: Option<ContainerFacts>,
 }
 
 impl Workload {
-    /// Whether the cgroup that has the name now is the one that was found: another pod may have taken the name since.
+    /// Whether the cgroup still exists: another one may have taken its name since.
     pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
         let dir = hierarchy.dir(Controller::Cpu, &self.cgroup);
         let meta = dir.and_then(|dir| fs::symlink_metadata(dir).ok());
@@ -38,10 +37,10 @@ impl Workload {
 /// Why a cgroup's folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    /// There is none.
-    #[error("the cgroup `{0}` does not exist (yet): it is looked for every second")]
+    /// It does not exist.
+    #[error("the cgroup `{0}` does not exist (yet): checked again every second")]
     Absent(CgroupPath),
-    /// A part of its path can be turned elsewhere.
+    /// A part of its path is a symbolic link.
     #[error("`{part}` in the cgroup path `{cgroup}` is a symbolic link: name the cgroup itself")]
     Link {
         /// The cgroup.
@@ -49,24 +48,24 @@ pub enum FolderError {
         /// The part of its path.
         part: String,
     },
-    /// It is none.
+    /// It is not a folder.
     #[error("`{0}` is a file, not a cgroup")]
     File(CgroupPath),
-    /// The system refuses.
-    #[error("failed to look at the cgroup `{cgroup}`: {source}")]
+    /// It cannot be read.
+    #[error("failed to read the cgroup `{cgroup}`: {source}")]
     Io {
         /// The cgroup.
         cgroup: CgroupPath,
-        /// What it says.
+        /// The system error.
         source: io::Error,
     },
 }
 
-/// The inode of a cgroup's folder, no part of which below the root may be a symbolic link: a link can be turned to
-/// another cgroup between the look and the write.
+/// The inode of a cgroup's folder. No part of the path below the root may be a symbolic link, since a link could be
+/// redirected to another cgroup between check and write.
 ///
 /// # Errors
-/// Where there is no such folder, or it cannot be looked at.
+/// If there is no such folder, or it cannot be read.
 pub fn inode(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<u64, FolderError> {
     let mut inode = 0;
     let mut walked = String::new();

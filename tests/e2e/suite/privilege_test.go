@@ -372,7 +372,7 @@ func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
 				return err
 			}
 			for _, rule := range now.Status.Rules {
-				if rule.ID == unknown && rule.Unknown == "no sample of it" {
+				if rule.ID == unknown && rule.Unknown == "no sample" {
 					return nil
 				}
 			}

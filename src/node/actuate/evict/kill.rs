@@ -1,4 +1,4 @@
-//! The end of a cgroup's processes, however fast they fork.
+//! Kills a cgroup's processes, even if they fork.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,13 +12,13 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use super::members::Members;
 use super::{EvictError, folder};
 
-/// Looks at a freezing cgroup within one tick. Freezing takes the kernel well under a millisecond.
-const FREEZE_LOOKS: usize = 1000;
-/// Readings of a frozen cgroup's processes until two are alike.
+/// Checks of a freezing cgroup within one tick. Freezing takes the kernel well under a millisecond.
+const MAX_FREEZE_CHECKS: usize = 1000;
+/// Maximum reads of the process list until no new process appears.
 const KILL_ROUNDS: usize = 8;
 
-/// Kills all processes of `cgroup`: by `cgroup.kill` where the kernel has it (v2 since 5.14); else frozen, so that
-/// none can fork away from its signal; else one by one, again in the next tick.
+/// Kills all processes of `cgroup`: with `cgroup.kill` if the kernel has it (v2 since 5.14); else frozen, so that
+/// none can escape by forking; else one by one, and again in the next tick.
 pub(super) fn kill(
     hierarchy: &Hierarchy,
     cgroup: &CgroupPath,
@@ -42,7 +42,7 @@ pub(super) fn kill(
     Ok(())
 }
 
-/// Until nobody new turns up.
+/// Kills until no new process appears.
 fn kill_each(members: &Members) {
     let mut seen = BTreeSet::new();
     let mut round = members.again();
@@ -56,7 +56,7 @@ fn kill_each(members: &Members) {
     }
 }
 
-/// The file that stops a cgroup's processes, and its words.
+/// The file that freezes a cgroup's processes, and its values.
 struct Freezer {
     switch: PathBuf,
     state: PathBuf,
@@ -66,7 +66,7 @@ struct Freezer {
 }
 
 impl Freezer {
-    /// `None` where the cgroup has none, or where the freezer's cgroup of that name holds strangers.
+    /// `None` if the cgroup has no freezer, or the freezer's cgroup of that name contains other processes.
     fn of(hierarchy: &Hierarchy, cgroup: &CgroupPath, members: &Members) -> Option<Self> {
         let dir = hierarchy.dir(Controller::Freezer, cgroup)?;
         if hierarchy.is_v2() {
@@ -80,8 +80,8 @@ impl Freezer {
         }
         let inside = Members::in_folder(dir.clone());
         let known = members.again();
-        let stranger = |pid: &&i32| !known.pids().contains(*pid) && is_alive(**pid);
-        if inside.is_empty() || inside.pids().iter().any(|pid| stranger(&pid)) {
+        let is_foreign = |pid: &&i32| !known.pids().contains(*pid) && is_alive(**pid);
+        if inside.is_empty() || inside.pids().iter().any(|pid| is_foreign(&pid)) {
             return None;
         }
         let switch = dir.join("freezer.state");
@@ -94,13 +94,13 @@ impl Freezer {
         })
     }
 
-    /// Killing goes on without, where it does not freeze.
+    /// If freezing fails, killing goes on without it.
     fn freeze(self) -> Option<Self> {
         if let Err(error) = write(&self.switch, self.freeze) {
             tracing::debug!(path = %self.switch.display(), %error, "failed to freeze");
             return None;
         }
-        for _ in 0..FREEZE_LOOKS {
+        for _ in 0..MAX_FREEZE_CHECKS {
             let state = fs::read_to_string(&self.state).unwrap_or_default();
             if (self.is_frozen)(&state) {
                 break;
@@ -110,7 +110,7 @@ impl Freezer {
         Some(self)
     }
 
-    /// Processes of a v1 freezer die only when thawed.
+    /// Processes in a v1 freezer die only after thawing.
     fn thaw(self) -> Result<(), EvictError> {
         match write(&self.switch, self.thaw) {
             Err(error) if !matches!(error.kind(), ErrorKind::NotFound) => {
@@ -128,7 +128,7 @@ fn is_alive(pid: i32) -> bool {
 fn write(path: &Path, value: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(path)?;
     match file.write_all(value.as_bytes()) {
-        // The cgroup went in between.
+        // The cgroup was removed in between.
         Err(error) if error.raw_os_error() == Some(nix::libc::ENODEV) => Ok(()),
         written => written,
     }

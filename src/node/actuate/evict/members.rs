@@ -1,4 +1,4 @@
-//! The processes of a cgroup and of those below it.
+//! The processes of a cgroup and its descendants.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,11 +11,11 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 use super::{EvictError, folder};
 
-/// Descriptors that are open at once while signals are sent.
+/// Maximum number of pidfds open at once while sending signals.
 const BATCH: usize = 128;
 
-/// Process ids, as one reading of a cgroup's `cgroup.procs` and of all below it has them. Process 0 stands for those
-/// of another process id namespace.
+/// Process IDs from one read of `cgroup.procs` of a cgroup and its descendants. Process 0 stands for processes of
+/// another PID namespace.
 #[derive(Debug, Default)]
 pub(super) struct Members {
     folder: Option<PathBuf>,
@@ -52,7 +52,7 @@ impl Members {
     }
 
     /// # Errors
-    /// Where we or init are among them.
+    /// If this process or init is among them.
     pub fn all_may_end(&self, cgroup: &CgroupPath) -> Result<(), EvictError> {
         let ourselves = i32::try_from(std::process::id()).unwrap_or_default();
         if self.pids.contains(&ourselves) {
@@ -64,18 +64,18 @@ impl Members {
         Ok(())
     }
 
-    /// Asks all of them to end; those that are stopped are continued, so that they can.
+    /// Sends SIGTERM to all, and SIGCONT so that stopped processes can exit.
     pub fn terminate(&self) {
         self.signal(&[Signal::TERM, Signal::CONT]);
     }
 
-    /// Ends all of them at once.
+    /// Sends SIGKILL to all.
     pub fn kill(&self) {
         self.signal(&[Signal::KILL]);
     }
 
-    /// A process id may have been taken over by a stranger since it was read. So each is pinned by a descriptor
-    /// first, and signalled only if the cgroup still lists it after that.
+    /// A process ID may have been reused since it was read. So each is pinned by a pidfd first, and signalled only if
+    /// the cgroup still lists it afterwards.
     fn signal(&self, signals: &[Signal]) {
         let pids: Vec<i32> = self.pids.iter().copied().filter(|pid| *pid > 1).collect();
         for batch in pids.chunks(BATCH) {
@@ -96,14 +96,14 @@ impl Members {
                         Err(Errno::NOSYS) => kill_process(pid, *signal),
                         Err(error) => Err(*error),
                     };
-                    note(pid, sent);
+                    log_failure(pid, sent);
                 }
             }
         }
     }
 }
 
-fn note(pid: Pid, sent: Result<(), Errno>) {
+fn log_failure(pid: Pid, sent: Result<(), Errno>) {
     match sent {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => {
@@ -113,7 +113,7 @@ fn note(pid: Pid, sent: Result<(), Errno>) {
     }
 }
 
-/// A cgroup that vanishes meanwhile has no processes any more; a threaded one's are listed above it.
+/// A cgroup that vanishes meanwhile has no processes; those of a threaded cgroup are listed in its parent.
 fn collect(folder: &Path, pids: &mut BTreeSet<i32>) {
     if let Ok(text) = fs::read_to_string(folder.join("cgroup.procs")) {
         pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));

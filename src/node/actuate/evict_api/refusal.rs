@@ -1,4 +1,4 @@
-//! Why a pod was not evicted: for a reason of its own, or for one that holds for every pod of the node.
+//! Why a pod was not evicted: a reason of this pod, or one that applies to every pod of the node.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use crate::crd::eviction::{Delay, Objection};
 /// Why a pod was not evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A `PodDisruptionBudget` forbids it, or the budget of evictions of its namespace or owner.
+    /// A `PodDisruptionBudget` or the eviction budget of its namespace or owner forbids it.
     #[error("{0}")]
     Budget(String),
-    /// More than one selects the pod.
+    /// More than one `PodDisruptionBudget` selects the pod.
     #[error("{0} Remove all but one of its PodDisruptionBudgets")]
     ManyBudgets(String),
-    /// It must not be evicted any more.
+    /// The pod may no longer be evicted.
     #[error("{0}")]
     Objection(Objection),
     /// The controller, the API server or a webhook forbids it.
     #[error("it was refused: {0}")]
     Server(String),
-    /// Somebody who has to be asked wants to be left alone, or has no answer.
+    /// The server or the controller asks for a delay, or does not answer.
     #[error("{}{why}", introduction(*by))]
     Wait {
-        /// For how long.
+        /// The delay.
         wait: Duration,
-        /// Who.
+        /// Who asked for it.
         by: Delay,
         /// Why.
         why: String,
@@ -35,10 +35,10 @@ pub enum Refusal {
     /// The API server did not answer, and the pod is still there.
     #[error("the pod is still there after an attempt without an answer: {0}")]
     Unanswered(String),
-    /// New pods are not kept away from the node: this one's successor would come straight back.
+    /// The node is not tainted yet: the pod's replacement could come straight back.
     #[error("the node has no taint of ours yet: {0}")]
     Open(String),
-    /// Its time had passed before it could be sent.
+    /// The request expired before it could be sent.
     #[error("the request could not be sent before the next evaluation")]
     Late,
 }
@@ -51,7 +51,7 @@ const fn introduction(by: Delay) -> &'static str {
 }
 
 impl Refusal {
-    /// What keeps every pod of the node from being evicted; `None`: it is about this pod alone.
+    /// The obstacle to all evictions on the node; `None` if the reason is about this pod only.
     pub const fn obstacle(&self) -> Option<Obstacle> {
         match self {
             Self::Wait { by, .. } => Some(Obstacle::Wait(*by)),
@@ -67,21 +67,21 @@ impl Refusal {
     }
 }
 
-/// What keeps every pod of the node from being evicted, in the order in which an eviction meets it.
+/// An obstacle to all evictions on the node, in the order in which an eviction meets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
-    /// As [`Refusal::Late`].
+    /// See [`Refusal::Late`].
     Late,
-    /// As [`Refusal::Open`].
+    /// See [`Refusal::Open`].
     Open,
-    /// As [`Refusal::Away`].
+    /// See [`Refusal::Away`].
     Away,
-    /// As [`Refusal::Wait`].
+    /// See [`Refusal::Wait`].
     Wait(Delay),
 }
 
 impl Obstacle {
-    /// Whether the next evaluation mostly finds it gone: a taint takes a moment to stand.
+    /// Whether it is usually gone by the next evaluation: setting a taint takes a moment.
     pub const fn is_passing(self) -> bool {
         matches!(self, Self::Late | Self::Open)
     }

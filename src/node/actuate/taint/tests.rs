@@ -25,7 +25,7 @@ fn enabled() -> Wanted {
     }
 }
 
-/// The Node at a version, bearing what `keeper` wants or nothing.
+/// The Node at a version, with the taint and condition of `mark` or none.
 fn node(version: u64, mark: Option<&Mark>) -> Marked {
     let taints: Vec<Value> = mark
         .map(|mark| json!({"key": taint::KEY, "effect": mark.effect.name()}))
@@ -41,31 +41,31 @@ fn node(version: u64, mark: Option<&Mark>) -> Marked {
     }))
 }
 
-fn keeps(step: &Step) -> bool {
-    matches!(step, Step::Keep(_))
+fn writes(step: &Step) -> bool {
+    matches!(step, Step::Write(_))
 }
 
 #[test]
-fn after_a_start_the_node_is_left_alone_until_the_engine_has_spoken() {
+fn the_node_is_unchanged_until_the_first_decision() {
     let mark = Mark {
         effect: TaintEffect::NoSchedule,
         reason: "q/r".to_owned(),
         message: "m".to_owned(),
     };
-    let mut keeper = Keeper::default();
-    keeper.want(&Wanted::default());
-    keeper.see(at(0), Some(&node(1, Some(&mark))));
-    assert_eq!(keeper.step(at(0)), Step::Rest(None));
-    assert_eq!(keeper.standing().effect, Some(TaintEffect::NoSchedule));
-    keeper.want(&enabled());
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&Wanted::default());
+    reconciler.observe_node(at(0), Some(&node(1, Some(&mark))));
+    assert_eq!(reconciler.step(at(0)), Step::Wait(None));
+    assert_eq!(reconciler.state().effect, Some(TaintEffect::NoSchedule));
+    reconciler.set_wanted(&enabled());
     assert!(
-        keeps(&keeper.step(at(1))),
-        "the taint of a dead process goes"
+        writes(&reconciler.step(at(1))),
+        "the taint of an earlier process is removed"
     );
-    keeper.kept(at(1), Ok(node(2, None)));
-    assert_eq!(keeper.step(at(1)), Step::Rest(None));
+    reconciler.written(at(1), Ok(node(2, None)));
+    assert_eq!(reconciler.step(at(1)), Step::Wait(None));
     assert_eq!(
-        keeper.standing(),
+        reconciler.state(),
         Standing {
             known: true,
             ..Standing::default()
@@ -74,130 +74,133 @@ fn after_a_start_the_node_is_left_alone_until_the_engine_has_spoken() {
 }
 
 #[test]
-fn a_value_that_moves_is_no_reason_to_write_and_a_watch_that_lags_no_loss() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("7000m over 4000m"));
-    keeper.see(at(0), Some(&node(1, None)));
-    assert!(keeps(&keeper.step(at(0))));
-    let ours = node(3, keeper.mark.as_ref());
-    keeper.kept(at(0), Ok(ours));
-    keeper.want(&disabled("7001m over 4000m"));
-    keeper.see(at(1), Some(&node(2, None)));
-    assert_eq!(keeper.step(at(1)), Step::Rest(None));
-    assert!(keeper.losses.is_empty());
+fn a_changed_value_or_a_lagging_watch_causes_no_write() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("7000m over 4000m"));
+    reconciler.observe_node(at(0), Some(&node(1, None)));
+    assert!(writes(&reconciler.step(at(0))));
+    let ours = node(3, reconciler.mark.as_ref());
+    reconciler.written(at(0), Ok(ours));
+    reconciler.set_wanted(&disabled("7001m over 4000m"));
+    reconciler.observe_node(at(1), Some(&node(2, None)));
+    assert_eq!(reconciler.step(at(1)), Step::Wait(None));
+    assert!(reconciler.losses.is_empty());
 }
 
 #[test]
-fn a_node_of_a_backup_is_seen_though_it_is_older_than_what_was_known() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("m"));
+fn an_older_node_from_a_restored_backup_is_accepted() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
     let listed = |lists| Watched {
-        node: Some(node(3, keeper.mark.as_ref())),
+        node: Some(node(3, reconciler.mark.as_ref())),
         lists,
     };
     let [first, second] = [1, 2].map(listed);
-    keeper.look(at(0), &first);
-    keeper.want(&enabled());
-    assert!(keeps(&keeper.step(at(0))));
-    keeper.kept(at(0), Ok(node(4, None)));
-    keeper.look(at(1), &first);
+    reconciler.observe(at(0), &first);
+    reconciler.set_wanted(&enabled());
+    assert!(writes(&reconciler.step(at(0))));
+    reconciler.written(at(0), Ok(node(4, None)));
+    reconciler.observe(at(1), &first);
     assert_eq!(
-        keeper.step(at(1)),
-        Step::Rest(None),
+        reconciler.step(at(1)),
+        Step::Wait(None),
         "the watch lags behind"
     );
-    keeper.look(at(2), &second);
-    assert_eq!(keeper.standing().effect, Some(TaintEffect::NoSchedule));
-    assert!(keeps(&keeper.step(at(2))), "the taint of the backup goes");
+    reconciler.observe(at(2), &second);
+    assert_eq!(reconciler.state().effect, Some(TaintEffect::NoSchedule));
+    assert!(
+        writes(&reconciler.step(at(2))),
+        "the taint from the backup is removed"
+    );
 }
 
-/// Undoes what is held and lets the keeper put it back, `times` times from second `from` on; returns the last step.
-fn undo(keeper: &mut Keeper, from: u64, times: u64) -> Step {
-    let mut step = Step::Rest(None);
+/// Removes the taint and lets the reconciler restore it, `times` times from second `from` on. Returns the last step.
+fn remove(reconciler: &mut Reconciler, from: u64, times: u64) -> Step {
+    let mut step = Step::Wait(None);
     for round in 0..times {
         let now = at(from + round);
         let version = 10 * (from + round);
-        keeper.see(now, Some(&node(version + 1, None)));
-        step = keeper.step(now);
-        if keeps(&step) {
-            let ours = node(version + 2, keeper.mark.as_ref());
-            keeper.kept(now, Ok(ours));
-            assert!(!keeps(&keeper.step(now)));
+        reconciler.observe_node(now, Some(&node(version + 1, None)));
+        step = reconciler.step(now);
+        if writes(&step) {
+            let ours = node(version + 2, reconciler.mark.as_ref());
+            reconciler.written(now, Ok(ours));
+            assert!(!writes(&reconciler.step(now)));
         }
     }
     step
 }
 
 #[test]
-fn what_others_take_off_is_put_back_but_not_for_ever() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("m"));
-    keeper.see(at(0), Some(&node(1, None)));
-    assert!(keeps(&keeper.step(at(0))));
-    let ours = node(2, keeper.mark.as_ref());
-    keeper.kept(at(0), Ok(ours));
-    assert!(!keeps(&keeper.step(at(0))));
+fn a_removed_taint_is_restored_a_limited_number_of_times() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
+    reconciler.observe_node(at(0), Some(&node(1, None)));
+    assert!(writes(&reconciler.step(at(0))));
+    let ours = node(2, reconciler.mark.as_ref());
+    reconciler.written(at(0), Ok(ours));
+    assert!(!writes(&reconciler.step(at(0))));
     assert!(
-        keeps(&undo(&mut keeper, 1, 3)),
-        "three times it is put back"
+        writes(&remove(&mut reconciler, 1, 3)),
+        "it is restored three times"
     );
-    assert!(!keeper.standing().contested);
-    let Step::Rest(Some(pause)) = undo(&mut keeper, 4, 1) else {
-        panic!("it goes on")
+    assert!(!reconciler.state().contested);
+    let Step::Wait(Some(pause)) = remove(&mut reconciler, 4, 1) else {
+        panic!("it must pause")
     };
     assert!((30..=60).contains(&pause.as_secs()), "{pause:?}");
-    assert!(keeper.standing().contested);
-    // After the pause it is put back once, and the next loss is one too many.
-    assert!(keeps(&keeper.step(at(70))));
-    let ours = node(700, keeper.mark.as_ref());
-    keeper.kept(at(70), Ok(ours));
-    assert!(matches!(keeper.step(at(70)), Step::Rest(Some(_))));
-    let Step::Rest(Some(longer)) = undo(&mut keeper, 71, 1) else {
-        panic!("it goes on")
+    assert!(reconciler.state().contested);
+    // After the pause it is restored once, and the next loss is too many.
+    assert!(writes(&reconciler.step(at(70))));
+    let ours = node(700, reconciler.mark.as_ref());
+    reconciler.written(at(70), Ok(ours));
+    assert!(matches!(reconciler.step(at(70)), Step::Wait(Some(_))));
+    let Step::Wait(Some(longer)) = remove(&mut reconciler, 71, 1) else {
+        panic!("it must pause")
     };
     assert!((60..=120).contains(&longer.as_secs()), "{longer:?}");
-    // Left alone for a while, all is forgotten.
+    // Without further losses, the history is cleared.
     let over = 73 + longer.as_secs();
-    assert!(keeps(&keeper.step(at(over))));
-    let ours = node(2000, keeper.mark.as_ref());
-    keeper.kept(at(over), Ok(ours));
-    assert!(matches!(keeper.step(at(over)), Step::Rest(Some(_))));
-    assert_eq!(keeper.step(at(over + 100)), Step::Rest(None));
-    assert!(!keeper.standing().contested);
-    assert!(keeps(&undo(&mut keeper, over + 101, 1)));
+    assert!(writes(&reconciler.step(at(over))));
+    let ours = node(2000, reconciler.mark.as_ref());
+    reconciler.written(at(over), Ok(ours));
+    assert!(matches!(reconciler.step(at(over)), Step::Wait(Some(_))));
+    assert_eq!(reconciler.step(at(over + 100)), Step::Wait(None));
+    assert!(!reconciler.state().contested);
+    assert!(writes(&remove(&mut reconciler, over + 101, 1)));
 }
 
 #[test]
-fn who_no_longer_wants_it_is_not_held_up_by_a_contest() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("m"));
-    keeper.see(at(0), Some(&node(1, None)));
-    assert!(keeps(&keeper.step(at(0))));
-    let ours = node(2, keeper.mark.as_ref());
-    keeper.kept(at(0), Ok(ours));
-    assert!(!keeps(&keeper.step(at(0))));
-    assert!(!keeps(&undo(&mut keeper, 1, 4)));
-    keeper.want(&enabled());
-    let left = node(100, keeper.mark.as_ref());
-    keeper.see(at(6), Some(&left));
-    assert_eq!(keeper.step(at(6)), Step::Rest(None));
-    assert!(!keeper.standing().contested);
+fn an_unwanted_taint_is_not_contested() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
+    reconciler.observe_node(at(0), Some(&node(1, None)));
+    assert!(writes(&reconciler.step(at(0))));
+    let ours = node(2, reconciler.mark.as_ref());
+    reconciler.written(at(0), Ok(ours));
+    assert!(!writes(&reconciler.step(at(0))));
+    assert!(!writes(&remove(&mut reconciler, 1, 4)));
+    reconciler.set_wanted(&enabled());
+    let left = node(100, reconciler.mark.as_ref());
+    reconciler.observe_node(at(6), Some(&left));
+    assert_eq!(reconciler.step(at(6)), Step::Wait(None));
+    assert!(!reconciler.state().contested);
 }
 
 #[test]
-fn while_the_api_server_is_away_it_is_tried_ever_more_seldom_and_told() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("m"));
-    keeper.see(at(0), Some(&node(1, None)));
+fn failed_writes_are_retried_with_backoff_and_reported() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
+    reconciler.observe_node(at(0), Some(&node(1, None)));
     let mut now = at(0);
     let mut pauses = Vec::new();
     for _ in 0..8 {
-        assert!(keeps(&keeper.step(now)));
+        assert!(writes(&reconciler.step(now)));
         let source = CallError::TimedOut;
         let node = "n".to_owned();
         let verb = "taint";
-        keeper.kept(now, Err(TaintError::Call { verb, node, source }));
-        let Step::Rest(Some(pause)) = keeper.step(now) else {
+        reconciler.written(now, Err(TaintError::Call { verb, node, source }));
+        let Step::Wait(Some(pause)) = reconciler.step(now) else {
             panic!("it must pause")
         };
         pauses.push(pause);
@@ -205,43 +208,47 @@ fn while_the_api_server_is_away_it_is_tried_ever_more_seldom_and_told() {
     }
     assert!(pauses[0] >= Duration::from_secs(1) && pauses[0] <= Duration::from_secs(2));
     assert!(pauses[7] >= Duration::from_mins(1), "{pauses:?}");
-    assert!(keeper.standing().failing.is_some());
-    let ours = node(2, keeper.mark.as_ref());
-    keeper.kept(now, Ok(ours));
-    assert_eq!(keeper.step(now), Step::Rest(None));
-    assert_eq!(keeper.standing().failing, None);
+    assert!(reconciler.state().failing.is_some());
+    let ours = node(2, reconciler.mark.as_ref());
+    reconciler.written(now, Ok(ours));
+    assert_eq!(reconciler.step(now), Step::Wait(None));
+    assert_eq!(reconciler.state().failing, None);
 }
 
 #[test]
-fn without_a_node_nothing_is_done() {
-    let mut keeper = Keeper::default();
-    keeper.want(&disabled("m"));
-    keeper.see(at(0), None);
-    assert_eq!(keeper.step(at(0)), Step::Rest(None));
+fn without_a_node_nothing_is_written() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
+    reconciler.observe_node(at(0), None);
+    assert_eq!(reconciler.step(at(0)), Step::Wait(None));
 }
 
 #[test]
-fn where_no_trace_is_to_be_left_the_condition_goes_after_the_taint_and_comes_back_with_it() {
-    let mut keeper = Keeper::default();
+fn no_trace_removes_the_condition_until_the_next_taint() {
+    let mut reconciler = Reconciler::default();
     let no_trace = |wanted| Wanted {
         no_trace: true,
         ..wanted
     };
-    keeper.want(&disabled("m"));
-    let marked = node(1, keeper.mark.as_ref());
-    keeper.see(at(0), Some(&marked));
-    keeper.want(&no_trace(disabled("m")));
-    assert_eq!(keeper.step(at(0)), Step::Rest(None), "it is in force still");
-    keeper.want(&no_trace(enabled()));
-    assert!(keeps(&keeper.step(at(1))));
-    assert_eq!(keeper.bearing(), Bearing::NoTrace);
-    keeper.kept(at(1), Ok(node(2, None)));
-    assert!(keeps(&keeper.step(at(1))), "a condition is left");
+    reconciler.set_wanted(&disabled("m"));
+    let marked = node(1, reconciler.mark.as_ref());
+    reconciler.observe_node(at(0), Some(&marked));
+    reconciler.set_wanted(&no_trace(disabled("m")));
+    assert_eq!(
+        reconciler.step(at(0)),
+        Step::Wait(None),
+        "it is still in force"
+    );
+    reconciler.set_wanted(&no_trace(enabled()));
+    assert!(writes(&reconciler.step(at(1))));
+    assert_eq!(reconciler.bearing(), Bearing::NoTrace);
+    reconciler.written(at(1), Ok(node(2, None)));
+    assert!(writes(&reconciler.step(at(1))), "a condition remains");
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "3"}});
-    keeper.kept(at(1), Ok(Marked::of(&bare)));
-    assert_eq!(keeper.step(at(1)), Step::Rest(None));
-    keeper.want(&enabled());
-    assert_eq!(keeper.step(at(2)), Step::Rest(None));
-    keeper.want(&disabled("m"));
-    assert!(keeps(&keeper.step(at(3))));
+    reconciler.written(at(1), Ok(Marked::of(&bare)));
+    assert_eq!(reconciler.step(at(1)), Step::Wait(None));
+    reconciler.set_wanted(&enabled());
+    assert_eq!(reconciler.step(at(2)), Step::Wait(None));
+    reconciler.set_wanted(&disabled("m"));
+    assert!(writes(&reconciler.step(at(3))));
 }

@@ -1,10 +1,10 @@
-//! Containers that come and go below a pod which is throttled by its containers: each start makes a new cgroup, which the
-//! kernel gives no quota of ours.
+//! Restarted containers of a pod that is throttled by its containers: each start creates a new cgroup without our
+//! quota.
 
 use crate::engine::plan::Throttle;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{CpuDir, KnobError};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 use super::Throttler;
@@ -12,15 +12,15 @@ use super::outcome::Outcome;
 
 /// The folder of such a pod.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct PodFolder {
     path: CgroupPath,
     dir: CpuDir,
-    /// When its containers were last looked at; 0: they have to be.
+    /// Link count when its containers were last checked; 0 forces a check.
     links: u64,
 }
 
-impl Folder {
-    fn open(hierarchy: &Hierarchy, path: CgroupPath) -> Result<Self, KnobError> {
+impl PodFolder {
+    fn open(hierarchy: &Hierarchy, path: CgroupPath) -> Result<Self, ControlFileError> {
         let dir = CpuDir::open(hierarchy, &path)?;
         let links = dir.links()?;
         Ok(Self { path, dir, links })
@@ -38,29 +38,30 @@ pub(super) fn is_by_container(throttle: &Throttle) -> bool {
 }
 
 impl Throttler {
-    /// The pods that are throttled by their containers, also those none of whose containers is there now.
+    /// The pods that are throttled by their containers, including those without a container right now.
     pub fn by_container(&self) -> impl Iterator<Item = &PodUid> {
         self.folders.keys()
     }
 
-    /// Of these the ones whose containers are others than at the last call. Costs one `fstat` a pod and no allocation while
-    /// there are none.
+    /// The pods from [`Self::by_container`] whose containers changed since the last call. Without changes it costs one
+    /// `fstat` per pod and does not allocate.
     pub fn take_changed(&mut self) -> Vec<PodUid> {
-        let changed = |(uid, folder): (&PodUid, &Folder)| folder.is_changed().then(|| uid.clone());
+        let changed =
+            |(uid, folder): (&PodUid, &PodFolder)| folder.is_changed().then(|| uid.clone());
         let changed: Vec<PodUid> = self.folders.iter().filter_map(changed).collect();
         for uid in &changed {
-            // By its path: it may have been made anew.
-            if let Some(Folder { path, .. }) = self.folders.remove(uid)
-                && let Ok(anew) = Folder::open(&self.hierarchy, path)
+            // Reopened by path: the folder may have been recreated.
+            if let Some(PodFolder { path, .. }) = self.folders.remove(uid)
+                && let Ok(reopened) = PodFolder::open(&self.hierarchy, path)
             {
-                self.folders.insert(uid.clone(), anew);
+                self.folders.insert(uid.clone(), reopened);
             }
         }
         changed
     }
 
-    /// Brings one pod, which [`Self::apply`] was asked for, to its throttle as its containers are now.
-    pub fn follow(
+    /// Applies the throttle of the last [`Self::apply`] to the current containers of one pod.
+    pub fn reapply(
         &mut self,
         now: BootTime,
         throttle: &Throttle,
@@ -74,22 +75,22 @@ impl Throttler {
         out
     }
 
-    /// From now on changes of the pod's containers are noticed.
-    pub(super) fn watch(&mut self, throttle: &Throttle, path: &CgroupPath) {
+    /// Starts detecting changes of the pod's containers.
+    pub(super) fn watch_containers(&mut self, throttle: &Throttle, path: &CgroupPath) {
         let uid = &throttle.uid;
         let known = self.folders.get(uid);
         if !is_by_container(throttle) || known.is_some_and(|folder| folder.path == *path) {
             return;
         }
-        if let Ok(folder) = Folder::open(&self.hierarchy, path.clone()) {
-            // One may have come since the plan was made.
+        if let Ok(folder) = PodFolder::open(&self.hierarchy, path.clone()) {
+            // A container may have started since the plan was made.
             self.folders
-                .insert(uid.clone(), Folder { links: 0, ..folder });
+                .insert(uid.clone(), PodFolder { links: 0, ..folder });
         }
     }
 
-    /// A container of the pod is gone; another may have come in its place, which the link count does not tell.
-    pub(super) fn look_again(&mut self, uid: &PodUid) {
+    /// Forces a check after a container of the pod is gone: another may have replaced it with the same link count.
+    pub(super) fn recheck_containers(&mut self, uid: &PodUid) {
         if let Some(folder) = self.folders.get_mut(uid) {
             folder.links = 0;
         }

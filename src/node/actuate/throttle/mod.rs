@@ -1,16 +1,16 @@
-//! CPU throttling: brings pods to the quotas of a plan, and back to exactly what was before.
+//! CPU throttling: applies the quotas of a plan to pods, and restores the exact originals.
 //!
-//! Each file goes through the same states, and a crash between any two of them leaves what the journal tells how
-//! to undo:
+//! Each file goes through the same states. After a crash between any two of them, the journal has what is needed to
+//! restore it:
 //! ```text
 //! original ─► journalled ─► ours ─► (journalled ─► ours)* ─► original ─► out of the journal
 //! ```
 
-mod aim;
 mod containers;
-mod hold;
 mod outcome;
+mod plan_files;
 mod recover;
+mod throttled_pod;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -24,31 +24,31 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
 use crate::ordered;
 
-use self::containers::{Folder, is_by_container};
-use self::hold::{Hold, Terms, Window};
-pub use self::outcome::{Fate, Outcome};
+use self::containers::{PodFolder, is_by_container};
+pub use self::outcome::{Outcome, ReleaseResult};
 pub use self::recover::Recovered;
+use self::throttled_pod::{ThrottleSpec, ThrottledPod, Window};
 
 /// How long a contested pod is left alone.
 const CONTEST_PAUSE: Duration = Duration::from_mins(5);
 
-/// Holds pods at the quotas that a plan asks for.
+/// Enforces the quotas of a plan on pods.
 #[derive(Debug)]
 pub struct Throttler {
     hierarchy: Hierarchy,
     journal: Journal,
     _lock: StateLock,
-    holds: BTreeMap<PodUid, Hold>,
-    /// Of pods that are throttled by their containers.
-    folders: BTreeMap<PodUid, Folder>,
-    /// Records of an earlier process whose files cannot be opened now: kept until they can.
+    pods: BTreeMap<PodUid, ThrottledPod>,
+    /// Folders of pods that are throttled by their containers.
+    folders: BTreeMap<PodUid, PodFolder>,
+    /// Records of an earlier process whose files cannot be opened now; kept until they can.
     unopened: Vec<Record>,
-    /// Pods that are left alone until then.
+    /// Pods that are left alone, and until when.
     contested: BTreeMap<PodUid, BootTime>,
-    /// When somebody else put everything back at once.
+    /// When another writer reset all pods at once.
     sweeps: Window,
-    /// The journal on disk no longer says what is held here.
-    stale: bool,
+    /// The journal on disk is out of date.
+    journal_stale: bool,
     effects: Effects,
 }
 
@@ -64,11 +64,11 @@ pub enum OpenError {
 }
 
 impl Throttler {
-    /// Takes the state directory, reads its journal and takes up what it says is in force. Records of vanished
-    /// cgroups are dropped, expired ones restored. The first [`Self::apply`] restores what it does not list.
+    /// Locks the state directory, reads its journal and adopts the throttles in it. Records of vanished cgroups are
+    /// dropped, expired ones restored. The first [`Self::apply`] restores throttles that it does not list.
     ///
     /// # Errors
-    /// Where another process has the directory, or the journal cannot be used; nothing was changed then.
+    /// If another process has the directory, or the journal cannot be used; nothing was changed then.
     pub fn open(
         state_dir: &Path,
         hierarchy: Hierarchy,
@@ -77,10 +77,10 @@ impl Throttler {
         Self::open_with(state_dir, hierarchy, now, Effects::default())
     }
 
-    /// As [`Self::open`], with every effect through `effects`.
+    /// Like [`Self::open`], with every effect run through `effects`.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// See [`Self::open`].
     pub fn open_with(
         state_dir: &Path,
         hierarchy: Hierarchy,
@@ -93,10 +93,10 @@ impl Throttler {
             Ok(None) => {}
             Ok(Some((why, aside))) => {
                 let aside = aside.display();
-                tracing::warn!(%why, "set the journal aside as {aside}: it cannot be read, and is from before this boot, which took its cgroups with it");
+                tracing::warn!(%why, "moved the journal to {aside}: it cannot be read, and is from an earlier boot, whose cgroups no longer exist");
             }
             Err(error) => {
-                tracing::warn!(%error, "failed to set the damaged journal of an earlier boot aside");
+                tracing::warn!(%error, "failed to move the damaged journal of an earlier boot away");
             }
         }
         let records = journal.load()?;
@@ -104,23 +104,21 @@ impl Throttler {
             hierarchy,
             journal,
             _lock: lock,
-            holds: BTreeMap::new(),
+            pods: BTreeMap::new(),
             folders: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
             sweeps: Window::default(),
-            stale: false,
+            journal_stale: false,
             effects,
         };
         let recovered = throttler.recover(now, records);
         Ok((throttler, recovered))
     }
 
-    /// Brings the pods to what `throttles` asks for, and restores all others. `pods` tells the cgroup of a pod
-    /// that is still there.
+    /// Applies `throttles`, and restores all other pods. `pods` returns the cgroup of a pod that still exists.
     ///
-    /// The journal is durable before a cgroup is written on the way down; on the way back it is the other way
-    /// round.
+    /// When lowering, the journal is durable before a cgroup is written; when restoring, it is updated afterwards.
     pub fn apply(
         &mut self,
         now: BootTime,
@@ -132,8 +130,8 @@ impl Throttler {
         self.retry_unopened(&mut out);
         self.release(|uid| !asks(throttles, uid), &mut out);
         let by_container = |uid: &PodUid| {
-            let mut asked = throttles.iter();
-            asked.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
+            let mut throttles = throttles.iter();
+            throttles.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
         };
         self.folders.retain(|uid, _| by_container(uid));
         for throttle in throttles {
@@ -145,23 +143,23 @@ impl Throttler {
         out
     }
 
-    /// The `throttles` of the last [`Self::apply`] are still asked for: evaluations may lie further apart than a throttle
-    /// lasts by itself. The next [`Self::verify`] makes it durable where it has to be.
+    /// Extends the deadlines of the `throttles` of the last [`Self::apply`]: evaluations may be further apart than a
+    /// throttle's lifetime. The next [`Self::verify`] saves the deadlines if needed.
     pub fn extend(&mut self, now: BootTime, throttles: &[Throttle]) {
         for throttle in throttles {
-            if let Some(hold) = self.holds.get_mut(&throttle.uid) {
-                hold.extend(now);
+            if let Some(pod) = self.pods.get_mut(&throttle.uid) {
+                pod.extend(now);
             }
         }
     }
 
-    /// Whether something is held that `throttles` do not ask for: it could not be given back, or not even be opened.
-    pub fn owes(&self, throttles: &[Throttle]) -> bool {
-        !self.unopened.is_empty() || self.holds.keys().any(|uid| !asks(throttles, uid))
+    /// Whether anything outside `throttles` is still throttled, because restoring or opening it failed.
+    pub fn has_unrestored(&self, throttles: &[Throttle]) -> bool {
+        !self.unopened.is_empty() || self.pods.keys().any(|uid| !asks(throttles, uid))
     }
 
-    /// Gives back what `throttles` do not ask for, and leaves the others as they are.
-    pub fn give_back(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
+    /// Restores everything outside `throttles`, and leaves the rest unchanged.
+    pub fn restore_except(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
         let mut out = Vec::new();
         self.retry_unopened(&mut out);
         self.release(|uid| !asks(throttles, uid), &mut out);
@@ -169,40 +167,38 @@ impl Throttler {
         out
     }
 
-    /// Gives everything back.
+    /// Restores everything.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
         self.folders.clear();
-        self.give_back(now, &[])
+        self.restore_except(now, &[])
     }
 
-    /// The pods that are held at something now, each once; those whose files cannot be opened too: nobody knows
-    /// that these are back at what they were.
-    pub fn held(&self) -> impl Iterator<Item = &PodUid> {
+    /// The throttled pods, each once, including those whose files cannot be opened: they may still be throttled.
+    pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
         let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
         ordered::sort(&mut unopened);
         unopened.dedup();
         let others = unopened
             .into_iter()
-            .filter(|uid| !self.holds.contains_key(*uid));
-        self.holds.keys().chain(others)
+            .filter(|uid| !self.pods.contains_key(*uid));
+        self.pods.keys().chain(others)
     }
 
-    /// What the journal has to say now.
+    /// The current journal records.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
-        let held = self.holds.iter().flat_map(|(uid, hold)| hold.records(uid));
-        held.chain(self.unopened.iter().cloned())
+        let records = self.pods.iter().flat_map(|(uid, pod)| pod.records(uid));
+        records.chain(self.unopened.iter().cloned())
     }
 
     fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<Outcome>) {
-        for (uid, hold) in &mut self.holds {
-            if which(uid) && hold.release(uid, |_| true, &mut self.effects, out) {
-                self.stale = true;
+        for (uid, pod) in &mut self.pods {
+            if which(uid) && pod.release(uid, |_| true, &mut self.effects, out) {
+                self.journal_stale = true;
             }
         }
     }
 
-    /// Plans one pod's files. Its cgroup is found by the path of a pod that is known to be there now; one whose
-    /// pod is not known stays as it is.
+    /// Plans one pod's files. Without a `path` (the pod is not known to exist now) an existing throttle stays unchanged.
     fn stage(
         &mut self,
         now: BootTime,
@@ -211,33 +207,34 @@ impl Throttler {
         out: &mut Vec<Outcome>,
     ) {
         let uid = &throttle.uid;
-        let known = self.holds.remove(uid);
+        let known = self.pods.remove(uid);
         let Some(path) = path else {
             match known {
-                Some(hold) => drop(self.holds.insert(uid.clone(), hold)),
+                Some(pod) => drop(self.pods.insert(uid.clone(), pod)),
                 None => out.push(Outcome::Gone { uid: uid.clone() }),
             }
             return;
         };
-        let mut hold = known.unwrap_or_else(|| Hold::new(path.clone(), Terms::from(throttle), now));
-        if hold.path != path {
-            self.stale |= hold.release(uid, |_| true, &mut self.effects, out);
-            if !hold.entries.is_empty() {
-                // What could not be given back there is tried again first.
-                self.holds.insert(uid.clone(), hold);
+        let mut pod = known
+            .unwrap_or_else(|| ThrottledPod::new(path.clone(), ThrottleSpec::from(throttle), now));
+        if pod.path != path {
+            self.journal_stale |= pod.release(uid, |_| true, &mut self.effects, out);
+            if !pod.entries.is_empty() {
+                // Files in the old cgroup that could not be restored come first.
+                self.pods.insert(uid.clone(), pod);
                 return;
             }
-            hold = Hold::new(path, Terms::from(throttle), now);
+            pod = ThrottledPod::new(path, ThrottleSpec::from(throttle), now);
         }
-        self.watch(throttle, &hold.path);
-        hold.extend(now);
-        if hold.terms != Terms::from(throttle) {
-            hold.next = Some(Terms::from(throttle));
-            self.stale = true;
+        self.watch_containers(throttle, &pod.path);
+        pod.extend(now);
+        if pod.spec != ThrottleSpec::from(throttle) {
+            pod.next = Some(ThrottleSpec::from(throttle));
+            self.journal_stale = true;
         }
-        match self.aim(&mut hold, throttle, out) {
+        match self.plan_files(&mut pod, throttle, out) {
             Err(error) if error.is_gone() => {
-                self.stale = true;
+                self.journal_stale = true;
                 out.push(Outcome::Gone { uid: uid.clone() });
                 return;
             }
@@ -248,22 +245,22 @@ impl Throttler {
             }),
             Ok(()) => {}
         }
-        self.holds.insert(uid.clone(), hold);
+        self.pods.insert(uid.clone(), pod);
     }
 
-    /// Makes the plan durable, then real. Without a journal nothing goes down any further.
+    /// Writes the plan to the journal, then to the cgroups. Without a journal nothing is lowered further.
     fn commit(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
-        if self.stale || self.holds.values().any(Hold::is_due) {
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
+        if self.journal_stale || self.pods.values().any(ThrottledPod::is_due) {
             match self.save(now) {
-                Ok(()) => self.holds.values_mut().for_each(Hold::journalled),
-                Err(error) => self.give_up(error, out),
+                Ok(()) => self.pods.values_mut().for_each(ThrottledPod::journalled),
+                Err(error) => self.revert_unsaved(error, out),
             }
         }
-        for (uid, hold) in &mut self.holds {
-            self.stale |= hold.write(uid, &mut self.effects, out);
+        for (uid, pod) in &mut self.pods {
+            self.journal_stale |= pod.write(uid, &mut self.effects, out);
         }
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
     }
 
     fn save(&mut self, now: BootTime) -> Result<(), JournalError> {
@@ -271,15 +268,15 @@ impl Throttler {
         let saved = self.journal.save(now, self.records(), &mut effects);
         self.effects = effects;
         saved?;
-        self.stale = false;
+        self.journal_stale = false;
         Ok(())
     }
 
-    fn give_up(&mut self, error: JournalError, out: &mut Vec<Outcome>) {
-        self.stale = true;
+    fn revert_unsaved(&mut self, error: JournalError, out: &mut Vec<Outcome>) {
+        self.journal_stale = true;
         out.push(Outcome::JournalFailed { error });
-        for (uid, hold) in &mut self.holds {
-            if hold.revert() {
+        for (uid, pod) in &mut self.pods {
+            if pod.revert() {
                 out.push(Outcome::NotThrottled { uid: uid.clone() });
             }
         }

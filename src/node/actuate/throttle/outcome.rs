@@ -1,4 +1,4 @@
-//! What became of a throttle: for the log, and for the engine.
+//! Outcomes of throttling, for the log and the engine.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,47 +8,47 @@ use crate::engine::plan::Feedback;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
-use crate::node::cgroup::knob::KnobError;
+use crate::node::cgroup::knob::ControlFileError;
 use crate::node::journal::JournalError;
 
-/// One thing that was done or seen.
+/// One thing that was done or observed.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A file holds our value now.
+    /// A file now holds our value.
     Set {
         /// Which pod.
         uid: PodUid,
         /// Which file.
         file: PathBuf,
-        /// What it held.
+        /// The old value.
         from: Box<str>,
-        /// What it holds.
+        /// The new value.
         to: Box<str>,
     },
-    /// A file is no longer ours.
+    /// A file was restored or given up.
     Released {
         /// Which pod.
         uid: PodUid,
         /// Which file.
         file: PathBuf,
-        /// How it was left.
-        fate: Fate,
+        /// Its final state.
+        fate: ReleaseResult,
     },
-    /// Somebody else wrote a file of a throttled pod.
+    /// Another writer changed a file of a throttled pod.
     Foreign {
         /// Which pod.
         uid: PodUid,
         /// Which file.
         file: PathBuf,
-        /// What they wrote.
+        /// The value they wrote.
         theirs: Box<str>,
     },
-    /// Somebody else put all throttled pods back to their originals at once, as `systemctl daemon-reload` does.
+    /// Another writer reset all throttled pods to their originals at once, as `systemctl daemon-reload` does.
     Swept {
         /// How many pods.
         pods: usize,
     },
-    /// Somebody else gave a cgroup a new quota: it is the original from now on.
+    /// Another writer gave a cgroup a new quota, which is the original from now on.
     Resized {
         /// Which pod.
         uid: PodUid,
@@ -57,19 +57,19 @@ pub enum Outcome {
         /// The new original.
         original: Quota,
     },
-    /// Somebody else keeps writing the pod's files: it is left alone until then.
+    /// Another writer keeps changing the pod's files, so it is left alone for a while.
     Contested {
         /// Which pod.
         uid: PodUid,
         /// When it may be throttled again.
         until: BootTime,
     },
-    /// Nobody asked for the throttle any more until its deadline.
+    /// The throttle reached its deadline without being asked for again.
     Expired {
         /// Which pod.
         uid: PodUid,
     },
-    /// The pod's cgroup has vanished.
+    /// The pod's cgroup no longer exists.
     Gone {
         /// Which pod.
         uid: PodUid,
@@ -78,46 +78,46 @@ pub enum Outcome {
     Failed {
         /// Which pod.
         uid: PodUid,
-        /// Whether this was on the way down; otherwise it is tried again soon.
+        /// It failed while throttling; otherwise while restoring, which is retried.
         throttling: bool,
         /// Why.
-        error: KnobError,
+        error: ControlFileError,
     },
     /// The journal cannot be written: nothing new is throttled, restores still run.
     JournalFailed {
         /// Why.
         error: JournalError,
     },
-    /// This pod stays as it is because of the journal.
+    /// The pod was not changed because the journal cannot be written.
     NotThrottled {
         /// Which pod.
         uid: PodUid,
     },
 }
 
-/// How a file was left.
+/// The final state of a file that was released.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ReleaseResult {
     /// The original was written back.
     Restored(Box<str>),
-    /// It held the original already.
+    /// It already held the original.
     Original(Box<str>),
-    /// It held somebody else's value, which stays.
+    /// It held another writer's value, which stays.
     Left(Box<str>),
-    /// The kernel no longer takes the original, since somebody else made the quota smaller than this burst.
+    /// The kernel no longer accepts the original, since another writer set a quota smaller than this burst.
     Impossible(Box<str>),
-    /// The cgroup has vanished.
+    /// The cgroup no longer exists.
     Gone,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for ReleaseResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Restored(original) => write!(f, "restored to `{original}`"),
             Self::Original(original) => write!(f, "holds its original `{original}`"),
-            Self::Left(theirs) => write!(f, "left at `{theirs}`, which somebody else wrote"),
+            Self::Left(theirs) => write!(f, "left at `{theirs}`, which another writer set"),
             Self::Impossible(original) => {
-                write!(f, "the kernel no longer takes its original `{original}`")
+                write!(f, "the kernel no longer accepts its original `{original}`")
             }
             Self::Gone => f.write_str("gone with its cgroup"),
         }
@@ -125,7 +125,7 @@ impl fmt::Display for Fate {
 }
 
 impl Outcome {
-    /// What the engine has to hear of it before the next step.
+    /// Feedback for the engine before its next step.
     pub fn feedback(&self) -> Option<Feedback> {
         match self {
             Self::Resized {
@@ -161,11 +161,11 @@ impl fmt::Display for Outcome {
             }
             Self::Released { file, fate, .. } => write!(f, "{}: {fate}", file.display()),
             Self::Foreign { file, theirs, .. } => {
-                write!(f, "{}: somebody else wrote `{theirs}`", file.display())
+                write!(f, "{}: another writer set it to `{theirs}`", file.display())
             }
             Self::Swept { pods } => write!(
                 f,
-                "somebody else put all {pods} throttled pods back at once: throttled again"
+                "another writer reset all {pods} throttled pods at once: throttled again"
             ),
             Self::Resized {
                 uid,
@@ -175,7 +175,7 @@ impl fmt::Display for Outcome {
             Self::Contested { uid, .. } => {
                 write!(
                     f,
-                    "pod {uid}: somebody else keeps writing its files, left alone for now"
+                    "pod {uid}: another writer keeps changing its files, left alone for now"
                 )
             }
             Self::Expired { uid } => write!(f, "pod {uid}: its throttle has expired"),
@@ -185,7 +185,7 @@ impl fmt::Display for Outcome {
             Self::NotThrottled { uid } => {
                 write!(
                     f,
-                    "pod {uid}: left as it is, since the journal cannot be kept"
+                    "pod {uid}: not changed, since the journal cannot be written"
                 )
             }
         }

@@ -1,4 +1,4 @@
-//! From the journal of the last process to what is held now.
+//! Adopts the throttles in the journal of an earlier process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
 use crate::node::journal::Record;
 
 use super::Throttler;
-use super::hold::{Entry, Hold, Stage, Terms, Window};
-use super::outcome::{Fate, Outcome};
+use super::outcome::{Outcome, ReleaseResult};
+use super::throttled_pod::{Entry, Stage, ThrottleSpec, ThrottledPod, Window};
 
-/// What was found in force at the start.
+/// The throttles found in force at the start.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// For the engine to take over.
     pub throttles: Vec<AdoptedThrottle>,
-    /// Where their pods are.
+    /// The cgroups of their pods.
     pub pods: Vec<(PodUid, CgroupPath)>,
-    /// What was dropped or restored at once.
+    /// Records that were dropped or restored immediately.
     pub outcomes: Vec<Outcome>,
 }
 
@@ -31,52 +31,51 @@ impl Throttler {
     pub(super) fn recover(&mut self, now: BootTime, records: Vec<Record>) -> Recovered {
         let mut out = Vec::new();
         let known = records.clone();
-        self.take_up_all(records, &mut out);
+        self.adopt_all(records, &mut out);
         self.expire(now, &mut out);
-        self.holds.retain(|_, hold| !hold.entries.is_empty());
-        self.stale = self.records().ne(known);
-        self.commit_as_found(now, &mut out);
+        self.pods.retain(|_, pod| !pod.entries.is_empty());
+        self.journal_stale = self.records().ne(known);
+        self.save_recovered(now, &mut out);
         Recovered {
-            throttles: self.holds.iter().filter_map(adopted).collect(),
+            throttles: self.pods.iter().filter_map(adopted).collect(),
             pods: self
-                .holds
+                .pods
                 .iter()
-                .map(|(uid, hold)| (uid.clone(), hold.path.clone()))
+                .map(|(uid, pod)| (uid.clone(), pod.path.clone()))
                 .collect(),
             outcomes: out,
         }
     }
 
-    fn take_up_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
+    fn adopt_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
         for (uid, records) in by_pod(records) {
-            let Some(hold) = self.take_up(&uid, &records, out) else {
+            let Some(pod) = self.adopt(&uid, &records, out) else {
                 continue;
             };
-            match self.holds.get_mut(&uid) {
-                Some(known) => hold
+            match self.pods.get_mut(&uid) {
+                Some(known) => pod
                     .entries
                     .into_iter()
                     .for_each(|entry| known.insert(entry)),
-                None => drop(self.holds.insert(uid, hold)),
+                None => drop(self.pods.insert(uid, pod)),
             }
         }
     }
 
-    /// Files that could not be opened at the start may be there by now. Until then nobody knows what they hold, so
-    /// their records stay.
+    /// Retries files that could not be opened at the start. Until then their content is unknown, so their records stay.
     pub(super) fn retry_unopened(&mut self, out: &mut Vec<Outcome>) {
         if self.unopened.is_empty() {
             return;
         }
         let before = self.unopened.len();
         let records = std::mem::take(&mut self.unopened);
-        self.take_up_all(records, out);
-        self.stale |= self.unopened.len() < before;
+        self.adopt_all(records, out);
+        self.journal_stale |= self.unopened.len() < before;
     }
 
-    /// The journal is rewritten where something of it is over; nothing is written down.
-    fn commit_as_found(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        if self.stale
+    /// Rewrites the journal if some records are obsolete; writes no cgroup.
+    fn save_recovered(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+        if self.journal_stale
             && let Err(error) = self.save(now)
         {
             out.push(Outcome::JournalFailed { error });
@@ -84,30 +83,30 @@ impl Throttler {
     }
 
     fn expire(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
-        for (uid, hold) in &mut self.holds {
-            if hold.deadline <= now {
+        for (uid, pod) in &mut self.pods {
+            if pod.deadline <= now {
                 out.push(Outcome::Expired { uid: uid.clone() });
-                hold.release(uid, |_| true, &mut self.effects, out);
+                pod.release(uid, |_| true, &mut self.effects, out);
             }
         }
     }
 
-    fn take_up(
+    fn adopt(
         &mut self,
         uid: &PodUid,
         records: &[Record],
         out: &mut Vec<Outcome>,
-    ) -> Option<Hold> {
+    ) -> Option<ThrottledPod> {
         let first = records.first()?;
-        let mut hold = Hold {
+        let mut pod = ThrottledPod {
             path: first.cgroup.clone(),
-            terms: terms(first),
+            spec: spec(first),
             next: None,
             deadline: first.deadline,
             next_deadline: first.deadline,
             entries: Vec::new(),
             changes: Window::default(),
-            class_seen: first.idle,
+            class_done: first.idle,
         };
         let mut weights = Vec::new();
         for record in records {
@@ -115,14 +114,14 @@ impl Throttler {
                 && records
                     .iter()
                     .any(|other| other.lever == record.lever && other.file.role() == Role::Idle);
-            match self.look_up(record) {
-                Ok(Found::Gone) => out.push(released(uid, record, Fate::Gone)),
+            match self.find(record) {
+                Ok(Found::Gone) => out.push(released(uid, record, ReleaseResult::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
-                // It goes up only after its quota, whose record comes first.
+                // A burst is restored only after its quota, whose record comes first.
                 Ok(Found::There(_)) if self.awaits_quota(record) => {
                     self.unopened.push(record.clone());
                 }
-                Ok(Found::There(entry)) => take_entry(uid, &mut hold, entry, out),
+                Ok(Found::There(entry)) => adopt_entry(uid, &mut pod, entry, out),
                 Err(error) => {
                     self.unopened.push(record.clone());
                     out.push(Outcome::Failed {
@@ -134,13 +133,13 @@ impl Throttler {
             }
         }
         for weight in weights {
-            self.take_weight(uid, &mut hold, weight, out);
+            self.adopt_weight(uid, &mut pod, weight, out);
         }
-        hold.class_seen &= hold
+        pod.class_done &= pod
             .entries
             .iter()
             .any(|entry| matches!(entry.role(), Role::Idle | Role::Weight));
-        (!hold.entries.is_empty()).then_some(hold)
+        (!pod.entries.is_empty()).then_some(pod)
     }
 
     fn awaits_quota(&self, record: &Record) -> bool {
@@ -151,7 +150,7 @@ impl Throttler {
         record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
-    fn look_up(&self, record: &Record) -> Result<Found, KnobError> {
+    fn find(&self, record: &Record) -> Result<Found, ControlFileError> {
         let Ok(cgroup) = record.cgroup.join(&record.lever) else {
             return Ok(Found::Gone);
         };
@@ -162,43 +161,43 @@ impl Throttler {
         if dir.inode() != record.inode {
             return Ok(Found::Gone);
         }
-        let Some(knob) = dir.knob(record.file.role())? else {
+        let Some(file) = dir.control_file(record.file.role())? else {
             return Ok(Found::Gone);
         };
-        if knob.file() != record.file {
+        if file.kind() != record.file {
             return Ok(Found::Gone);
         }
-        let place = (Arc::clone(&record.lever), record.inode);
+        let location = (Arc::clone(&record.lever), record.inode);
         let ours = record.ours.clone();
-        let mut entry = Entry::fresh(place, knob, record.base, &record.original, ours);
+        let mut entry = Entry::fresh(location, file, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
         entry.stage = Stage::Settled;
         if record.file.role() == Role::Quota {
-            entry.burst = dir.knob(Role::Burst)?;
+            entry.burst = dir.control_file(Role::Burst)?;
         }
         Ok(Found::There(entry))
     }
 
-    /// The weight of a cgroup that we made idle. Where the class is back already, a crash came between the two:
-    /// the kernel's own value is replaced by the original at once.
-    fn take_weight(
+    /// Adopts the weight of a cgroup that we made idle. If the class is already restored, a crash came between the two,
+    /// and the original weight is restored immediately.
+    fn adopt_weight(
         &mut self,
         uid: &PodUid,
-        hold: &mut Hold,
+        pod: &mut ThrottledPod,
         mut weight: Entry,
         out: &mut Vec<Outcome>,
     ) {
         weight.follows_idle = true;
-        if hold.entry(&weight.lever, Role::Idle).is_some() {
-            if let Ok(reading) = weight.knob.read() {
+        if pod.entry(&weight.cgroup, Role::Idle).is_some() {
+            if let Ok(reading) = weight.file.read() {
                 weight.ours = reading.text().into();
             }
-            hold.insert(weight);
+            pod.insert(weight);
             return;
         }
-        hold.entries.push(weight);
+        pod.entries.push(weight);
         let is_weight = |entry: &Entry| entry.follows_idle;
-        hold.release(uid, is_weight, &mut self.effects, out);
+        pod.release(uid, is_weight, &mut self.effects, out);
     }
 }
 
@@ -207,8 +206,8 @@ enum Found {
     Gone,
 }
 
-fn terms(record: &Record) -> Terms {
-    Terms {
+fn spec(record: &Record) -> ThrottleSpec {
+    ThrottleSpec {
         rule: record.rule.clone(),
         ratio: record.ratio,
         idle: record.idle,
@@ -223,7 +222,7 @@ fn by_pod(records: Vec<Record>) -> BTreeMap<PodUid, Vec<Record>> {
     pods
 }
 
-fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
+fn released(uid: &PodUid, record: &Record, fate: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
         file: format!("{}/{}/{}", record.cgroup, record.lever, record.file).into(),
@@ -231,13 +230,13 @@ fn released(uid: &PodUid, record: &Record, fate: Fate) -> Outcome {
     }
 }
 
-/// Takes an entry up by what its file holds: the original (its removal from the journal was lost, or its write
-/// never happened), ours, what was before ours, or somebody else's, which becomes the original.
-fn take_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Outcome>) {
-    let found: Box<str> = match entry.knob.read() {
+/// Adopts an entry according to its file's content: the original (removing the record was lost, or the write never
+/// happened), our value, the value before ours, or a foreign value, which becomes the original.
+fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut Vec<Outcome>) {
+    let found: Box<str> = match entry.file.read() {
         Ok(reading) => reading.text().into(),
         Err(error) if error.is_gone() => {
-            out.push(entry_released(uid, &entry, Fate::Gone));
+            out.push(entry_released(uid, &entry, ReleaseResult::Gone));
             return;
         }
         Err(error) => {
@@ -250,7 +249,7 @@ fn take_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Out
         }
     };
     if found == entry.original {
-        out.push(entry_released(uid, &entry, Fate::Original(found)));
+        out.push(entry_released(uid, &entry, ReleaseResult::Original(found)));
         return;
     }
     if found != entry.ours {
@@ -261,36 +260,36 @@ fn take_entry(uid: &PodUid, hold: &mut Hold, mut entry: Entry, out: &mut Vec<Out
             entry.original = found;
         }
     }
-    hold.insert(entry);
+    pod.insert(entry);
 }
 
-fn entry_released(uid: &PodUid, entry: &Entry, fate: Fate) -> Outcome {
+fn entry_released(uid: &PodUid, entry: &Entry, fate: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
-        file: entry.knob.path().to_owned(),
+        file: entry.file.path().to_owned(),
         fate,
     }
 }
 
-fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
-    let quotas = hold
+fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
+    let quotas = pod
         .entries
         .iter()
         .filter(|entry| entry.role() == Role::Quota);
     let mut levers: Vec<_> = quotas
-        .map(|entry| (Arc::clone(&entry.lever), entry.base, original(entry)))
+        .map(|entry| (Arc::clone(&entry.cgroup), entry.base, original(entry)))
         .collect();
     let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
-    let class = hold.entries.iter().find(class);
+    let class = pod.entries.iter().find(class);
     if levers.is_empty()
         && let Some(entry) = class
     {
-        levers.push((Arc::clone(&entry.lever), entry.base, Quota::Unlimited));
+        levers.push((Arc::clone(&entry.cgroup), entry.base, Quota::Unlimited));
     }
     (!levers.is_empty()).then(|| AdoptedThrottle {
         uid: uid.clone(),
-        rule: hold.terms.rule.clone(),
-        ratio: hold.terms.ratio,
+        rule: pod.spec.rule.clone(),
+        ratio: pod.spec.ratio,
         idle: class.is_some(),
         levers,
     })
@@ -298,7 +297,7 @@ fn adopted((uid, hold): (&PodUid, &Hold)) -> Option<AdoptedThrottle> {
 
 fn original(entry: &Entry) -> Quota {
     entry
-        .knob
+        .file
         .bandwidth(&entry.original)
         .map_or(Quota::Unlimited, Bandwidth::limit)
 }

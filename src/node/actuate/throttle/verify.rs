@@ -1,38 +1,38 @@
-//! The look at every held file in each tick, and what follows when somebody else has written one.
+//! Checks every throttled file in each tick, and reacts to changes by other writers.
 
 use std::sync::Arc;
 
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{CpuDir, KnobError, Role};
+use crate::node::cgroup::knob::{ControlFileError, CpuDir, Role};
 
-use super::aim::micros;
-use super::hold::{Entry, Hold, LIFETIME, Seen, Stage};
 use super::outcome::Outcome;
+use super::plan_files::micros;
+use super::throttled_pod::{Entry, LIFETIME, Seen, Stage, ThrottledPod};
 use super::{CONTEST_PAUSE, Throttler};
 
-/// A pod some of whose files hold somebody else's value.
+/// A pod with files that hold a foreign value.
 struct Disturbed {
     uid: PodUid,
-    hold: Hold,
-    /// Index of the entry, and what its file holds.
+    pod: ThrottledPod,
+    /// Index of the entry, and its file's content.
     foreign: Vec<(usize, Box<str>)>,
 }
 
 impl Throttler {
-    /// Reads every held file back. A foreign change is answered in the same tick with the smaller of theirs and
-    /// ours, and theirs is the new original; a pod that somebody else keeps writing is left to them for a while.
+    /// Reads every throttled file back. After a foreign change, the smaller of their value and ours is written in the
+    /// same tick, and theirs becomes the original. A pod that another writer keeps changing is left alone for a while.
     ///
-    /// Costs one `pread` a file and no allocation while nothing has changed.
+    /// Without changes it costs one `pread` per file and does not allocate.
     pub fn verify(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
         let undisturbed =
-            |hold: &Hold| hold.deadline > now && !hold.is_due() && hold.is_undisturbed();
-        if !self.stale && self.holds.values().all(undisturbed) {
+            |pod: &ThrottledPod| pod.deadline > now && !pod.is_due() && pod.is_undisturbed();
+        if !self.journal_stale && self.pods.values().all(undisturbed) {
             return out;
         }
-        let before = self.holds.len();
-        let disturbed = self.sort_out(now, &mut out);
+        let before = self.pods.len();
+        let disturbed = self.take_disturbed(now, &mut out);
         let swept =
             before > 1 && disturbed.len() == before && disturbed.iter().all(Disturbed::is_swept);
         if swept {
@@ -40,51 +40,50 @@ impl Throttler {
             out.push(Outcome::Swept { pods: before });
         }
         for pod in disturbed {
-            self.answer(now, pod, swept, &mut out);
+            self.respond(now, pod, swept, &mut out);
         }
         let only_retried = out.is_empty();
         self.commit(now, &mut out);
         if only_retried {
-            // That the journal cannot be written was told when it was first needed.
+            // A journal failure was already reported when it first occurred.
             out.retain(|outcome| !matches!(outcome, Outcome::JournalFailed { .. }));
         }
         out
     }
 
-    /// Drops what is gone, gives back what has expired, and takes out the pods with foreign values.
-    fn sort_out(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
+    /// Drops vanished cgroups, restores expired throttles, and takes out the pods with foreign values.
+    fn take_disturbed(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
         let mut disturbed = Vec::new();
-        for (uid, mut hold) in std::mem::take(&mut self.holds) {
-            let expired = hold.deadline <= now;
+        for (uid, mut pod) in std::mem::take(&mut self.pods) {
+            let expired = pod.deadline <= now;
             if expired {
                 out.push(Outcome::Expired { uid: uid.clone() });
-                self.stale |= hold.release(&uid, |_| true, &mut self.effects, out);
-                hold.deadline = now + LIFETIME;
-            } else if self.drop_gone(&uid, &mut hold, out) {
+                self.journal_stale |= pod.release(&uid, |_| true, &mut self.effects, out);
+                pod.deadline = now + LIFETIME;
+            } else if self.drop_gone(&uid, &mut pod, out) {
                 continue;
             }
-            let foreign = foreign(&uid, &hold, out);
+            let foreign = foreign(&uid, &pod, out);
             if foreign.is_empty() || expired {
-                self.holds.insert(uid, hold);
+                self.pods.insert(uid, pod);
             } else {
-                disturbed.push(Disturbed { uid, hold, foreign });
+                disturbed.push(Disturbed { uid, pod, foreign });
             }
         }
         disturbed
     }
 
-    /// Drops the entries of vanished cgroups; whether the pod itself is gone.
-    fn drop_gone(&mut self, uid: &PodUid, hold: &mut Hold, out: &mut Vec<Outcome>) -> bool {
-        let before = hold.entries.len();
-        let gone = |entry: &Entry| entry.knob.read().is_err_and(|error| error.is_gone());
-        hold.entries.retain(|entry| !gone(entry));
-        if hold.entries.len() == before {
+    /// Drops the entries of vanished cgroups. Returns whether the pod itself is gone.
+    fn drop_gone(&mut self, uid: &PodUid, pod: &mut ThrottledPod, out: &mut Vec<Outcome>) -> bool {
+        let before = pod.entries.len();
+        let gone = |entry: &Entry| entry.file.read().is_err_and(|error| error.is_gone());
+        pod.entries.retain(|entry| !gone(entry));
+        if pod.entries.len() == before {
             return false;
         }
-        self.stale = true;
-        self.look_again(uid);
-        let pod_gone =
-            CpuDir::open(&self.hierarchy, &hold.path).is_err_and(|error| error.is_gone());
+        self.journal_stale = true;
+        self.recheck_containers(uid);
+        let pod_gone = CpuDir::open(&self.hierarchy, &pod.path).is_err_and(|error| error.is_gone());
         if pod_gone {
             self.folders.remove(uid);
             out.push(Outcome::Gone { uid: uid.clone() });
@@ -92,26 +91,26 @@ impl Throttler {
         pod_gone
     }
 
-    fn answer(&mut self, now: BootTime, pod: Disturbed, swept: bool, out: &mut Vec<Outcome>) {
+    fn respond(&mut self, now: BootTime, pod: Disturbed, swept: bool, out: &mut Vec<Outcome>) {
         let Disturbed {
             uid,
-            mut hold,
+            mut pod,
             foreign,
         } = pod;
         if !swept {
-            hold.changes.push(now);
+            pod.changes.push(now);
             out.extend(foreign.iter().map(|(index, theirs)| Outcome::Foreign {
                 uid: uid.clone(),
-                file: hold.entries[*index].knob.path().to_owned(),
+                file: pod.entries[*index].file.path().to_owned(),
                 theirs: theirs.clone(),
             }));
         }
-        if hold.changes.exceeds(&self.sweeps, now) {
-            self.contest(now, uid, hold, out);
+        if pod.changes.exceeds(&self.sweeps, now) {
+            self.contest(now, uid, pod, out);
             return;
         }
         for (index, theirs) in foreign {
-            if let Err(error) = self.reassert(&uid, &mut hold, index, theirs, out) {
+            if let Err(error) = self.reassert(&uid, &mut pod, index, theirs, out) {
                 out.push(Outcome::Failed {
                     uid: uid.clone(),
                     throttling: true,
@@ -119,33 +118,39 @@ impl Throttler {
                 });
             }
         }
-        hold.drop_unchanged();
-        self.holds.insert(uid, hold);
+        pod.drop_unchanged();
+        self.pods.insert(uid, pod);
     }
 
-    /// Leaves the pod to whoever keeps writing it; the files that still hold our value go back to their originals.
-    fn contest(&mut self, now: BootTime, uid: PodUid, mut hold: Hold, out: &mut Vec<Outcome>) {
+    /// Stops throttling a pod that another writer keeps changing; files that still hold our value are restored.
+    fn contest(
+        &mut self,
+        now: BootTime,
+        uid: PodUid,
+        mut pod: ThrottledPod,
+        out: &mut Vec<Outcome>,
+    ) {
         let until = now + CONTEST_PAUSE;
-        hold.release(&uid, |_| true, &mut self.effects, out);
-        self.stale = true;
+        pod.release(&uid, |_| true, &mut self.effects, out);
+        self.journal_stale = true;
         out.push(Outcome::Contested {
             uid: uid.clone(),
             until,
         });
         self.contested.insert(uid.clone(), until);
-        // What could not be given back stays in the journal and is tried again.
-        self.holds.insert(uid, hold);
+        // Files that could not be restored stay in the journal and are retried.
+        self.pods.insert(uid, pod);
     }
 
     fn reassert(
         &mut self,
         uid: &PodUid,
-        hold: &mut Hold,
+        pod: &mut ThrottledPod,
         index: usize,
         theirs: Box<str>,
         out: &mut Vec<Outcome>,
-    ) -> Result<(), KnobError> {
-        let entry = &mut hold.entries[index];
+    ) -> Result<(), ControlFileError> {
+        let entry = &mut pod.entries[index];
         let ours = smaller(entry, &theirs)?;
         entry.ours = ours;
         entry.previous = theirs.clone();
@@ -153,60 +158,64 @@ impl Throttler {
             entry.stage = Stage::Reassert;
         } else {
             entry.stage = Stage::Change;
-            self.stale = true;
+            self.journal_stale = true;
             if entry.role() == Role::Quota {
                 out.push(Outcome::Resized {
                     uid: uid.clone(),
-                    cgroup: Arc::clone(&entry.lever),
-                    original: entry.knob.bandwidth(&theirs)?.limit(),
+                    cgroup: Arc::clone(&entry.cgroup),
+                    original: entry.file.bandwidth(&theirs)?.limit(),
                 });
             }
             entry.original = theirs;
         }
         if entry.role() == Role::Idle {
-            let lever = Arc::clone(&entry.lever);
-            self.reassert_weight(hold, &lever)?;
+            let lever = Arc::clone(&entry.cgroup);
+            self.reassert_weight(pod, &lever)?;
         }
         Ok(())
     }
 
-    /// Whoever takes the class back gives the cgroup the default weight by that, and perhaps a new one after it.
-    fn reassert_weight(&mut self, hold: &mut Hold, lever: &str) -> Result<(), KnobError> {
-        let Some(weight) = hold.entry(lever, Role::Weight) else {
+    /// A writer that unsets the idle class thereby resets the weight to the default, and may set a new one afterwards.
+    fn reassert_weight(
+        &mut self,
+        pod: &mut ThrottledPod,
+        lever: &str,
+    ) -> Result<(), ControlFileError> {
+        let Some(weight) = pod.entry(lever, Role::Weight) else {
             return Ok(());
         };
-        let reading = weight.knob.read()?;
+        let reading = weight.file.read()?;
         let text = reading.text();
         weight.stage = Stage::Reassert;
-        if *text != *weight.original && !weight.knob.file().is_weight_around_idle(text) {
+        if *text != *weight.original && !weight.file.kind().is_weight_around_idle(text) {
             weight.original = text.into();
-            self.stale = true;
+            self.journal_stale = true;
         }
         Ok(())
     }
 }
 
 impl Disturbed {
-    /// Every file that is not ours any more is back at its original.
+    /// Whether every foreign value is the original.
     fn is_swept(&self) -> bool {
         self.foreign
             .iter()
-            .all(|(index, theirs)| self.hold.entries[*index].original == *theirs)
+            .all(|(index, theirs)| self.pod.entries[*index].original == *theirs)
     }
 }
 
-impl Hold {
+impl ThrottledPod {
     fn is_undisturbed(&self) -> bool {
         self.entries
             .iter()
-            .all(|entry| matches!(entry.look(), Seen::Ours))
+            .all(|entry| matches!(entry.check(), Seen::Ours))
     }
 }
 
-fn foreign(uid: &PodUid, hold: &Hold, out: &mut Vec<Outcome>) -> Vec<(usize, Box<str>)> {
+fn foreign(uid: &PodUid, pod: &ThrottledPod, out: &mut Vec<Outcome>) -> Vec<(usize, Box<str>)> {
     let mut foreign = Vec::new();
-    for (index, entry) in hold.entries.iter().enumerate() {
-        match entry.look() {
+    for (index, entry) in pod.entries.iter().enumerate() {
+        match entry.check() {
             Seen::Ours => {}
             Seen::Foreign(theirs) => foreign.push((index, theirs)),
             Seen::Failed(error) if error.is_gone() => {}
@@ -220,16 +229,16 @@ fn foreign(uid: &PodUid, hold: &Hold, out: &mut Vec<Outcome>) -> Vec<(usize, Box
     foreign
 }
 
-/// What a file has to hold after somebody else wrote `theirs`.
-fn smaller(entry: &Entry, theirs: &str) -> Result<Box<str>, KnobError> {
-    let knob = &entry.knob;
+/// The value to write after another writer set `theirs`.
+fn smaller(entry: &Entry, theirs: &str) -> Result<Box<str>, ControlFileError> {
+    let file = &entry.file;
     Ok(match entry.role() {
         Role::Quota => {
-            let both = knob.bandwidth(theirs)?.min(knob.bandwidth(&entry.ours)?);
-            knob.text(both)
+            let both = file.bandwidth(theirs)?.min(file.bandwidth(&entry.ours)?);
+            file.text(both)
         }
-        Role::Burst => micros(knob, theirs)?
-            .min(micros(knob, &entry.ours)?)
+        Role::Burst => micros(file, theirs)?
+            .min(micros(file, &entry.ours)?)
             .to_string()
             .into(),
         Role::Idle | Role::Weight => entry.ours.clone(),

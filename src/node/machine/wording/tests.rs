@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// One of each: as `--output json` has it, and in words.
+/// One event of each kind, as JSON and as text.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn table() -> Vec<(Value, &'static str)> {
     let rule = |more: &Value| {
@@ -25,13 +25,13 @@ fn table() -> Vec<(Value, &'static str)> {
             rule(
                 &json!({"change": "state", "from": "Normal", "to": "Breached", "value": 1893.2, "watermark": 1500.0}),
             ),
-            "n/cpu: Normal -> Breached: cpu_total_usage 1893m is above the mark 1500m",
+            "n/cpu: Normal -> Breached: cpu_total_usage 1893m is above the threshold 1500m",
         ),
         (
             rule(
                 &json!({"change": "state", "from": "Breached", "to": "Cooling", "value": 900.0, "watermark": 1500.0}),
             ),
-            "n/cpu: Breached -> Cooling: cpu_total_usage 900m, mark 1500m",
+            "n/cpu: Breached -> Cooling: cpu_total_usage 900m, threshold 1500m",
         ),
         (
             rule(
@@ -41,7 +41,7 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             rule(&json!({"change": "unknown", "reason": "stale"})),
-            "n/cpu: cpu_total_usage cannot be judged: its last sample is too old; what is in force is held",
+            "n/cpu: cpu_total_usage cannot be evaluated: its last sample is too old; actions in force stay unchanged",
         ),
         (
             rule(&json!({"change": "known", "value": 5.0})),
@@ -75,19 +75,19 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             pod(&json!({"change": "spared", "reason": "atFloor"})),
-            "n/cpu: shop/web is passed over: its use is at its floor (its CPU request, or minCPURatio) or below",
+            "n/cpu: shop/web is skipped: its usage is at its floor (its CPU request or minCPURatio) or below",
         ),
         (
             rule(&json!({"change": "schedulingDisabled", "effect": "NoSchedule"})),
-            "n/cpu: new work is kept away (NoSchedule)",
+            "n/cpu: scheduling is disabled (NoSchedule)",
         ),
         (
             rule(&json!({"change": "schedulingEnabled"})),
-            "n/cpu: new work is welcome again",
+            "n/cpu: scheduling is enabled again",
         ),
         (
             notice(&json!({"change": "started", "rules": 1, "pods": 2, "adopted": 1})),
-            "enforcing 1 rule over 2 pods, 1 throttle taken over",
+            "enforcing 1 rule over 2 pods, 1 throttle adopted",
         ),
         (
             notice(
@@ -106,13 +106,13 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             notice(&json!({"change": "policiesTaken", "rules": 3})),
-            "policies taken over: 3 rules",
+            "policies applied: 3 rules",
         ),
         (
             notice(
                 &json!({"change": "policiesKept", "findings": [{"file": "p.yaml", "line": 7, "severity": "error", "message": "wrong"}]}),
             ),
-            "the edited policies are refused, the last good ones stay in force: error: p.yaml:7: wrong;",
+            "the policies are invalid, the last valid ones stay in force: error: p.yaml:7: wrong;",
         ),
         (
             notice(
@@ -122,7 +122,7 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             notice(&json!({"change": "podsTaken", "pods": 0})),
-            "looking after 0 pods",
+            "managing 0 pods",
         ),
         (
             notice(
@@ -132,11 +132,11 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             notice(&json!({"change": "probe", "url": "http://x", "failure": "refused"})),
-            "the probe http://x has no answer: refused",
+            "the probe http://x failed: refused",
         ),
         (
             notice(&json!({"change": "probe", "url": "http://x"})),
-            "the probe http://x answers again",
+            "the probe http://x works again",
         ),
         (
             notice(&json!({"change": "scheduling", "what": "the node was not tainted"})),
@@ -148,11 +148,11 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             notice(&json!({"change": "restored", "files": 2, "left": 0})),
-            "everything is put back: 2 cgroup files",
+            "everything is restored: 2 cgroup files",
         ),
         (
             notice(&json!({"change": "restored", "files": 2, "left": 1})),
-            "1 pod could not be put back: try again",
+            "1 pod could not be restored: try again",
         ),
         (
             notice(&json!({"change": "stopped", "why": "terminated", "leftThrottled": 1})),
@@ -168,15 +168,15 @@ fn merge(line: &mut Value, more: &Value) {
 }
 
 #[test]
-fn every_event_reads_in_words_as_in_json() {
+fn every_event_has_a_text_and_a_json_form() {
     for (json, words) in table() {
         let event: Event = serde_json::from_value(json.clone()).expect("an event");
         assert_eq!(event.to_string(), words);
-        let mut again = serde_json::to_value(&event).expect("JSON");
-        if let (Value::Object(written), Value::Object(given)) = (&mut again, &json) {
+        let mut reserialized = serde_json::to_value(&event).expect("JSON");
+        if let (Value::Object(written), Value::Object(given)) = (&mut reserialized, &json) {
             written.retain(|key, _| given.contains_key(key));
         }
-        assert_eq!(again, json);
+        assert_eq!(reserialized, json);
     }
 }
 
@@ -198,7 +198,7 @@ fn every_event_and_field_is_documented() {
 }
 
 #[test]
-fn values_are_written_with_their_unit() {
+fn values_are_formatted_with_their_unit() {
     for (metric, value, words) in [
         (Some("cpu_total_usage"), 1499.6, "1500m"),
         (Some("memory_total_usage"), 1_610_612_736.0, "1.5Gi"),

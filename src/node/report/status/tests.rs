@@ -341,16 +341,16 @@ fn ready_says_which_rules_have_no_usable_sample_and_is_false_where_none_has_one(
     );
     assert_eq!(
         ready(vec![known(), unknown(Unknown::Missing), known()]),
-        "True RulesKept: 2 of 3 rules are judged; not judged: q/r (no sample of it)"
+        "True RulesKept: 2 of 3 rules are judged; not judged: q/r (no sample)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Stale), unknown(Unknown::Sparse)]),
         "False NoneJudged: no rule is judged: q/r (its last sample is too old), \
-         q/r (less than half of its window has samples yet)"
+         q/r (less than half of its window has samples so far)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Rebased)]),
-        "True RulesKept: no rule is judged: q/r (there is nothing to compare with yet)",
+        "True RulesKept: no rule is judged: q/r (there is no earlier sample to compare with yet)",
         "passes by itself"
     );
 }

@@ -1,4 +1,4 @@
-//! What is held of one pod: the files that have our value, and how each goes on.
+//! One throttled pod: the files that hold our value, and the state of each.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{Knob, KnobError, Role};
+use crate::node::cgroup::knob::{ControlFile, ControlFileError, Role};
 use crate::node::journal::{Effects, Record};
 
-use super::outcome::{Fate, Outcome};
+use super::outcome::{Outcome, ReleaseResult};
 
-/// How long a throttle stays when nobody asks for it any more.
+/// How long a throttle stays in force after the last request for it.
 pub(super) const LIFETIME: Duration = Duration::from_mins(30);
 /// More foreign changes than this within [`CONTEST_WINDOW`] make a pod contested.
 const CONTEST_LIMIT: usize = 3;
 const CONTEST_WINDOW: Duration = Duration::from_mins(1);
 
-/// Why a pod is throttled, as the journal tells it.
+/// The throttle of a pod, as recorded in the journal.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Terms {
+pub(super) struct ThrottleSpec {
     pub rule: RuleId,
     pub ratio: u8,
     pub idle: bool,
 }
 
-impl From<&Throttle> for Terms {
+impl From<&Throttle> for ThrottleSpec {
     fn from(throttle: &Throttle) -> Self {
         Self {
             rule: throttle.rule.clone(),
@@ -39,84 +39,85 @@ impl From<&Throttle> for Terms {
     }
 }
 
-/// One pod.
+/// One throttled pod.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct ThrottledPod {
     pub path: CgroupPath,
-    /// As the journal on disk has them.
-    pub terms: Terms,
-    /// As the next journal will have them.
-    pub next: Option<Terms>,
-    /// As the journal on disk has it; where that has passed, when it is told anew.
+    /// As in the journal on disk.
+    pub spec: ThrottleSpec,
+    /// As in the next journal.
+    pub next: Option<ThrottleSpec>,
+    /// As in the journal on disk; after it has expired, when the failure is reported again.
     pub deadline: BootTime,
-    /// As the next journal will have it.
+    /// As in the next journal.
     pub next_deadline: BootTime,
-    /// Sorted from the pod down, in the order in which files are given back.
+    /// Sorted from the pod down: the order in which files are restored.
     pub entries: Vec<Entry>,
     pub changes: Window,
-    /// The pod's class has been seen to: it is idle, or was already before we came.
-    pub class_seen: bool,
+    /// The idle class is set, or was already set before.
+    pub class_done: bool,
 }
 
-/// Where a file stands between the journal and the kernel.
+/// The state of a file between journal and kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The file holds `ours`.
     Settled,
-    /// The journal on disk has it, the file is to be written again.
+    /// The journal on disk has `ours`; the file must be written again.
     Reassert,
-    /// The journal has to change first.
+    /// The journal must be written before the file.
     Change,
-    /// Neither has it yet.
+    /// Neither journal nor file has it yet.
     Fresh,
 }
 
 /// One file that holds our value.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub lever: Arc<str>,
+    /// Relative to the pod's; empty for the pod's own.
+    pub cgroup: Arc<str>,
     pub inode: u64,
-    pub knob: Knob,
+    pub file: ControlFile,
     pub base: MilliCpu,
     pub original: Box<str>,
     pub previous: Box<str>,
     pub ours: Box<str>,
     pub stage: Stage,
-    /// The weight of a cgroup that we made idle: the kernel sets it, we only put it back.
+    /// The weight of a cgroup that we made idle: the kernel sets it, and we only restore it.
     pub follows_idle: bool,
-    /// The burst of a quota that has not had to be lowered yet.
-    pub burst: Option<Knob>,
+    /// The burst file of a quota, while it does not have to be lowered.
+    pub burst: Option<ControlFile>,
 }
 
-/// What one look at a file shows.
+/// The result of reading a file back.
 #[derive(Debug)]
 pub(super) enum Seen {
     Ours,
     Foreign(Box<str>),
-    Failed(KnobError),
+    Failed(ControlFileError),
 }
 
-/// What became of a staged write.
+/// The result of a planned write.
 pub(super) enum Written {
-    /// It holds our value.
+    /// The file holds our value.
     Done,
-    /// Somebody else was faster: the next look at the file deals with it.
+    /// Another writer changed the file first; the next check handles it.
     Overtaken,
 }
 
 impl Entry {
-    /// A file that is to be changed from `original` to `ours`.
+    /// A file to change from `original` to `ours`.
     pub fn fresh(
-        (lever, inode): (Arc<str>, u64),
-        knob: Knob,
+        (cgroup, inode): (Arc<str>, u64),
+        file: ControlFile,
         base: MilliCpu,
         original: &str,
         ours: Box<str>,
     ) -> Self {
         Self {
-            lever,
+            cgroup,
             inode,
-            knob,
+            file,
             base,
             original: original.into(),
             previous: original.into(),
@@ -128,111 +129,115 @@ impl Entry {
     }
 
     pub fn role(&self) -> Role {
-        self.knob.file().role()
+        self.file.kind().role()
     }
 
-    pub fn is(&self, lever: &str, role: Role) -> bool {
-        self.role() == role && *self.lever == *lever
+    pub fn is(&self, cgroup: &str, role: Role) -> bool {
+        self.role() == role && *self.cgroup == *cgroup
     }
 
     fn depth(&self) -> usize {
-        if self.lever.is_empty() {
+        if self.cgroup.is_empty() {
             0
         } else {
-            1 + self.lever.matches('/').count()
+            1 + self.cgroup.matches('/').count()
         }
     }
 
-    /// Plans to write `value`; whether that is a change.
-    pub fn aim(&mut self, value: Box<str>) -> bool {
+    /// Plans to write `value`. Returns whether that is a change.
+    pub fn set_target(&mut self, value: Box<str>) -> bool {
         if self.ours == value {
             return false;
         }
-        let held = std::mem::replace(&mut self.ours, value);
+        let current = std::mem::replace(&mut self.ours, value);
         if self.stage == Stage::Settled {
-            self.previous = held;
+            self.previous = current;
             self.stage = Stage::Change;
         }
         true
     }
 
-    /// Looks whether the file still holds our value, without an allocation where it does.
-    pub fn look(&self) -> Seen {
+    /// Reads the file back. Does not allocate if it holds our value.
+    pub fn check(&self) -> Seen {
         if self.follows_idle {
             return Seen::Ours;
         }
-        match self.knob.read() {
+        match self.file.read() {
             Ok(reading) if *reading.text() == *self.ours => Seen::Ours,
             Ok(reading) => Seen::Foreign(reading.text().into()),
             Err(error) => Seen::Failed(error),
         }
     }
 
-    /// Writes what was planned, if the file still holds what it held then.
-    pub fn write(&mut self, effects: &mut Effects) -> Result<Written, KnobError> {
-        let reading = self.knob.read()?;
-        let held = reading.text();
-        if *held == *self.ours {
+    /// Writes the planned value, if the file is unchanged since planning.
+    pub fn write(&mut self, effects: &mut Effects) -> Result<Written, ControlFileError> {
+        let reading = self.file.read()?;
+        let current = reading.text();
+        if *current == *self.ours {
             return Ok(Written::Done);
         }
-        if *held != *self.previous {
+        if *current != *self.previous {
             return Ok(Written::Overtaken);
         }
-        let (knob, ours) = (&self.knob, &self.ours);
-        effects.run(knob.file().name(), || knob.write(ours))?;
+        let (file, ours) = (&self.file, &self.ours);
+        effects.run(file.kind().name(), || file.write(ours))?;
         Ok(Written::Done)
     }
 
-    /// Takes a plan back; the file holds `previous`.
+    /// Drops a planned write; the file holds `previous`.
     pub fn revert(&mut self) {
         self.ours = self.previous.clone();
         self.stage = Stage::Settled;
     }
 
-    /// Gives the file back: the exact original, unless somebody else has written it since.
-    pub fn release(&self, effects: &mut Effects) -> Result<Fate, KnobError> {
-        let reading = match self.knob.read() {
-            Err(error) if error.is_gone() => return Ok(Fate::Gone),
+    /// Restores the exact original, unless another writer has changed the file since.
+    pub fn release(&self, effects: &mut Effects) -> Result<ReleaseResult, ControlFileError> {
+        let reading = match self.file.read() {
+            Err(error) if error.is_gone() => return Ok(ReleaseResult::Gone),
             reading => reading?,
         };
-        let held = reading.text();
-        if *held == *self.original {
-            // A value that was somebody else's when it was taken up is both.
+        let current = reading.text();
+        if *current == *self.original {
+            // Both are equal if the file held a foreign value when it was adopted.
             let theirs = self.ours == self.original;
-            let fate = if theirs { Fate::Left } else { Fate::Original };
+            let fate = if theirs {
+                ReleaseResult::Left
+            } else {
+                ReleaseResult::Original
+            };
             return Ok(fate(self.original.clone()));
         }
-        if !self.is_ours(held) {
-            return Ok(Fate::Left(held.into()));
+        if !self.is_ours(current) {
+            return Ok(ReleaseResult::Left(current.into()));
         }
-        let name = self.knob.file().name();
-        match effects.run(name, || self.knob.write(&self.original)) {
-            Err(error) if error.is_gone() => Ok(Fate::Gone),
-            Err(KnobError::Refused { .. }) if self.role() == Role::Burst => {
-                Ok(Fate::Impossible(self.original.clone()))
+        let name = self.file.kind().name();
+        match effects.run(name, || self.file.write(&self.original)) {
+            Err(error) if error.is_gone() => Ok(ReleaseResult::Gone),
+            Err(ControlFileError::Refused { .. }) if self.role() == Role::Burst => {
+                Ok(ReleaseResult::Impossible(self.original.clone()))
             }
-            written => written.map(|()| Fate::Restored(self.original.clone())),
+            written => written.map(|()| ReleaseResult::Restored(self.original.clone())),
         }
     }
 
-    fn is_ours(&self, held: &str) -> bool {
-        let by_kernel = self.follows_idle && self.knob.file().is_weight_around_idle(held);
-        by_kernel || *held == *self.ours || *held == *self.previous
+    fn is_ours(&self, current: &str) -> bool {
+        let by_kernel = self.follows_idle && self.file.kind().is_weight_around_idle(current);
+        by_kernel || *current == *self.ours || *current == *self.previous
     }
 
     fn is_raised(&self) -> bool {
         if self.role() != Role::Quota {
             return false;
         }
-        let bandwidth = |text| self.knob.bandwidth(text).ok();
+        let bandwidth = |text| self.file.bandwidth(text).ok();
         match (bandwidth(&self.ours), bandwidth(&self.previous)) {
             (Some(ours), Some(previous)) => ours.allows_more_than(previous),
             _ => false,
         }
     }
 
-    /// From the pod down: v1 wants a parent to allow at least what its children may have. The burst comes
-    /// after its quota, which it must not exceed; the weight after the class, which resets it.
+    /// Order of raising limits: from the pod down, since v1 requires a parent to allow at least as much as its
+    /// children. The burst comes after its quota, which it must not exceed; the weight after the class, which resets it.
     fn order_up(&self) -> (usize, Role) {
         (self.depth(), self.role())
     }
@@ -248,22 +253,22 @@ impl Entry {
     }
 }
 
-impl Hold {
-    pub fn new(path: CgroupPath, terms: Terms, now: BootTime) -> Self {
+impl ThrottledPod {
+    pub fn new(path: CgroupPath, spec: ThrottleSpec, now: BootTime) -> Self {
         Self {
             path,
-            terms: terms.clone(),
-            next: Some(terms),
+            spec: spec.clone(),
+            next: Some(spec),
             deadline: now + LIFETIME,
             next_deadline: now + LIFETIME,
             entries: Vec::new(),
             changes: Window::default(),
-            class_seen: false,
+            class_done: false,
         }
     }
 
-    pub fn entry(&mut self, lever: &str, role: Role) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.is(lever, role))
+    pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.is(cgroup, role))
     }
 
     pub fn insert(&mut self, entry: Entry) {
@@ -271,44 +276,44 @@ impl Hold {
         self.entries.sort_by_key(Entry::order_up);
     }
 
-    /// The engine asks for it still.
+    /// The engine still asks for the throttle.
     pub fn extend(&mut self, now: BootTime) {
         self.next_deadline = now + LIFETIME;
     }
 
-    /// Whether the engine's asking has to be made durable: at half of the lifetime.
+    /// Whether the extended deadline has to be saved: after half of the lifetime.
     pub fn is_due(&self) -> bool {
         self.next_deadline.since(self.deadline) >= LIFETIME / 2
     }
 
     pub fn records<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = Record> + 'a {
-        let terms = self.next.as_ref().unwrap_or(&self.terms);
+        let spec = self.next.as_ref().unwrap_or(&self.spec);
         self.entries.iter().map(|entry| Record {
             uid: uid.clone(),
             cgroup: self.path.clone(),
-            lever: Arc::clone(&entry.lever),
+            lever: Arc::clone(&entry.cgroup),
             inode: entry.inode,
-            file: entry.knob.file(),
+            file: entry.file.kind(),
             original: entry.original.clone(),
             previous: entry.previous.clone(),
             ours: entry.ours.clone(),
             base: entry.base,
-            ratio: terms.ratio,
-            idle: terms.idle,
-            rule: terms.rule.clone(),
+            ratio: spec.ratio,
+            idle: spec.idle,
+            rule: spec.rule.clone(),
             deadline: self.next_deadline,
         })
     }
 
-    /// The journal on disk has what was planned.
+    /// The journal on disk has the planned values.
     pub fn journalled(&mut self) {
         self.deadline = self.next_deadline;
         if let Some(next) = self.next.take() {
-            self.terms = next;
+            self.spec = next;
         }
     }
 
-    /// The journal could not be written: takes back what is not in it. Whether anything was.
+    /// The journal could not be written: drops planned changes. Returns whether there were any.
     pub fn revert(&mut self) -> bool {
         self.next = None;
         let before = self.entries.len();
@@ -324,8 +329,8 @@ impl Hold {
         reverted
     }
 
-    /// Writes what was planned: first up from the pod down, then down from the containers up. Whether the journal
-    /// now says more than is true.
+    /// Writes the planned values: first raises limits from the pod down, then lowers them from the containers up.
+    /// Returns whether the journal now has entries that were not written.
     pub fn write(&mut self, uid: &PodUid, effects: &mut Effects, out: &mut Vec<Outcome>) -> bool {
         let mut order: Vec<usize> = (0..self.entries.len())
             .filter(|index| self.entries[*index].stage != Stage::Settled)
@@ -354,7 +359,7 @@ impl Hold {
         out: &mut Vec<Outcome>,
     ) -> bool {
         if self.entries[index].follows_idle {
-            return self.follow(index);
+            return self.adopt_idle_weight(index);
         }
         let entry = &mut self.entries[index];
         match entry.write(effects) {
@@ -362,7 +367,7 @@ impl Hold {
             Ok(Written::Done) => {
                 out.push(Outcome::Set {
                     uid: uid.clone(),
-                    file: entry.knob.path().to_owned(),
+                    file: entry.file.path().to_owned(),
                     from: entry.previous.clone(),
                     to: entry.ours.clone(),
                 });
@@ -380,14 +385,14 @@ impl Hold {
         }
     }
 
-    /// The weight of a cgroup that has just become idle is what the kernel made it.
-    fn follow(&mut self, index: usize) -> bool {
+    /// Takes over the weight that the kernel set when the cgroup became idle.
+    fn adopt_idle_weight(&mut self, index: usize) -> bool {
         let weight = &self.entries[index];
         let idle = self
             .entries
             .iter()
-            .any(|entry| entry.is(&weight.lever, Role::Idle) && &*entry.ours == "1");
-        match weight.knob.read() {
+            .any(|entry| entry.is(&weight.cgroup, Role::Idle) && &*entry.ours == "1");
+        match weight.file.read() {
             Ok(reading) if idle => {
                 self.entries[index].ours = reading.text().into();
                 true
@@ -409,13 +414,13 @@ impl Hold {
         !failed.is_empty()
     }
 
-    /// A file that holds its original is not held by us.
+    /// Drops entries whose value is the original: they are not throttled.
     pub fn drop_unchanged(&mut self) {
         self.entries
             .retain(|entry| entry.follows_idle || entry.ours != entry.original);
     }
 
-    /// Gives back the files that `which` selects, and keeps those that could not be. Whether any was given back.
+    /// Restores the files that `which` selects; entries that could not be restored stay. Returns whether any was restored.
     pub fn release(
         &mut self,
         uid: &PodUid,
@@ -424,27 +429,27 @@ impl Hold {
         out: &mut Vec<Outcome>,
     ) -> bool {
         let before = self.entries.len();
-        let mut class_kept = false;
-        let mut quotas_kept: Vec<Arc<str>> = Vec::new();
+        let mut class_failed = false;
+        let mut failed_quotas: Vec<Arc<str>> = Vec::new();
         self.entries.retain(|entry| {
-            // The kernel takes no burst above the quota: it waits until that is back.
-            let waits = entry.role() == Role::Burst && quotas_kept.contains(&entry.lever);
-            if !which(entry) || (entry.follows_idle && class_kept) || waits {
+            // The kernel rejects a burst above the quota, so it waits until the quota is restored.
+            let waits = entry.role() == Role::Burst && failed_quotas.contains(&entry.cgroup);
+            if !which(entry) || (entry.follows_idle && class_failed) || waits {
                 return true;
             }
             match entry.release(effects) {
                 Ok(fate) => {
                     out.push(Outcome::Released {
                         uid: uid.clone(),
-                        file: entry.knob.path().to_owned(),
+                        file: entry.file.path().to_owned(),
                         fate,
                     });
                     false
                 }
                 Err(error) => {
-                    class_kept |= entry.role() == Role::Idle;
+                    class_failed |= entry.role() == Role::Idle;
                     if entry.role() == Role::Quota {
-                        quotas_kept.push(Arc::clone(&entry.lever));
+                        failed_quotas.push(Arc::clone(&entry.cgroup));
                     }
                     out.push(Outcome::Failed {
                         uid: uid.clone(),
@@ -459,7 +464,7 @@ impl Hold {
     }
 }
 
-/// The last few moments of something that happens.
+/// Times of the last few occurrences of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Window {
     times: [Option<BootTime>; CONTEST_LIMIT + 1],
@@ -480,7 +485,7 @@ impl Window {
             .count()
     }
 
-    /// Whether the two together are more than one has to put up with.
+    /// Whether both together exceed the limit.
     pub fn exceeds(&self, other: &Self, now: BootTime) -> bool {
         self.count(now) + other.count(now) > CONTEST_LIMIT
     }

@@ -1,4 +1,4 @@
-//! What cannot be read or asked: told once, and once more when it is over.
+//! Read errors and probe failures: reported once when they start, and once when they end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::engine::Demand;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::gauge::ReadError;
+use crate::node::cgroup::cached_file::ReadError;
 use crate::node::collect::Prober;
 
 /// The probes, and which of them fail.
@@ -20,7 +20,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// None yet; those that name no host are asked at `node`.
+    /// No probes yet. Probes without a host are sent to `node`.
     pub const fn new(node: IpAddr) -> Self {
         Self {
             prober: Prober::new(node),
@@ -28,25 +28,25 @@ impl Probes {
         }
     }
 
-    /// Takes the probes of the policies.
+    /// Sets the probes of the policies.
     pub fn set_policy(&mut self, policy: &PolicySet) {
         if let Err(error) = self.prober.set_policy(policy) {
-            tracing::error!(%error, "failed to start asking probes: their rules stay unknown");
+            tracing::error!(%error, "failed to start the probes: their rules stay unknown");
         }
     }
 
-    /// Puts the last answers into the sample.
+    /// Puts the last responses into the sample.
     pub fn fill(&self, sample: &mut Sample) {
         self.prober.fill(sample);
     }
 
-    /// Has those asked that are wanted.
+    /// Triggers the demanded probes.
     pub fn ask(&self, demand: &Demand) {
         self.prober.ask(demand);
     }
 
-    /// Tells which began to fail, or answer again.
-    pub fn tell(&mut self, now: BootTime, events: &mut Vec<Event>) {
+    /// Reports probes that started to fail or work again.
+    pub fn report_changes(&mut self, now: BootTime, events: &mut Vec<Event>) {
         let mut failing = BTreeMap::new();
         for (url, failure) in self.prober.failures() {
             failing.insert(Arc::clone(url), failure.to_string());
@@ -70,13 +70,13 @@ fn probe(now: BootTime, url: &Arc<str>, failure: Option<String>) -> Event {
     Event::notice(now, News::Probe { url, failure })
 }
 
-/// Files that cannot be read or understood.
+/// Files that cannot be read or parsed.
 #[derive(Debug, Default)]
 pub struct Faults(Vec<String>);
 
 impl Faults {
-    /// Logs those that were not there the last time.
-    pub fn tell(&mut self, faults: &[ReadError]) {
+    /// Logs errors that did not occur the last time.
+    pub fn log_new(&mut self, faults: &[ReadError]) {
         if faults.is_empty() && self.0.is_empty() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What we read and detect of real cgroups, beside what `cgroups-rs`, which we did not write, says of the same ones.
+//! Compares what we read from real cgroups with what the independent library `cgroups-rs` reads.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
-/// A cgroup that `cgroups-rs` made; it removes it on drop.
+/// A cgroup created by `cgroups-rs` and removed on drop.
 struct Made(Cgroup);
 
 impl Made {
@@ -59,7 +59,7 @@ fn quota_read(sampler: &mut Sampler) -> Quota {
 }
 
 #[test]
-fn quotas_that_another_library_sets_are_the_quotas_that_we_read() {
+fn quotas_set_by_another_library_are_read() {
     let hierarchy = Hierarchy::detect(Path::new("/proc"), None).unwrap();
     assert_eq!(hierarchy.is_v2(), hierarchies::is_cgroup2_unified_mode());
     let name = format!("plimsoll-oracle-{}", std::process::id());

@@ -1,5 +1,5 @@
-//! What a machine gives back by itself, and holds no longer and no shorter than it is asked for. Folders play the cgroups
-//! where no kernel is needed: a folder does not cut its files, so their values are of one length.
+//! How long a machine enforces throttles, and what it restores by itself. Plain folders stand in for cgroups where no
+//! kernel is needed. Their values have the same length, since writes do not truncate.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine_support;
@@ -31,13 +31,13 @@ const OURS: &str = "150000 100000";
 const MINUTE: Duration = Duration::from_mins(1);
 
 /// A node with one pod.
-struct Ground {
+struct TestNode {
     dir: TempDir,
     hierarchy: Hierarchy,
     now: BootTime,
 }
 
-impl Ground {
+impl TestNode {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("cgroup");
@@ -50,17 +50,17 @@ impl Ground {
         }
     }
 
-    /// One whose pod an earlier process has throttled.
+    /// A node whose pod was throttled by an earlier process.
     fn throttled() -> Self {
-        let ground = Self::new();
+        let node = Self::new();
         let find = |_: &_| CgroupPath::new("pod").ok();
         let mut plan = on_levers("pod", &[("", Some(1500))]);
         plan.levers[0].base = MilliCpu(3000);
-        let mut throttler = ground.throttler(ground.now);
-        let outcomes = throttler.apply(ground.now, &[plan], &find);
+        let mut throttler = node.throttler(node.now);
+        let outcomes = throttler.apply(node.now, &[plan], &find);
         kernel_support::assert_fine(&outcomes);
-        assert_eq!(ground.quota(), OURS);
-        ground
+        assert_eq!(node.quota(), OURS);
+        node
     }
 
     fn throttler(&self, now: BootTime) -> Throttler {
@@ -120,8 +120,13 @@ fn machine(
     host::open(settings, policy, pods, now).unwrap()
 }
 
-/// Lets so much time pass, a second at a time; what was told with these words in it.
-fn told(machine: &mut host::Machine, now: &mut BootTime, passes: Duration, words: &str) -> usize {
+/// Lets time pass in steps of a second; returns how many events contained `words`.
+fn count_events(
+    machine: &mut host::Machine,
+    now: &mut BootTime,
+    passes: Duration,
+    words: &str,
+) -> usize {
     let mut count = 0;
     for _ in 0..passes.as_secs() {
         *now = *now + Duration::from_secs(1);
@@ -132,82 +137,79 @@ fn told(machine: &mut host::Machine, now: &mut BootTime, passes: Duration, words
 }
 
 #[test]
-fn a_throttle_lasts_between_evaluations_that_lie_further_apart_than_it_does_by_itself() {
-    let mut ground = Ground::throttled();
-    let seldom = Rule {
+fn a_throttle_outlives_its_lifetime_between_distant_evaluations() {
+    let mut node = TestNode::throttled();
+    let rare = Rule {
         id: RuleId::from("test/cpu"),
         period: 40 * MINUTE,
         ..rule("", "cpu_total_usage", 1.0, throttling(10, 10))
     };
-    let mut machine = machine_of(&ground, seldom);
-    machine.tick(ground.now);
-    let held = ground.quota();
-    assert_ne!(held, ORIGINAL);
-    let expired = told(&mut machine, &mut ground.now, 39 * MINUTE, "expired");
-    assert_eq!((expired, ground.quota()), (0, held.clone()));
+    let mut machine = machine_of(&node, rare);
+    machine.tick(node.now);
+    let throttled = node.quota();
+    assert_ne!(throttled, ORIGINAL);
+    let expired = count_events(&mut machine, &mut node.now, 39 * MINUTE, "expired");
+    assert_eq!((expired, node.quota()), (0, throttled.clone()));
     drop(machine);
-    // The next process knows it, too.
-    drop(ground.throttler(ground.now));
-    assert_eq!(ground.quota(), held);
+    // The next process also knows the deadline.
+    drop(node.throttler(node.now));
+    assert_eq!(node.quota(), throttled);
 }
 
-fn machine_of(ground: &Ground, rule: Rule) -> host::Machine {
-    ground.machine(policy(vec![rule]))
+fn machine_of(node: &TestNode, rule: Rule) -> host::Machine {
+    node.machine(policy(vec![rule]))
 }
 
 #[test]
-fn a_pod_that_leaves_while_its_throttle_is_taken_back_has_it_all_back_though_no_rule_is_left() {
-    let mut ground = Ground::throttled();
+fn a_removed_pod_is_restored_completely_without_rules() {
+    let mut node = TestNode::throttled();
     let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
-    let mut machine = machine_of(&ground, rule);
-    told(&mut machine, &mut ground.now, MINUTE / 6, "");
-    assert_ne!(ground.quota(), ORIGINAL);
+    let mut machine = machine_of(&node, rule);
+    count_events(&mut machine, &mut node.now, MINUTE / 6, "");
+    assert_ne!(node.quota(), ORIGINAL);
     machine.set_policy(Arc::default());
-    told(&mut machine, &mut ground.now, Duration::from_secs(1), "");
-    assert_ne!(ground.quota(), ORIGINAL, "it is taken back step by step");
+    count_events(&mut machine, &mut node.now, Duration::from_secs(1), "");
+    assert_ne!(node.quota(), ORIGINAL, "it is restored step by step");
     machine.set_pods(Vec::new());
-    told(&mut machine, &mut ground.now, 2 * MINUTE, "");
+    count_events(&mut machine, &mut node.now, 2 * MINUTE, "");
     assert_eq!(
-        (ground.quota(), machine.throttled_pods()),
+        (node.quota(), machine.throttled_pods()),
         (ORIGINAL.into(), 0)
     );
 }
 
 #[test]
-fn a_file_that_could_not_be_opened_at_the_start_is_given_back_where_no_rule_is_left() {
-    let mut ground = Ground::throttled();
-    let elsewhere = ground.dir.path().join("elsewhere");
-    fs::rename(ground.file(), &elsewhere).unwrap();
-    symlink(&elsewhere, ground.file()).unwrap();
-    let mut machine = ground.machine(Arc::default());
-    machine.tick(ground.now);
-    told(&mut machine, &mut ground.now, MINUTE, "");
+fn a_file_unreadable_at_the_start_is_restored_later_without_rules() {
+    let mut node = TestNode::throttled();
+    let elsewhere = node.dir.path().join("elsewhere");
+    fs::rename(node.file(), &elsewhere).unwrap();
+    symlink(&elsewhere, node.file()).unwrap();
+    let mut machine = node.machine(Arc::default());
+    machine.tick(node.now);
+    count_events(&mut machine, &mut node.now, MINUTE, "");
+    assert_eq!((node.quota().as_str(), machine.throttled_pods()), (OURS, 1));
+    fs::rename(&elsewhere, node.file()).unwrap();
+    count_events(&mut machine, &mut node.now, Duration::from_secs(10), "");
     assert_eq!(
-        (ground.quota().as_str(), machine.throttled_pods()),
-        (OURS, 1)
-    );
-    fs::rename(&elsewhere, ground.file()).unwrap();
-    told(&mut machine, &mut ground.now, Duration::from_secs(10), "");
-    assert_eq!(
-        (ground.quota().as_str(), machine.throttled_pods()),
+        (node.quota().as_str(), machine.throttled_pods()),
         (ORIGINAL, 0)
     );
 }
 
 #[test]
-fn what_the_kernel_refuses_to_take_back_is_tried_again_where_no_rule_is_left() {
+fn a_restore_rejected_by_the_kernel_is_retried_without_rules() {
     let Some(world) = kernel_support::world() else {
         return;
     };
     if world.is_v2() {
-        eprintln!("skipped: cgroup v2 refuses no quota");
+        eprintln!("skipped: cgroup v2 rejects no quota");
         return;
     }
     let pod = world.pod("pod");
     world.set_quota(&pod, Some(90_000));
     let plan = [throttle("pod", 300)];
     world.throttler().apply(boot_time(), &plan, &world.find());
-    // A parent that allows less than a child may have is what v1 refuses.
+    // v1 rejects a child's quota above its parent's.
     world.set_quota(&world.parent, Some(50_000));
     let (state, mut now) = (world.state.path().to_owned(), boot_time());
     let mut machine = machine(
@@ -218,13 +220,13 @@ fn what_the_kernel_refuses_to_take_back_is_tried_again_where_no_rule_is_left() {
         now,
     );
     machine.tick(now);
-    let tried = told(&mut machine, &mut now, MINUTE, "the kernel refuses");
+    let tried = count_events(&mut machine, &mut now, MINUTE, "the kernel rejects");
     assert_eq!(world.quota(&pod), "30000");
-    assert!((2..=12).contains(&tried), "{tried}: now and then");
-    let expired = told(&mut machine, &mut now, 35 * MINUTE, "expired");
+    assert!((2..=12).contains(&tried), "{tried} attempts");
+    let expired = count_events(&mut machine, &mut now, 35 * MINUTE, "expired");
     assert_eq!((expired, world.journal_lines().len()), (1, 1));
     world.set_quota(&world.parent, None);
-    told(&mut machine, &mut now, Duration::from_secs(10), "");
+    count_events(&mut machine, &mut now, Duration::from_secs(10), "");
     assert_eq!(world.quota(&pod), "90000");
     assert_eq!(
         (machine.throttled_pods(), world.journal_lines().len()),
@@ -233,12 +235,12 @@ fn what_the_kernel_refuses_to_take_back_is_tried_again_where_no_rule_is_left() {
 }
 
 #[test]
-fn a_pods_own_quota_makes_way_for_a_container_with_a_limit() {
+fn a_pod_quota_is_replaced_by_that_of_a_limited_container() {
     let Some(world) = kernel_support::world() else {
         return;
     };
     if world.is_v2() {
-        eprintln!("skipped: cgroup v2 refuses no quota");
+        eprintln!("skipped: cgroup v2 rejects no quota");
         return;
     }
     for pause in [true, false] {
@@ -264,12 +266,12 @@ fn a_pods_own_quota_makes_way_for_a_container_with_a_limit() {
         let pods = vec![workload(true)];
         let rules = policy(vec![rule]);
         let mut machine = machine(world.hierarchy.clone(), state, rules, pods, now);
-        told(&mut machine, &mut now, Duration::from_secs(11), "");
+        count_events(&mut machine, &mut now, Duration::from_secs(11), "");
         assert_eq!(world.quota(&pod), "-1", "pause: {pause}");
         let main = world.container(&pod, "main");
         world.set_quota(&main, Some(80_000));
         machine.set_pods(vec![workload(false)]);
-        told(&mut machine, &mut now, Duration::from_secs(21), "");
+        count_events(&mut machine, &mut now, Duration::from_secs(21), "");
         let limited: u64 = world.quota(&main).parse().unwrap();
         assert!(
             limited < 80_000,
@@ -283,41 +285,41 @@ fn a_pods_own_quota_makes_way_for_a_container_with_a_limit() {
 }
 
 #[test]
-fn what_was_adopted_is_not_given_back_before_the_rules_are_judged() {
-    let ground = Ground::throttled();
-    let mut kept = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
-    kept.period = MINUTE;
-    let mut machine = machine_of(&ground, kept);
-    // A start that takes long: the first tick comes late.
-    let events = machine.tick(ground.now + Duration::from_secs(20));
+fn adopted_throttles_are_not_restored_before_an_evaluation() {
+    let node = TestNode::throttled();
+    let mut slow = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
+    slow.period = MINUTE;
+    let mut machine = machine_of(&node, slow);
+    // A slow start: the first tick is late.
+    let events = machine.tick(node.now + Duration::from_secs(20));
     let texts: Vec<_> = events.iter().map(ToString::to_string).collect();
     assert!(
         !texts.iter().any(|text| text.contains("restored")),
         "{texts:?}"
     );
-    assert_ne!(ground.quota(), ORIGINAL);
+    assert_ne!(node.quota(), ORIGINAL);
 }
 
 #[test]
-fn the_last_state_of_the_rules_is_written_when_there_is_room_again() {
-    let mut ground = Ground::throttled();
-    let mut machine = ground.machine(Arc::default());
-    let in_the_way = ground.state().join("engine.new");
+fn rule_states_are_saved_once_the_disk_has_space_again() {
+    let mut node = TestNode::throttled();
+    let mut machine = node.machine(Arc::default());
+    let in_the_way = node.state().join("engine.new");
     fs::create_dir(&in_the_way).unwrap();
-    machine.tick(ground.now);
-    // All is given back by then, and nothing is left to be judged.
-    let failed = told(&mut machine, &mut ground.now, 2 * MINUTE, "engine.json");
+    machine.tick(node.now);
+    // Everything is restored by then, and nothing is left to evaluate.
+    let failed = count_events(&mut machine, &mut node.now, 2 * MINUTE, "engine.json");
     assert_eq!(
-        (ground.quota().as_str(), machine.is_acting()),
+        (node.quota().as_str(), machine.is_acting()),
         (ORIGINAL, false)
     );
-    assert!(failed > 0, "it could not be written");
-    let file = ground.state().join("engine.json");
+    assert!(failed > 0, "the save must fail");
+    let file = node.state().join("engine.json");
     assert!(!file.exists());
     fs::remove_dir(&in_the_way).unwrap();
-    let failed = told(
+    let failed = count_events(
         &mut machine,
-        &mut ground.now,
+        &mut node.now,
         Duration::from_secs(10),
         "engine.json",
     );
@@ -326,18 +328,18 @@ fn the_last_state_of_the_rules_is_written_when_there_is_room_again() {
 }
 
 #[test]
-fn what_has_expired_is_given_back_from_the_journal_alone_and_the_rest_stays() {
-    let ground = Ground::throttled();
+fn expired_throttles_are_restored_from_the_journal_and_others_stay() {
+    let node = TestNode::throttled();
     let restore = |after: Duration| {
-        let (state, hierarchy) = (ground.state(), ground.hierarchy.clone());
-        restore_expired(&state, hierarchy, ground.now + after)
+        let (state, hierarchy) = (node.state(), node.hierarchy.clone());
+        restore_expired(&state, hierarchy, node.now + after)
     };
     assert_eq!(restore(29 * MINUTE).unwrap(), []);
-    let user = ground.throttler(ground.now);
+    let user = node.throttler(node.now);
     assert_eq!(restore(29 * MINUTE).unwrap(), []);
     let error = restore(31 * MINUTE).unwrap_err().to_string();
     assert!(error.contains("is in use"), "{error}");
-    assert_eq!(ground.quota(), OURS);
+    assert_eq!(node.quota(), OURS);
     drop(user);
     let events = restore(31 * MINUTE).unwrap();
     let texts: Vec<_> = events.iter().map(ToString::to_string).collect();
@@ -345,10 +347,10 @@ fn what_has_expired_is_given_back_from_the_journal_alone_and_the_rest_stays() {
         texts.iter().any(|text| text.contains("expired")),
         "{texts:?}"
     );
-    assert_eq!(ground.quota(), ORIGINAL);
+    assert_eq!(node.quota(), ORIGINAL);
     assert_eq!(restore(31 * MINUTE).unwrap(), []);
-    let nowhere = ground.dir.path().join("nowhere");
-    let nothing = restore_expired(&nowhere, ground.hierarchy.clone(), ground.now);
+    let nowhere = node.dir.path().join("nowhere");
+    let nothing = restore_expired(&nowhere, node.hierarchy.clone(), node.now);
     assert_eq!(nothing.unwrap(), []);
     assert!(!nowhere.exists());
 }

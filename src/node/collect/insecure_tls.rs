@@ -1,4 +1,4 @@
-//! TLS that encrypts and asks nobody who is at the other end.
+//! TLS without verification of the server's certificate.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
-/// A client that takes any certificate, as the kubelet's probes do (Go's `InsecureSkipVerify`).
+/// A client that accepts any certificate, as the kubelet's probes do (Go's `InsecureSkipVerify`).
 ///
 /// # Errors
-/// Where the library has no protocol version to offer.
+/// If the crypto provider supports no TLS version.
 pub fn config() -> Result<ClientConfig, Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
@@ -21,7 +21,7 @@ pub fn config() -> Result<ClientConfig, Error> {
         .with_no_client_auth())
 }
 
-/// Takes every certificate; that the peer holds its key is verified nonetheless.
+/// Accepts every certificate; still verifies that the peer has its private key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,8 +1,8 @@
-//! Files of the kernel that are read again and again, through descriptors that stay open.
+//! Kernel files that are read repeatedly through descriptors that stay open.
 //!
-//! Opening a cgroup file costs ten times what reading it does, so a [`Gauge`] opens its file once and reads it at
-//! offset 0 from then on, which makes the kernel compute the text anew. When the cgroup is removed the
-//! descriptor answers ENODEV: the clean sign that it is gone, even where another cgroup has taken its name.
+//! Opening a cgroup file costs ten times as much as reading it, so a [`CachedFile`] opens its file once and then reads
+//! it at offset 0, which makes the kernel generate the text again. After the cgroup is removed, reads fail with
+//! ENODEV, even if another cgroup has taken its name.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use super::parse;
 /// Why a file gave no value.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The cgroup or the process that it belongs to does not exist (any more). Normal.
+    /// The cgroup or process that it belongs to does not exist (any more). This is normal.
     #[error("{0} is gone")]
     Gone(Arc<Path>),
     /// This kernel, or this cgroup's set of controllers, has no such file.
@@ -30,28 +30,28 @@ pub enum ReadError {
     Io {
         /// The file.
         path: Arc<Path>,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The text is not what the kernel writes there.
-    #[error("failed to understand what {0} holds")]
+    /// The text does not have the kernel's format.
+    #[error("failed to parse {0}")]
     Malformed(Arc<Path>),
 }
 
-/// How many descriptors may be kept open. Gauges beyond it open and close their file at each reading.
+/// How many descriptors may stay open. Files beyond the budget are opened and closed at each read.
 #[derive(Clone, Debug)]
 pub struct FdBudget(Arc<AtomicUsize>);
 
-/// Descriptors left for everything else: journal, sockets, terminal, whatever a library opens.
+/// Descriptors reserved for everything else: journal, sockets, terminal, libraries.
 const RESERVED_FDS: u64 = 256;
 
 impl FdBudget {
-    /// At most `fds` at once.
+    /// A budget of `fds` descriptors.
     pub fn new(fds: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(fds)))
     }
 
-    /// Raises this process's soft limit of open files to the hard one, and allows what it leaves.
+    /// Raises this process's soft limit of open files to the hard limit; the budget is what that leaves.
     pub fn raise() -> Self {
         let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
             Ok((soft, hard)) if soft < hard => {
@@ -67,7 +67,7 @@ impl FdBudget {
         Self::new(usize::try_from(spare).unwrap_or(usize::MAX))
     }
 
-    /// Descriptors that may still be kept.
+    /// Descriptors still available.
     pub fn left(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -82,7 +82,7 @@ impl FdBudget {
     }
 }
 
-/// One kept descriptor's share of the budget, given back on drop.
+/// One open descriptor's share of the budget, returned on drop.
 #[derive(Debug)]
 struct Permit(Arc<AtomicUsize>);
 
@@ -92,12 +92,12 @@ impl Drop for Permit {
     }
 }
 
-/// The memory that texts are read into. It grows to the longest text and stays.
+/// The buffer that files are read into. It grows to the longest file and is reused.
 #[derive(Debug)]
 pub struct Buffer(Vec<u8>);
 
-/// No file that is read here comes near this size; a longer one is not what it should be.
-const LONGEST_TEXT: usize = 16 << 20;
+/// No kernel file read here comes near this size.
+const MAX_FILE_SIZE: usize = 16 << 20;
 
 impl Default for Buffer {
     fn default() -> Self {
@@ -107,17 +107,17 @@ impl Default for Buffer {
 
 impl Buffer {
     fn grow(&mut self) -> bool {
-        let room = self.0.len() < LONGEST_TEXT;
-        if room {
+        let can_grow = self.0.len() < MAX_FILE_SIZE;
+        if can_grow {
             self.0.resize(self.0.len() * 2, 0);
         }
-        room
+        can_grow
     }
 }
 
-/// A file that is opened at the first reading and then kept.
+/// A file that is opened at the first read and then stays open.
 #[derive(Debug)]
-pub struct Gauge {
+pub struct CachedFile {
     path: Arc<Path>,
     state: State,
 }
@@ -125,15 +125,15 @@ pub struct Gauge {
 #[derive(Debug)]
 enum State {
     Closed,
-    Kept(
+    Open(
         File,
-        #[expect(dead_code, reason = "held for its drop")] Permit,
+        #[expect(dead_code, reason = "kept for its drop")] Permit,
     ),
     Absent,
 }
 
-impl Gauge {
-    /// A gauge on `path`; nothing is opened yet.
+impl CachedFile {
+    /// Does not open the file yet.
     pub fn new(path: impl Into<Arc<Path>>) -> Self {
         Self {
             path: path.into(),
@@ -146,18 +146,18 @@ impl Gauge {
         &self.path
     }
 
-    /// Whether a descriptor is held, so that a removed cgroup cannot be mistaken for its successor.
-    pub const fn is_kept(&self) -> bool {
-        matches!(self.state, State::Kept(..))
+    /// Whether the file is open, so that a removed cgroup cannot be mistaken for its successor.
+    pub const fn is_open(&self) -> bool {
+        matches!(self.state, State::Open(..))
     }
 
-    /// Closes the file; the next reading opens what then has its name.
-    pub fn forget(&mut self) {
+    /// Closes the file; the next read opens whatever then has this path.
+    pub fn close(&mut self) {
         self.state = State::Closed;
     }
 
-    /// Looks for the file again at the next reading where there was none.
-    pub fn look_again(&mut self) {
+    /// Makes the next read try again to open a file that was absent.
+    pub fn retry_absent(&mut self) {
         if matches!(self.state, State::Absent) {
             self.state = State::Closed;
         }
@@ -166,19 +166,19 @@ impl Gauge {
     /// Reads a file that holds one number.
     ///
     /// # Errors
-    /// Anything but exactly one number, as [`ReadError`] tells.
+    /// If the file does not hold exactly one number; see [`ReadError`].
     pub fn read_number(&mut self, fds: &FdBudget) -> Result<u64, ReadError> {
         // A u64 and its newline take 21 bytes.
         let mut text = [0; 32];
         let length = self.with_file(fds, |file| pread(file, &mut text, 0))?;
-        self.understood(parse::number(&text[..length]))
+        self.parsed(parse::number(&text[..length]))
     }
 
-    /// Reads a file that the kernel writes in one go: all of `/proc/{stat,meminfo,loadavg,pressure}` and the
-    /// cgroup files but the lists of tasks. One system call.
+    /// Reads a file that the kernel returns in one read: `/proc/{stat,meminfo,loadavg,pressure}` and all cgroup files
+    /// except task lists. One system call.
     ///
     /// # Errors
-    /// As [`ReadError`] tells.
+    /// See [`ReadError`].
     pub fn read<'b>(
         &mut self,
         fds: &FdBudget,
@@ -195,11 +195,11 @@ impl Gauge {
         Ok(&buffer.0[..length])
     }
 
-    /// Reads a file that the kernel writes record by record, where a short read is not yet the end: lists of
-    /// tasks, `/proc/diskstats`, `/proc/net/dev`.
+    /// Reads a file that the kernel returns record by record, where a short read is not the end: task lists,
+    /// `/proc/diskstats`, `/proc/net/dev`.
     ///
     /// # Errors
-    /// As [`ReadError`] tells.
+    /// See [`ReadError`].
     pub fn read_records<'b>(
         &mut self,
         fds: &FdBudget,
@@ -220,11 +220,11 @@ impl Gauge {
         Ok(&buffer.0[..length])
     }
 
-    /// `value`, or that this file's text made none.
+    /// Turns a failed parse (`None`) into [`ReadError::Malformed`].
     ///
     /// # Errors
-    /// [`ReadError::Malformed`] for `None`.
-    pub fn understood<T>(&self, value: Option<T>) -> Result<T, ReadError> {
+    /// If `value` is `None`.
+    pub fn parsed<T>(&self, value: Option<T>) -> Result<T, ReadError> {
         value.ok_or_else(|| ReadError::Malformed(Arc::clone(&self.path)))
     }
 
@@ -234,13 +234,13 @@ impl Gauge {
         read: impl FnOnce(&File) -> io::Result<T>,
     ) -> Result<T, ReadError> {
         let result = match &self.state {
-            State::Kept(file, _) => read(file),
+            State::Open(file, _) => read(file),
             State::Absent => return Err(ReadError::Absent(Arc::clone(&self.path))),
             State::Closed => {
                 let file = File::open(&self.path).map_err(|error| self.failed_open(error))?;
                 let result = read(&file);
                 if let Some(permit) = fds.take() {
-                    self.state = State::Kept(file, permit);
+                    self.state = State::Open(file, permit);
                 }
                 result
             }
@@ -248,7 +248,7 @@ impl Gauge {
         result.map_err(|error| self.failed_read(error))
     }
 
-    /// A missing file in a folder that exists is not there by nature; with its folder gone, it is gone.
+    /// A missing file in an existing folder is not supported here; if the folder is missing too, it is gone.
     fn failed_open(&mut self, source: io::Error) -> ReadError {
         let path = Arc::clone(&self.path);
         let missing = source.kind() == io::ErrorKind::NotFound;
@@ -268,7 +268,7 @@ impl Gauge {
             self.state = State::Closed;
             ReadError::Gone(path)
         } else if source.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) {
-            // Pressure files of a kernel that was booted with `psi=0`.
+            // Pressure files of a kernel booted with `psi=0`.
             self.state = State::Absent;
             ReadError::Absent(path)
         } else {
@@ -277,7 +277,7 @@ impl Gauge {
     }
 }
 
-/// ENODEV from a removed cgroup's file, ESRCH from an ended task's.
+/// ENODEV from a removed cgroup's file, ESRCH from an exited task's.
 fn is_gone(error: &io::Error) -> bool {
     [Errno::ENODEV, Errno::ENOENT, Errno::ESRCH]
         .iter()

@@ -1,0 +1,193 @@
+//! Computes the wanted content of each file from a plan.
+
+use std::sync::Arc;
+
+use crate::engine::plan::{Lever, Throttle};
+use crate::engine::units::MilliCpu;
+use crate::node::cgroup::knob::{ControlFile, ControlFileError, CpuDir, Role};
+use crate::node::cgroup::parse::Bandwidth;
+
+use super::Throttler;
+use super::outcome::Outcome;
+use super::throttled_pod::{Entry, ThrottledPod};
+
+impl Throttler {
+    /// Plans every file of one pod, and restores those that the plan no longer needs.
+    ///
+    /// # Errors
+    /// [`ControlFileError::Gone`] if the pod is gone.
+    pub(super) fn plan_files(
+        &mut self,
+        pod: &mut ThrottledPod,
+        throttle: &Throttle,
+        out: &mut Vec<Outcome>,
+    ) -> Result<(), ControlFileError> {
+        let wanted = |entry: &Entry| match entry.role() {
+            Role::Quota | Role::Burst => throttle
+                .levers
+                .iter()
+                .any(|lever| lever.cgroup == entry.cgroup && lever.quota.is_some()),
+            Role::Idle | Role::Weight => throttle.idle,
+        };
+        let uid = &throttle.uid;
+        self.journal_stale |= pod.release(uid, |entry| !wanted(entry), &mut self.effects, out);
+        pod.class_done &= throttle.idle;
+        let base = throttle.levers.iter().map(|lever| lever.base).sum();
+        if throttle.idle && !pod.class_done {
+            self.plan_idle_class(pod, base)?;
+        }
+        for lever in &throttle.levers {
+            let Some(limit) = lever.quota else { continue };
+            match self.plan_quota(pod, throttle, lever, limit, out) {
+                // A container may be gone while its pod still runs.
+                Err(error) if error.is_gone() && !lever.cgroup.is_empty() => {
+                    pod.entries.retain(|entry| entry.cgroup != lever.cgroup);
+                    self.journal_stale = true;
+                }
+                planned => planned?,
+            }
+        }
+        Ok(())
+    }
+
+    fn dir(&self, pod: &ThrottledPod, lever: &str) -> Result<CpuDir, ControlFileError> {
+        let cgroup = pod
+            .path
+            .join(lever)
+            .map_err(|_| ControlFileError::Malformed {
+                path: pod.path.as_str().into(),
+                text: lever.to_owned(),
+            })?;
+        CpuDir::open(&self.hierarchy, &cgroup)
+    }
+
+    fn plan_quota(
+        &mut self,
+        pod: &mut ThrottledPod,
+        throttle: &Throttle,
+        lever: &Lever,
+        limit: MilliCpu,
+        out: &mut Vec<Outcome>,
+    ) -> Result<(), ControlFileError> {
+        if pod.entry(&lever.cgroup, Role::Quota).is_none() {
+            return self.add_quota(pod, lever, limit);
+        }
+        let Some(entry) = pod.entry(&lever.cgroup, Role::Quota) else {
+            return Ok(());
+        };
+        let original = entry.file.bandwidth(&entry.original)?;
+        let target = original.limited_to(limit);
+        if !original.allows_more_than(target) {
+            let on_lever = |entry: &Entry| {
+                entry.cgroup == lever.cgroup && matches!(entry.role(), Role::Quota | Role::Burst)
+            };
+            self.journal_stale |= pod.release(&throttle.uid, on_lever, &mut self.effects, out);
+            return Ok(());
+        }
+        entry.base = lever.base;
+        let text = entry.file.text(target);
+        self.journal_stale |= entry.set_target(text);
+        self.plan_burst(pod, &lever.cgroup, target)
+    }
+
+    fn add_quota(
+        &mut self,
+        pod: &mut ThrottledPod,
+        lever: &Lever,
+        limit: MilliCpu,
+    ) -> Result<(), ControlFileError> {
+        let dir = self.dir(pod, &lever.cgroup)?;
+        let file = dir.required(Role::Quota)?;
+        let reading = file.read()?;
+        let original = file.bandwidth(reading.text())?;
+        let target = original.limited_to(limit);
+        if !original.allows_more_than(target) {
+            return Ok(());
+        }
+        let text = file.text(target);
+        let location = (Arc::clone(&lever.cgroup), dir.inode());
+        let mut entry = Entry::fresh(location, file, lever.base, reading.text(), text);
+        entry.burst = dir.control_file(Role::Burst)?;
+        pod.insert(entry);
+        self.journal_stale = true;
+        self.plan_burst(pod, &lever.cgroup, target)
+    }
+
+    /// The kernel rejects a quota below the burst, so the burst is lowered with it. It is restored only after the quota.
+    fn plan_burst(
+        &mut self,
+        pod: &mut ThrottledPod,
+        lever: &str,
+        target: Bandwidth,
+    ) -> Result<(), ControlFileError> {
+        let max = target.quota.unwrap_or(u64::MAX);
+        if let Some(entry) = pod.entry(lever, Role::Burst) {
+            let lowered = micros(&entry.file, &entry.ours)?.min(max);
+            self.journal_stale |= entry.set_target(lowered.to_string().into());
+            return Ok(());
+        }
+        let Some(quota) = pod.entry(lever, Role::Quota) else {
+            return Ok(());
+        };
+        let Some(file) = &quota.burst else {
+            return Ok(());
+        };
+        let reading = file.read()?;
+        if micros(file, reading.text())? <= max {
+            return Ok(());
+        }
+        let location = (Arc::clone(&quota.cgroup), quota.inode);
+        if let Some(file) = quota.burst.take() {
+            let ours = max.to_string().into();
+            let entry = Entry::fresh(location, file, MilliCpu::ZERO, reading.text(), ours);
+            pod.insert(entry);
+            self.journal_stale = true;
+        }
+        Ok(())
+    }
+
+    /// Makes the pod idle class, or gives it the minimum weight if the kernel has no idle class.
+    fn plan_idle_class(
+        &mut self,
+        pod: &mut ThrottledPod,
+        base: MilliCpu,
+    ) -> Result<(), ControlFileError> {
+        let dir = self.dir(pod, "")?;
+        let weight = dir.required(Role::Weight)?;
+        let reading = weight.read()?;
+        let location = (Arc::from(""), dir.inode());
+        let entry = |file, original: &str, ours: &str| {
+            Entry::fresh(location.clone(), file, base, original, ours.into())
+        };
+        let mut entries = Vec::new();
+        match dir.control_file(Role::Idle)? {
+            Some(idle) if idle.read()?.text() == "1" => {}
+            Some(idle) => {
+                let class = idle.read()?;
+                let expected = weight.kind().idle_weight();
+                let mut follower = entry(weight, reading.text(), expected);
+                follower.follows_idle = true;
+                entries.extend([entry(idle, class.text(), "1"), follower]);
+            }
+            None if reading.text() == weight.kind().min_weight() => {}
+            None => {
+                let min = weight.kind().min_weight();
+                entries.push(entry(weight, reading.text(), min));
+            }
+        }
+        pod.class_done = true;
+        self.journal_stale |= !entries.is_empty();
+        for entry in entries {
+            pod.insert(entry);
+        }
+        Ok(())
+    }
+}
+
+/// Parses a burst file's microseconds.
+pub(super) fn micros(file: &ControlFile, text: &str) -> Result<u64, ControlFileError> {
+    text.parse().map_err(|_| ControlFileError::Malformed {
+        path: file.path().to_owned(),
+        text: text.to_owned(),
+    })
+}

@@ -1,0 +1,146 @@
+//! Saves the engine's state for the next process.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::kept::{Kept, Worth};
+use super::state_dir::{self, StateError, Writer};
+use crate::engine::EngineState;
+use crate::engine::time::BootTime;
+use crate::engine::window::NodeWindows;
+
+/// Rule states and counters, in the state directory.
+pub(super) const ENGINE_FILE: &str = "engine.json";
+/// The node's usage over the last hours, in the state directory.
+const WINDOWS_FILE: &str = "windows.json";
+const WINDOWS_FORMAT: u32 = 1;
+/// How often the windows are saved: the longest gap after a process is killed.
+const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
+/// How often the state is saved while only counters change.
+const SAVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Saved state of the engine and the started evictions.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SavedState<P> {
+    boot_id: String,
+    pub state: EngineState,
+    #[serde(default = "Vec::new")]
+    pub evictions: Vec<P>,
+}
+
+impl<P> Default for SavedState<P> {
+    fn default() -> Self {
+        Self {
+            boot_id: String::new(),
+            state: EngineState::default(),
+            evictions: Vec::new(),
+        }
+    }
+}
+
+/// Saves the engine's state and windows.
+#[derive(Debug)]
+pub(super) struct EngineStore {
+    path: PathBuf,
+    writer: Writer,
+    last_save: BootTime,
+    /// The last save failed.
+    failed: bool,
+    windows: Option<Kept<NodeWindows>>,
+    last_windows_save: BootTime,
+}
+
+impl EngineStore {
+    pub(super) fn new(state_dir: &Path, writer: Writer, now: BootTime) -> Self {
+        Self {
+            path: state_dir.join(ENGINE_FILE),
+            writer,
+            last_save: now,
+            failed: false,
+            // Without a boot ID, windows of an earlier boot could not be detected.
+            windows: Kept::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Worth::ThisBoot).ok(),
+            last_windows_save: now,
+        }
+    }
+
+    pub(super) const fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    /// Whether it is time to save changed counters.
+    pub(super) fn is_due(&self, now: BootTime) -> bool {
+        now.since(self.last_save) >= SAVE_INTERVAL
+    }
+
+    /// Whether a failed save must be retried.
+    pub(super) fn needs_retry(&self, now: BootTime) -> bool {
+        self.failed && self.is_due(now)
+    }
+
+    pub(super) fn save<P: Serialize>(
+        &mut self,
+        now: BootTime,
+        state: EngineState,
+        evictions: Vec<P>,
+    ) -> Result<(), StateError> {
+        self.last_save = now;
+        let boot_id = self.writer.boot_id.clone();
+        let saved = SavedState {
+            boot_id,
+            state,
+            evictions,
+        };
+        let result = state_dir::replace(&self.path, &saved);
+        self.failed = result.is_err();
+        result
+    }
+
+    /// Loads the windows saved by the last process of this boot.
+    pub(super) fn load_windows(&mut self) -> NodeWindows {
+        let saved = self.windows.as_mut().and_then(Kept::read_or_tell);
+        saved.unwrap_or_default()
+    }
+
+    /// Whether it is time to save the windows.
+    pub(super) fn are_windows_due(&self, now: BootTime) -> bool {
+        now.since(self.last_windows_save) >= WINDOWS_INTERVAL
+    }
+
+    pub(super) fn save_windows(
+        &mut self,
+        now: BootTime,
+        windows: &NodeWindows,
+    ) -> Result<(), StateError> {
+        self.last_windows_save = now;
+        match &mut self.windows {
+            Some(file) => file.keep(windows).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Loads the state saved by the last process of this boot.
+    pub(super) fn load<P: DeserializeOwned>(&self) -> SavedState<P> {
+        let saved = state_dir::read::<SavedState<P>>(&self.path);
+        if let Err(error) = &saved
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "failed to read the rule states: every rule starts over, using only the journal");
+        }
+        // Without saved state of this boot, only the journal says what is in force.
+        saved
+            .ok()
+            .filter(|saved| saved.boot_id == self.writer.boot_id)
+            .unwrap_or_default()
+    }
+
+    /// Removes the saved state, so that the next process starts over.
+    pub(super) fn forget(&self) -> Result<(), StateError> {
+        state_dir::remove(&self.path)
+    }
+}
