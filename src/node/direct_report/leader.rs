@@ -96,7 +96,7 @@ impl Leader {
                 }
             }
         }
-        Err(not_sent("no replica of the controller is the leader"))
+        Err(not_sent("no replica of the controller leads"))
     }
 
     fn credentials(&self) -> Option<(String, HeaderValue)> {
