@@ -13,7 +13,9 @@ mod run_support;
 
 use std::time::Duration;
 
-use agent_support::{Agent, HIGH, LOW, NODE, Node, TIMEOUT, closing, evicting, pod, rule, throttling};
+use agent_support::{
+    Agent, HIGH, LOW, NODE, Node, TIMEOUT, closing, evicting, pod, rule, throttling,
+};
 use api_support::faults::{Fault, Proxy};
 use api_support::leader::{Asked, Fate, Leader};
 use api_support::{free_port, policy};
@@ -203,7 +205,9 @@ fn pods_are_evicted_in_order_one_per_round() {
     assert!(first == ["one"] || first == ["two"], "{first:?}");
     let evicted = node.plane.get("pod", &first[0]);
     assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
-    agent.until("scheduling is disabled meanwhile", || !node.taints().is_empty());
+    agent.until("scheduling is disabled meanwhile", || {
+        !node.taints().is_empty()
+    });
     // No further eviction before the round has settled.
     let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
     assert!(evaluations(&agent) >= 1);
@@ -541,7 +545,9 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
     });
     assert!(node.is_throttled(&batch));
     node.keep(&json!({"rules": [], "moonPhase": null}));
-    agent.until("without rules everything is restored", || node.quota(&batch) == -1);
+    agent.until("without rules everything is restored", || {
+        node.quota(&batch) == -1
+    });
     agent.until("it is ready without rules", || agent.is_ready());
 }
 
@@ -605,7 +611,9 @@ fn a_second_agent_waits_and_takes_over_from_the_first() {
     third.kill();
     first.kill();
     node.machine.load.set(HIGH);
-    second.until("the second agent enforces the rules", || node.is_throttled(&batch));
+    second.until("the second agent enforces the rules", || {
+        node.is_throttled(&batch)
+    });
 }
 
 #[test]

@@ -243,7 +243,9 @@ fn failing_writes_are_all_retried_and_everything_stays_in_force() {
             ordeal.left()
         );
     }
-    let Scene { node, threshold, .. } = &scene;
+    let Scene {
+        node, threshold, ..
+    } = &scene;
     let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
     agent.until_within(TIMEOUT, "the status shows the last edit", || {
         node.status()["observedHash"] == hash
@@ -282,14 +284,19 @@ fn sigterm_leaves_everything_in_force_unless_the_daemonset_is_deleted() {
     for (what, fault) in of_calls().into_iter().filter(is_inconclusive) {
         let agent = scene.agent(&own);
         // It has to see its own pod to know its DaemonSet.
-        agent.until_within(TIMEOUT, "it adopts what is in force and lists everything", || {
-            agent.said().contains("adopted=1") && agent.is_ready()
-        });
+        agent.until_within(
+            TIMEOUT,
+            "it adopts what is in force and lists everything",
+            || agent.said().contains("adopted=1") && agent.is_ready(),
+        );
         ordeal.add("daemonsets/agent", [Some(fault)]);
         let (well, said) = agent.terminate();
         let left = said.contains("what is in force stays in force");
         assert!(well && left, "{what}: {said}");
-        assert!(ordeal.left().is_empty(), "{what}: it did not read the DaemonSet");
+        assert!(
+            ordeal.left().is_empty(),
+            "{what}: it did not read the DaemonSet"
+        );
         assert_eq!(
             scene.node.quota(&scene.batch),
             scene.floor,
@@ -357,7 +364,9 @@ fn no_eviction_is_sent_once_everything_is_being_restored() {
     node.keep(&two_evictions());
     node.machine.load.set(HIGH);
     let mut agent = node.agent(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
-    agent.until_within(TIMEOUT, "the first is sent", || started.load(Ordering::SeqCst));
+    agent.until_within(TIMEOUT, "the first is sent", || {
+        started.load(Ordering::SeqCst)
+    });
     agent.signal(Signal::SIGINT);
     agent.process.0.wait().unwrap();
     let seen = proxy.take_seen();
@@ -386,15 +395,11 @@ fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
     let crd = "nodewatermarks.plimsoll.dev";
     node.plane.kubectl(&["delete", "crd", crd]);
     let mut agent = node.agent(&[]);
-    agent.until_within(
-        TIMEOUT,
-        "the missing CRD is reported with the fix",
-        || {
-            let words = "the CRD of NodeWatermark is not installed (`plimsoll crds";
-            let ready = agent.http("/readyz");
-            ready.is_some_and(|(code, body)| code == 503 && body.contains(words))
-        },
-    );
+    agent.until_within(TIMEOUT, "the missing CRD is reported with the fix", || {
+        let words = "the CRD of NodeWatermark is not installed (`plimsoll crds";
+        let ready = agent.http("/readyz");
+        ready.is_some_and(|(code, body)| code == 503 && body.contains(words))
+    });
     assert_eq!(agent.http("/livez").unwrap().0, 200);
     node.plane.install_definitions();
     node.keep(&throttling());

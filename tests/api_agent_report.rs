@@ -100,7 +100,10 @@ impl Agent {
             Arc::new(AtomicBool::new(false)),
         );
         let measuring = tokio::spawn(measure(reports, Arc::clone(&sequence)));
-        let watching = tokio::spawn(watch_acknowledged(acknowledged.clone(), Arc::clone(&was_unacknowledged)));
+        let watching = tokio::spawn(watch_acknowledged(
+            acknowledged.clone(),
+            Arc::clone(&was_unacknowledged),
+        ));
         Self {
             client: client.clone(),
             service,
@@ -197,7 +200,10 @@ async fn measure(reports: DirectReports, sequence: Arc<AtomicI64>) {
     }
 }
 
-async fn watch_acknowledged(mut acknowledged: watch::Receiver<bool>, was_unacknowledged: Arc<AtomicBool>) {
+async fn watch_acknowledged(
+    mut acknowledged: watch::Receiver<bool>,
+    was_unacknowledged: Arc<AtomicBool>,
+) {
     while acknowledged.changed().await.is_ok() {
         if !*acknowledged.borrow_and_update() {
             was_unacknowledged.store(true, Ordering::Relaxed);
@@ -214,7 +220,10 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
     let (first, second) = (agent.ready().await, agent.ready().await);
     let unready = agent.replica();
     agent.endpoint(&unready, false).await;
-    let (heard, also) = (agent.receives(&first, 4).await, agent.receives(&second, 4).await);
+    let (heard, also) = (
+        agent.receives(&first, 4).await,
+        agent.receives(&second, 4).await,
+    );
     for seen in heard.iter().chain(&also) {
         assert_eq!(seen.authorization, "Bearer one");
         let report = &seen.report;
@@ -223,7 +232,10 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
         assert!(report.agent_started_millis > 0);
     }
     assert!(sequences(&heard).is_sorted_by(|a, b| a < b), "{heard:?}");
-    assert!(!*agent.acknowledged.borrow(), "a standby acknowledges nothing");
+    assert!(
+        !*agent.acknowledged.borrow(),
+        "a standby acknowledges nothing"
+    );
     assert_eq!((first.connections(), second.connections()), (1, 1));
     assert_eq!((unready.connections(), agent.count("acknowledged")), (0, 0));
     assert!(agent.count("standby") >= 8);
@@ -319,7 +331,11 @@ async fn a_rotated_token_and_ca_are_used(client: Client) {
     agent
         .until("the token is new", || two(&replica.seen()))
         .await;
-    assert_eq!(replica.connections(), 1, "a new token needs no new connection");
+    assert_eq!(
+        replica.connections(),
+        1,
+        "a new token needs no new connection"
+    );
     // The next CA is trusted beside the old one before it issues certificates.
     let next = Authority::make();
     let both = format!("{}{}", agent.authority.pem, next.pem);
@@ -410,7 +426,9 @@ async fn reports_reach_healthy_replicas_despite_failing_ones() {
     let client = connect(Some(&plane.kubeconfig)).await.unwrap();
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
-        Box::pin(every_ready_replica_gets_all_reports_over_one_connection(it())),
+        Box::pin(every_ready_replica_gets_all_reports_over_one_connection(
+            it(),
+        )),
         Box::pin(a_failover_does_not_change_the_lease_but_a_lost_leader_does(
             it(),
         )),

@@ -284,7 +284,10 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     let before = agent.sequence().await;
     agent.mark.send_replace(Percent::of(75.0));
     let took = agent.renewed_after(before).await;
-    assert!(took < Duration::from_secs(10), "a new threshold took {took:?}");
+    assert!(
+        took < Duration::from_secs(10),
+        "a new threshold took {took:?}"
+    );
     assert_eq!(agent.calls(), "PUT");
     let before = agent.sequence().await;
     agent.acknowledged.send_replace(false);

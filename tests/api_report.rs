@@ -17,7 +17,7 @@ use plimsoll::cluster::client::connect;
 use plimsoll::crd::NodeWatermarkStatus;
 use plimsoll::crd::node_watermark::{Counts, RuleStatus, SchedulingStatus};
 use plimsoll::engine::pod::PodUid;
-use plimsoll::node::report::events::{Regarding, NewEvent};
+use plimsoll::node::report::events::{NewEvent, Regarding};
 use plimsoll::node::report::publish::Publisher;
 use plimsoll::node::report::write::{Report, Writes, run};
 use serde_json::{Value, json};
@@ -161,7 +161,10 @@ async fn events_during_an_outage_are_published_afterwards() {
     for event in &events {
         messages.push(event["message"].as_str().unwrap());
         let time: jiff::Timestamp = event["eventTime"].as_str().unwrap().parse().unwrap();
-        assert!(time <= reported, "it has the time when it happened: {event}");
+        assert!(
+            time <= reported,
+            "it has the time when it happened: {event}"
+        );
         assert!(
             event["lastTimestamp"].is_string() && event["count"] == 1,
             "kubectl get events sorts by it: {event}"

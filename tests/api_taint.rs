@@ -197,7 +197,10 @@ async fn the_condition_changes_its_time_only_with_its_status() {
     let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
         .await
         .unwrap();
-    assert_eq!(seen.version, version, "an unchanged condition is not written");
+    assert_eq!(
+        seen.version, version,
+        "an unchanged condition is not written"
+    );
     let other = Mark {
         reason: "watermark1/memory".to_owned(),
         ..strong
@@ -222,11 +225,7 @@ async fn the_condition_changes_its_time_only_with_its_status() {
     };
     let (all, before) = (conditions().await, taints(&nodes).await);
     let seen = taint::keep(&client, seen, Bearing::NoTrace).await.unwrap();
-    assert_eq!(
-        condition(&nodes).await,
-        Value::Null,
-        "no trace is left"
-    );
+    assert_eq!(condition(&nodes).await, Value::Null, "no trace is left");
     assert_eq!(conditions().await, all - 1, "other conditions stay");
     assert_eq!(taints(&nodes).await, before);
     taint::keep(&client, seen, Bearing::Mark(&other))
@@ -385,8 +384,10 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
         .unwrap();
     let mut task = Task::start(client.clone());
     task.observe(&client).await;
-    task.until("the taint of a dead agent is seen", |it| it.effect.is_some())
-        .await;
+    task.until("the taint of a dead agent is seen", |it| {
+        it.effect.is_some()
+    })
+    .await;
     task.want(Scheduling::Hold);
     task.want(disabled());
     task.until("the taint is as strong as wanted", |it| {
@@ -405,13 +406,12 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
     }
     remove_taint(&nodes).await;
     task.observe(&client).await;
-    task.until("repeated removals are reported", |it| {
-        it.contested
-    })
-    .await;
+    task.until("repeated removals are reported", |it| it.contested)
+        .await;
     assert!(ours(&nodes).await.is_empty(), "and not written again");
     task.want(Scheduling::Enabled);
-    task.until("it is not contested any more", |it| !it.contested).await;
+    task.until("it is not contested any more", |it| !it.contested)
+        .await;
     let started = now();
     while condition(&nodes).await["status"] != "False" {
         assert!(started.elapsed() < SOON, "the condition was left");

@@ -86,7 +86,9 @@ impl EmergencyStop {
             return policy.cloned();
         }
         let mut active = policy.map(|it| PolicySet::clone(it)).unwrap_or_default();
-        active.rules.retain(|rule| rule.strategy == Strategy::Preview);
+        active
+            .rules
+            .retain(|rule| rule.strategy == Strategy::Preview);
         Some(Arc::new(active))
     }
 }

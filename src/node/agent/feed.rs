@@ -127,7 +127,9 @@ impl Failure {
             (Source::Stop, Some(403)) => format!(
                 "failed to read the emergency stop; its last known state applies: {message}"
             ),
-            (_, Some(401)) => format!("the API server does not accept the agent's credentials: {message}"),
+            (_, Some(401)) => {
+                format!("the API server does not accept the agent's credentials: {message}")
+            }
             _ => message,
         };
         Self { code, why }

@@ -6,20 +6,20 @@
 //!      └── taint, evictions, status ◄─────┘
 //! ```
 
+mod cgroup_locator;
 mod emergency_stop;
-mod shutdown;
 mod feed;
-mod saved_state;
 mod metrics;
 mod node_lock;
 mod objects;
-mod cgroup_locator;
 mod pods;
 mod reconcile;
 mod report;
-mod rules;
-mod start;
 mod restore;
+mod rules;
+mod saved_state;
+mod shutdown;
+mod start;
 mod telemetry;
 
 use std::io;
@@ -166,7 +166,14 @@ pub async fn run(
     let listener = serve::listen(options.listen)?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
     let links = Links::default();
-    let telemetry = Telemetry::start(&client, heartbeat_client, &options, &metrics, links.clone(), now);
+    let telemetry = Telemetry::start(
+        &client,
+        heartbeat_client,
+        &options,
+        &metrics,
+        links.clone(),
+        now,
+    );
     let agent = Agent::new(client, options, hierarchy, metrics, telemetry, links, now)?;
     let result = Box::pin(agent.run(stop)).await;
     serving.abort();
@@ -190,11 +197,7 @@ pub async fn restore(options: &Options) -> Result<bool, AgentError> {
     restore::restore_leftovers(options, hierarchy, client, "`--restore`", now).await
 }
 
-fn check_proc(
-    options: &Options,
-    hierarchy: &Hierarchy,
-    now: BootTime,
-) -> Result<(), AgentError> {
+fn check_proc(options: &Options, hierarchy: &Hierarchy, now: BootTime) -> Result<(), AgentError> {
     let mut sampler = Sampler::new(&options.proc_root, hierarchy.clone());
     let mut sample = Sample::default();
     sampler.sample_node(now, &Demand::default(), &mut sample);

@@ -303,10 +303,7 @@ mod tests {
         };
         assert_eq!(owner_of(owner("ReplicaSet", true)), None);
         assert_eq!(owner_of(owner("DaemonSet", false)), None);
-        assert_eq!(
-            owner_of(owner("DaemonSet", true)).expect("owner").uid,
-            "y"
-        );
+        assert_eq!(owner_of(owner("DaemonSet", true)).expect("owner").uid, "y");
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 
-use super::objects::{self, Owner, SeenPod};
 use super::cgroup_locator::CgroupLocator;
+use super::objects::{self, Owner, SeenPod};
 use crate::engine::pod::PodUid;
 use crate::node::cgroup::CgroupPath;
 use crate::node::machine::workload::Workload;
@@ -249,13 +249,17 @@ mod tests {
         fixture.cgroup(2);
         assert_eq!(fixture.seen().expect("b is new"), ["a", "b"]);
         // A status that changes no fact counts as unchanged.
-        fixture.pods.take(Event::Apply(pod("a", &uid(1), "Running")));
+        fixture
+            .pods
+            .take(Event::Apply(pod("a", &uid(1), "Running")));
         assert_eq!(fixture.seen(), None);
         fixture
             .pods
             .take(Event::Apply(pod("a", &uid(1), "Succeeded")));
         assert_eq!(fixture.seen().expect("a has finished"), ["b"]);
-        fixture.pods.take(Event::Delete(pod("b", &uid(2), "Running")));
+        fixture
+            .pods
+            .take(Event::Delete(pod("b", &uid(2), "Running")));
         assert_eq!(fixture.seen().expect("b is deleted"), [""; 0]);
     }
 

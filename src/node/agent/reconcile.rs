@@ -11,19 +11,19 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
-use super::shutdown::{self, NodeView, Shutdown};
-use super::feed::{Change, Failure, Feed, WatchedObject, Source, feed};
-use super::saved_state::SavedState;
+use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
 use super::metrics::{KindLabels, Metrics};
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
-use super::cgroup_locator::CgroupLocator;
 use super::pods::Pods;
 use super::report::{Reporter, Target, log};
-use super::rules::{Rules, Seen, Problem};
-use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
 use super::restore::{restore_leftovers, restore_running};
+use super::rules::{Problem, Rules, Seen};
+use super::saved_state::SavedState;
+use super::shutdown::{self, NodeView, Shutdown};
+use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
 use super::telemetry::Telemetry;
 use super::{AgentError, Machine, Options, Stop};
 use crate::engine::plan::Change as PlanChange;
@@ -119,7 +119,11 @@ impl Agent {
             node: WatchedObject::default(),
             taint_watch: watch::Sender::new(Watched::default()),
             watermark: WatchedObject::default(),
-            rules: saved.rules().as_ref().map(Rules::from_saved).unwrap_or_default(),
+            rules: saved
+                .rules()
+                .as_ref()
+                .map(Rules::from_saved)
+                .unwrap_or_default(),
             stop: EmergencyStop::from_saved(saved.stop()),
             failures: BTreeMap::new(),
             saved,
@@ -306,7 +310,10 @@ impl Agent {
     }
 
     fn start(&mut self, now: BootTime) -> Result<(), AgentError> {
-        match self.start_state().start(&self.options.node, self.started, now) {
+        match self
+            .start_state()
+            .start(&self.options.node, self.started, now)
+        {
             Start::Wait(why) => {
                 self.wait(why);
                 return Ok(());
@@ -360,7 +367,10 @@ impl Agent {
             sample_interval: self.options.sample_interval,
             sample_everything: false,
         };
-        let policy = self.stop.active_part(self.rules.policy()).unwrap_or_default();
+        let policy = self
+            .stop
+            .active_part(self.rules.policy())
+            .unwrap_or_default();
         let pods = workloads.clone();
         let (client, node) = (self.client.clone(), &self.options.node);
         let leader = self.leader.clone();
@@ -554,7 +564,9 @@ impl Agent {
         let (client, node) = (&self.client, &*self.options.node);
         let restored = match self.machine {
             Some(machine) => restore_running(machine, self.reporter, client, node, why, now).await,
-            None => restore_leftovers(&self.options, self.hierarchy, Some(client), why, now).await?,
+            None => {
+                restore_leftovers(&self.options, self.hierarchy, Some(client), why, now).await?
+            }
         };
         // If something is left, the controller must report a missing agent: the Lease stays.
         if restored {

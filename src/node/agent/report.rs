@@ -99,7 +99,8 @@ impl Reporter {
 
     /// Adopts what an earlier process left in force and already reported.
     pub fn adopt(&mut self, machine: &Machine) {
-        self.event_builder.adopt(machine.records(), machine.policy());
+        self.event_builder
+            .adopt(machine.records(), machine.policy());
     }
 
     /// Sets the reason of the emergency stop, if there is one; `is_new` also sends an event.
@@ -135,7 +136,8 @@ impl Reporter {
         let standing_changed = standing != self.standing;
         let evaluated = machine.plan().evaluated;
         metrics.count(&machine.plan().transitions);
-        self.changed |= self.builder.record(machine.events()) || standing_changed || !outcomes.is_empty();
+        self.changed |=
+            self.builder.record(machine.events()) || standing_changed || !outcomes.is_empty();
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();
             let decided = machine.plan().scheduling != Scheduling::Hold;
@@ -143,7 +145,9 @@ impl Reporter {
                 .iter()
                 .map(|report| (report.value.is_some(), report.unknown));
             // A first evaluation sends no event, but it changes the status.
-            if decided != self.evaluated_rules.0 || !known.clone().eq(self.evaluated_rules.1.iter().copied()) {
+            if decided != self.evaluated_rules.0
+                || !known.clone().eq(self.evaluated_rules.1.iter().copied())
+            {
                 self.evaluated_rules = (decided, known.collect());
                 self.changed = true;
             }
@@ -179,8 +183,10 @@ impl Reporter {
     ) {
         let policy = machine.policy();
         let facts = Facts { policy, reports };
-        self.event_builder.record(machine.events(), facts, &mut self.new_events);
-        self.event_builder.forget(|uid| machine.pods().contains_key(uid));
+        self.event_builder
+            .record(machine.events(), facts, &mut self.new_events);
+        self.event_builder
+            .forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
             if self.builder.record_outcome(outcome) {
                 self.new_events.push(events::evictions_blocked(outcome));
@@ -189,7 +195,8 @@ impl Reporter {
         }
         if *standing != self.standing {
             let words = machine.outside().why_closed();
-            self.event_builder.standing(standing, &words, &mut self.new_events);
+            self.event_builder
+                .standing(standing, &words, &mut self.new_events);
         }
     }
 

@@ -113,8 +113,6 @@ async fn remove_taint(client: &Client, node: &str) -> bool {
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer from the API server".to_owned(),
     };
-    tracing::error!(
-        "{why}: if our taint is on the node, it stays until the controller removes it"
-    );
+    tracing::error!("{why}: if our taint is on the node, it stays until the controller removes it");
     false
 }

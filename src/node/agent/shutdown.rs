@@ -77,7 +77,12 @@ pub struct NodeView<'a> {
 }
 
 /// Decides by the state of the agent's own `DaemonSet`, within 3 s.
-pub async fn decide(client: &Client, namespace: &str, owner: &Owner, node: NodeView<'_>) -> Shutdown {
+pub async fn decide(
+    client: &Client,
+    namespace: &str,
+    owner: &Owner,
+    node: NodeView<'_>,
+) -> Shutdown {
     let api: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
     match timeout(TIMEOUT, call(api.get(&owner.name))).await {
         Err(_) => Shutdown::Leave(format!(
@@ -90,7 +95,11 @@ pub async fn decide(client: &Client, namespace: &str, owner: &Owner, node: NodeV
 }
 
 /// In doubt everything stays in force.
-fn by_daemon_set(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>) -> Shutdown {
+fn by_daemon_set(
+    answer: Result<DaemonSet, CallError>,
+    owner: &Owner,
+    node: NodeView<'_>,
+) -> Shutdown {
     let name = &owner.name;
     let found = match answer {
         Ok(found) => found,
@@ -130,7 +139,9 @@ pub fn without_owner(unread: Option<&Failure>) -> Shutdown {
 /// take over what is in force.
 fn by_refusal(code: Option<u16>, why: String) -> Shutdown {
     match code {
-        Some(401 | 403) => Shutdown::Restore(format!("{why}: no agent with this account can continue")),
+        Some(401 | 403) => {
+            Shutdown::Restore(format!("{why}: no agent with this account can continue"))
+        }
         _ => Shutdown::Leave(why),
     }
 }
@@ -157,7 +168,9 @@ fn any_term(
     labels: &BTreeMap<String, String>,
 ) -> Option<bool> {
     let verdicts = selector.node_selector_terms.iter();
-    let verdicts: Vec<_> = verdicts.map(|term| term_matches(term, name, labels)).collect();
+    let verdicts: Vec<_> = verdicts
+        .map(|term| term_matches(term, name, labels))
+        .collect();
     if verdicts.contains(&Some(true)) {
         return Some(true);
     }
@@ -285,7 +298,11 @@ mod tests {
             "a 404 from a proxy in front of the API server"
         );
         assert!(!restores(Err(CallError::TimedOut)));
-        for shutdown in [pods_unlisted(Some(500)), pods_unlisted(None), without_owner(None)] {
+        for shutdown in [
+            pods_unlisted(Some(500)),
+            pods_unlisted(None),
+            without_owner(None),
+        ] {
             assert!(matches!(shutdown, Shutdown::Leave(_)), "{shutdown:?}");
         }
     }

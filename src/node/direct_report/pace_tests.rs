@@ -34,7 +34,9 @@ impl Replica {
     fn reported(interval: Duration) -> Self {
         let mut replica = Self::new(1);
         replica.sends();
-        replica.pace.record(replica.now, Outcome::Accepted(interval));
+        replica
+            .pace
+            .record(replica.now, Outcome::Accepted(interval));
         replica
     }
 
@@ -84,7 +86,9 @@ fn a_change_is_sent_at_once_but_at_most_once_a_second() {
     replica.measured(true);
     let left = replica.sends();
     assert_eq!(left, MIN_INTERVAL);
-    replica.pace.record(replica.now, Outcome::Accepted(INTERVAL));
+    replica
+        .pace
+        .record(replica.now, Outcome::Accepted(INTERVAL));
     replica.now = replica.now + seconds(3);
     replica.measured(true);
     assert_eq!(replica.sends(), Duration::ZERO);
@@ -100,7 +104,9 @@ fn a_longer_interval_is_respected_except_for_changes() {
         replica.measured(false);
         if replica.step() == Step::Send {
             sent.push(replica.now);
-            replica.pace.record(replica.now, Outcome::Accepted(interval));
+            replica
+                .pace
+                .record(replica.now, Outcome::Accepted(interval));
         }
     }
     let gaps: Vec<_> = sent.windows(2).map(|pair| pair[1].since(pair[0])).collect();
@@ -123,10 +129,15 @@ fn after_failures_the_pauses_grow_up_to_a_limit() {
         replica.pace.record(replica.now, Outcome::Failed(None));
         pauses.push(replica.sends());
     }
-    assert!(pauses[0] >= MIN_INTERVAL && pauses[0] <= MIN_INTERVAL * 2, "{pauses:?}");
+    assert!(
+        pauses[0] >= MIN_INTERVAL && pauses[0] <= MIN_INTERVAL * 2,
+        "{pauses:?}"
+    );
     assert!(pauses[7] >= RETRY_PAUSES[1], "{pauses:?}");
     assert!(pauses.iter().all(|pause| *pause <= INTERVAL), "{pauses:?}");
-    replica.pace.record(replica.now, Outcome::Accepted(INTERVAL));
+    replica
+        .pace
+        .record(replica.now, Outcome::Accepted(INTERVAL));
     assert_eq!(replica.step(), Step::Rest);
     replica.now = replica.now + INTERVAL;
     replica.measured(false);

@@ -16,7 +16,7 @@ use super::connection::{Connection, SendError};
 use super::credentials::{Credentials, CredentialsError, Files};
 use super::metrics::Reports;
 use super::pace::{Outcome, Pace, Step};
-use super::{TIMEOUT, Links, Measured, Options};
+use super::{Links, Measured, Options, TIMEOUT};
 use crate::cluster::client::describe;
 use crate::crd::report::{Acknowledgement, Report};
 use crate::engine::time::BootTime;
@@ -194,7 +194,12 @@ impl Replica {
         connection.send(&name, credentials, body).await
     }
 
-    fn accepted(&mut self, answer: &Acknowledgement, sent_at: BootTime, measured: BootTime) -> Outcome {
+    fn accepted(
+        &mut self,
+        answer: &Acknowledgement,
+        sent_at: BootTime,
+        measured: BootTime,
+    ) -> Outcome {
         let metrics = &self.sending.metrics;
         metrics.answered(clock::boot_time().since(sent_at));
         let outcome = Outcome::Accepted(answer.next_interval());

@@ -37,8 +37,9 @@ pub(super) async fn run(
     let mut replicas = Replicas::new(Arc::new(sending));
     loop {
         let remaining = answers.borrow_and_update().remaining(clock::boot_time());
-        acknowledged
-            .send_if_modified(|now| std::mem::replace(now, remaining.is_some()) != remaining.is_some());
+        acknowledged.send_if_modified(|now| {
+            std::mem::replace(now, remaining.is_some()) != remaining.is_some()
+        });
         tokio::select! {
             Some(change) = changes.next() => replicas.take(change),
             Ok(()) = answers.changed() => {}

@@ -77,7 +77,9 @@ fn thresholds(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
             Metric::MemoryUsage => (1, total.map(|total| rule.watermark * 100.0 / total)),
             _ => continue,
         };
-        let threshold = threshold.filter(|threshold| *threshold <= 100.0).and_then(Percent::of);
+        let threshold = threshold
+            .filter(|threshold| *threshold <= 100.0)
+            .and_then(Percent::of);
         lowest[resource] = lowest[resource].into_iter().chain(threshold).min();
     }
     lowest
@@ -177,6 +179,10 @@ mod tests {
         assert_eq!(known.memory_mark, None, "above the node's memory");
         assert_eq!(known.rules, Some(4));
         let unknown = summarize(&NodeSample::default(), [None; 2], &policy);
-        assert_eq!(unknown.cpu_mark, Percent::of(90.0), "the number of CPUs is unknown");
+        assert_eq!(
+            unknown.cpu_mark,
+            Percent::of(90.0),
+            "the number of CPUs is unknown"
+        );
     }
 }

@@ -24,7 +24,12 @@ pub(super) fn new(namespace: &str, node: &str) -> Lease {
 }
 
 /// The renewed Lease: with the next sequence, and owned by the Node if its UID is known. Fields of other writers stay.
-pub(super) fn renewed(mut lease: Lease, pulse: &Pulse, duration: Duration, now: Timestamp) -> Lease {
+pub(super) fn renewed(
+    mut lease: Lease,
+    pulse: &Pulse,
+    duration: Duration,
+    now: Timestamp,
+) -> Lease {
     let node = lease.metadata.name.clone().unwrap_or_default();
     if let Some(uid) = &pulse.node_uid {
         let owners = lease.metadata.owner_references.get_or_insert_default();

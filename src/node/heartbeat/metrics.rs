@@ -31,8 +31,7 @@ impl Heartbeats {
         registry.register("heartbeats", help, self.results.clone());
         let help = "Time since the agent's Lease was last renewed";
         registry.register_with_unit("heartbeat_age", help, Unit::Seconds, self.age.clone());
-        let help =
-            "Interval of Lease renewals: longer while direct reports are acknowledged";
+        let help = "Interval of Lease renewals: longer while direct reports are acknowledged";
         let interval = self.interval.clone();
         registry.register_with_unit("heartbeat_interval", help, Unit::Seconds, interval);
         let help = "1 while the Lease is not renewed because the sampling loop is stuck";

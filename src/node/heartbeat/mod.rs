@@ -5,11 +5,11 @@
 //! ```
 //! A heartbeat means that the agent works, not only that its process runs: a stuck sampling loop stops it.
 
-pub mod schedule;
 pub mod digest;
 mod lease;
 pub mod metrics;
 mod run;
+pub mod schedule;
 
 use std::sync::Arc;
 use std::time::Duration;

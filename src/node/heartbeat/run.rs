@@ -7,9 +7,9 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::schedule::{Schedule, Call, Outcome, Step};
 use super::lease;
 use super::metrics::Heartbeats;
+use super::schedule::{Call, Outcome, Schedule, Step};
 use super::{Options, Pulse};
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::crd::summary::Percent;

@@ -39,7 +39,10 @@ impl Agent {
     /// Waits until the next call is due: which, and the lease duration in seconds.
     fn call(&mut self) -> (Call, u64) {
         loop {
-            match self.schedule.step(self.now, Some(self.now), self.acknowledged) {
+            match self
+                .schedule
+                .step(self.now, Some(self.now), self.acknowledged)
+            {
                 Step::Call { call, duration } => return (call, duration.as_secs()),
                 Step::Wait(left) => self.now = self.now + left,
                 Step::Stuck(_) => panic!("the loop runs"),
@@ -189,8 +192,14 @@ fn a_stuck_sampling_loop_stops_the_heartbeat() {
     let last_run = agent.now;
     agent.now = agent.now + INTERVAL * 2;
     let (late, early) = (Some(last_run), Some(agent.now));
-    assert_eq!(agent.schedule.step(agent.now, late, false), Step::Stuck(STUCK_CHECK_INTERVAL));
-    assert_eq!(agent.schedule.step(agent.now, None, false), Step::Stuck(STUCK_CHECK_INTERVAL));
+    assert_eq!(
+        agent.schedule.step(agent.now, late, false),
+        Step::Stuck(STUCK_CHECK_INTERVAL)
+    );
+    assert_eq!(
+        agent.schedule.step(agent.now, None, false),
+        Step::Stuck(STUCK_CHECK_INTERVAL)
+    );
     let step = agent.schedule.step(agent.now, early, false);
     assert!(
         matches!(

@@ -189,7 +189,9 @@ mod tests {
         let healthy = Health::default();
         let first = conditions(&healthy, Some(1), &[], at(100));
         let held = Health {
-            unready: Some(Unready::LastRulesHeld("the spec is not understood".to_owned())),
+            unready: Some(Unready::LastRulesHeld(
+                "the spec is not understood".to_owned(),
+            )),
             ..Health::default()
         };
         let second = conditions(&held, Some(2), &first, at(200));

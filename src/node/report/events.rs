@@ -116,7 +116,10 @@ impl Facts<'_> {
         };
         let value = |value| format_value(Some(&metric), value);
         let now = report.value.map_or_else(|| "unknown".to_owned(), value);
-        format!("{id}: {metric} {now}, threshold {}", value(report.watermark))
+        format!(
+            "{id}: {metric} {now}, threshold {}",
+            value(report.watermark)
+        )
     }
 }
 
@@ -203,14 +206,25 @@ impl EventBuilder {
     }
 
     /// A rule has no value. The first sample after a start has nothing to compare with: that is no event.
-    fn value_unknown(&mut self, rule: &RuleId, why: Unknown, decision: &Decision, out: &mut Vec<NewEvent>) {
+    fn value_unknown(
+        &mut self,
+        rule: &RuleId,
+        why: Unknown,
+        decision: &Decision,
+        out: &mut Vec<NewEvent>,
+    ) {
         if matches!(why, Unknown::Rebased | Unknown::Sparse) || !self.unknown.insert(rule.clone()) {
             return;
         }
         let metric = decision.metric.as_deref().unwrap_or("its metric");
         let why = unknown_reason(why);
         let message = format!("{rule}: {metric} cannot be evaluated: {why}; actions in force stay");
-        out.push(new_event(Regarding::Watermark, true, "RuleUnknown", message));
+        out.push(new_event(
+            Regarding::Watermark,
+            true,
+            "RuleUnknown",
+            message,
+        ));
     }
 
     fn evict(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
@@ -274,9 +288,14 @@ impl EventBuilder {
         };
         if before.effect != standing.effect {
             if let Some(effect) = standing.effect {
-                out.push(on_node(true, reason_of(CLOSED, false), closed(effect, words)));
+                out.push(on_node(
+                    true,
+                    reason_of(CLOSED, false),
+                    closed(effect, words),
+                ));
             } else {
-                let message = "no rule disables scheduling any more: the taint is removed".to_owned();
+                let message =
+                    "no rule disables scheduling any more: the taint is removed".to_owned();
                 out.push(on_node(false, reason_of(OPENED, false), message));
             }
         }
@@ -335,8 +354,9 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
     match to {
         RuleState::Breached => {
             let action = rule.map_or("", |rule| rule.action.name.as_str());
-            let message =
-                format!("{id}: {named} {now} is above its threshold {threshold}; action {action}{preview}");
+            let message = format!(
+                "{id}: {named} {now} is above its threshold {threshold}; action {action}{preview}"
+            );
             out.push(on_node(true, "RuleBreached", message));
         }
         RuleState::Cooling => {
@@ -366,7 +386,12 @@ fn closed(effect: TaintEffect, why: &str) -> String {
     format!("{why}; {taint}")
 }
 
-const fn new_event(regarding: Regarding, warning: bool, reason: &'static str, message: String) -> NewEvent {
+const fn new_event(
+    regarding: Regarding,
+    warning: bool,
+    reason: &'static str,
+    message: String,
+) -> NewEvent {
     NewEvent {
         regarding,
         warning,
@@ -392,7 +417,12 @@ fn notice_event(news: &News, out: &mut Vec<NewEvent>) {
         } => ("ProbeFailed", format!("{url}: {failure}")),
         News::Probe { url, failure: None } => {
             let message = format!("{url} answers again");
-            return out.push(new_event(Regarding::Watermark, false, "ProbeAnswers", message));
+            return out.push(new_event(
+                Regarding::Watermark,
+                false,
+                "ProbeAnswers",
+                message,
+            ));
         }
         _ => return,
     };

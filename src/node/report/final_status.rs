@@ -74,7 +74,13 @@ pub async fn write(
     }
 }
 
-fn report(watermark: &NodeWatermark, node_taint: &Marked, boot_id: &str, why: &str, left: &Left) -> Report {
+fn report(
+    watermark: &NodeWatermark,
+    node_taint: &Marked,
+    boot_id: &str,
+    why: &str,
+    left: &Left,
+) -> Report {
     let before = watermark.status.as_ref();
     let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::continue_from);
     let mut status = builder.build(&View {

@@ -141,7 +141,8 @@ impl Builder {
         }
         let now = percents(&sample.node, cpu(last, sample));
         let moved = |(reported, now): (Option<f64>, Option<f64>)| {
-            reported.zip(now)
+            reported
+                .zip(now)
                 .is_some_and(|(reported, now)| (reported - now).abs() > MIN_CHANGE_PERCENT)
         };
         if last.reported.into_iter().zip(now).any(moved) {

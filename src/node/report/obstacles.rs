@@ -159,7 +159,11 @@ mod tests {
             assert_eq!(reported(&obstacles, seconds), ["refused"]);
         }
         assert!(!obstacles.record(&refused(400, 10, leader_is_away("timed out"))));
-        assert_eq!(reported(&obstacles, 400), ["timed out"], "after five minutes");
+        assert_eq!(
+            reported(&obstacles, 400),
+            ["timed out"],
+            "after five minutes"
+        );
         assert!(!obstacles.record(&outcome(410, Fate::Accepted)));
         assert_eq!(reported(&obstacles, 410), [""; 0]);
         assert!(obstacles.record(&refused(420, 10, leader_is_away("refused"))));
@@ -198,7 +202,10 @@ mod tests {
             [""; 0],
             "free at 160, evaluated by 170"
         );
-        assert!(!obstacles.record(&refused(200, 60, spent("2 of 2"))), "already reported");
+        assert!(
+            !obstacles.record(&refused(200, 60, spent("2 of 2"))),
+            "already reported"
+        );
         assert_eq!(reported(&obstacles, 200), ["2 of 2"]);
     }
 

@@ -68,7 +68,9 @@ impl Pace {
                 (true, true) => MAX_AGE,
                 (_, false) => REWRITE_AFTER,
             }
-        } else if stop(written) == stop(status) && scheduling_state(written) == scheduling_state(status) {
+        } else if stop(written) == stop(status)
+            && scheduling_state(written) == scheduling_state(status)
+        {
             MIN_INTERVAL
         } else {
             URGENT_INTERVAL
@@ -261,7 +263,11 @@ mod tests {
         record_write(&mut pace, scheduled("NoSchedule", &["q/r"]), at(102));
         // The controller knows by now: another rule that wants the same is not urgent.
         assert_eq!(
-            step(&mut pace, &scheduled("NoSchedule", &["q/r", "q/s"]), at(102)),
+            step(
+                &mut pace,
+                &scheduled("NoSchedule", &["q/r", "q/s"]),
+                at(102)
+            ),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(

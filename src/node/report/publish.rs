@@ -9,7 +9,7 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 use super::conditions::cut;
-use super::events::{Regarding, NewEvent};
+use super::events::{NewEvent, Regarding};
 use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
 use crate::cluster::events::{Events, Happening, about_node};
@@ -110,7 +110,12 @@ async fn run(
 }
 
 /// Tries until the event is accepted or a retry is useless; true if it was accepted.
-async fn publish(events: &Events, node: &str, queued: QueuedEvent, bucket: &mut TokenBucket) -> bool {
+async fn publish(
+    events: &Events,
+    node: &str,
+    queued: QueuedEvent,
+    bucket: &mut TokenBucket,
+) -> bool {
     let (time, at) = (queued.time, queued.at);
     let happening = happening(queued.event, node, queued.watermark_uid);
     let mut refusals = 0;

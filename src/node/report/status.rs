@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::conditions::{Health, Evaluated, conditions, cut};
+use super::conditions::{Evaluated, Health, conditions, cut};
 use super::obstacles::{Obstacles, over_at};
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
@@ -246,7 +246,10 @@ impl StatusBuilder {
             .iter()
             .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
             .flatten();
-        let write_failure = self.write_failure.as_ref().map(|(at, _)| *at + WRITE_FAILURE_SHOWN_FOR);
+        let write_failure = self
+            .write_failure
+            .as_ref()
+            .map(|(at, _)| *at + WRITE_FAILURE_SHOWN_FOR);
         let refused = self.refused.values().filter_map(|it| it.until);
         let times = evictions.chain(write_failure).chain(self.obstacles.ends());
         let times = times.chain(refused);
@@ -270,10 +273,19 @@ impl StatusBuilder {
             observed_hash: view.hash.map(str::to_owned),
             agent: Some(view.agent.clone()),
             counts: Some(counts(view, &throttled, &would)),
-            rules: view.reports.iter().map(|it| rule(view, it, boot_time)).collect(),
+            rules: view
+                .reports
+                .iter()
+                .map(|it| rule(view, it, boot_time))
+                .collect(),
             scheduling: self.scheduling.clone(),
             throttled,
-            evictions: view.evicted.iter().take(MAX_ENTRIES).map(eviction).collect(),
+            evictions: view
+                .evicted
+                .iter()
+                .take(MAX_ENTRIES)
+                .map(eviction)
+                .collect(),
             would: would.into_iter().take(MAX_ENTRIES).collect(),
             refused: self.refusals(view),
             pod_policies: self.matched.clone(),
@@ -325,12 +337,15 @@ impl StatusBuilder {
     }
 
     fn refusals(&self, view: &View) -> Vec<RefusedStatus> {
-        let not_enforced = view.not_enforced.iter().map(|(what, name, why)| RefusedStatus {
-            what: (*what).to_owned(),
-            pod: None,
-            rule: Some(name.clone()),
-            reason: cut(why.clone(), 1024),
-        });
+        let not_enforced = view
+            .not_enforced
+            .iter()
+            .map(|(what, name, why)| RefusedStatus {
+                what: (*what).to_owned(),
+                pod: None,
+                rule: Some(name.clone()),
+                reason: cut(why.clone(), 1024),
+            });
         let obstacles = self.obstacles.current(view.now);
         let obstacles = obstacles.map(|(rule, reason)| RefusedStatus {
             what: EVICT.to_owned(),
@@ -346,7 +361,11 @@ impl StatusBuilder {
             rule: Some(subject.rule.to_string()),
             reason: cut(it.reason.clone(), 1024),
         });
-        not_enforced.chain(obstacles).chain(pods).take(MAX_ENTRIES).collect()
+        not_enforced
+            .chain(obstacles)
+            .chain(pods)
+            .take(MAX_ENTRIES)
+            .collect()
     }
 }
 

@@ -119,7 +119,8 @@ impl Writer {
             Ok(time) => {
                 self.pauses = None;
                 self.failure = None;
-                self.pace.record_write(report.status, report.replaces, time, now);
+                self.pace
+                    .record_write(report.status, report.replaces, time, now);
                 return Duration::ZERO;
             }
             Err(error) => error,

@@ -160,7 +160,10 @@ fn by_default_pods_are_named_over_loopback_only() {
     ));
     assert_eq!(metrics.document("/v1/other", true), None);
     let open = Metrics::new(clock::boot_time(), ALL);
-    assert!(matches!(served_to(&open, false), Some(Document::Missing(_))));
+    assert!(matches!(
+        served_to(&open, false),
+        Some(Document::Missing(_))
+    ));
     open.reported(report_of("web").into(), "{}".to_owned());
     assert_eq!(served_to(&open, false), served);
 }

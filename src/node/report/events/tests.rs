@@ -242,7 +242,11 @@ fn a_pod_throttled_by_another_rule_is_not_reported_as_restored() {
     };
     let mut builder = EventBuilder::default();
     let mut events = Vec::new();
-    builder.record(&[of("q/r", 100, 70), of("q/s", 100, 70)], facts, &mut events);
+    builder.record(
+        &[of("q/r", 100, 70), of("q/s", 100, 70)],
+        facts,
+        &mut events,
+    );
     events.clear();
     builder.record(&[of("q/r", 70, 100)], facts, &mut events);
     assert_eq!(events, []);
@@ -270,7 +274,11 @@ fn a_throttled_pod_that_is_deleted_is_forgotten_at_the_next_breach() {
         "{again:?}"
     );
     let preview = reported(&mut builder, true, vec![throttle("gone", 70, 40)]);
-    assert_eq!(preview, [] as [&str; 0], "the preview is not breached again");
+    assert_eq!(
+        preview,
+        [] as [&str; 0],
+        "the preview is not breached again"
+    );
 }
 
 fn outcome(fate: Fate) -> Outcome {
@@ -299,7 +307,10 @@ fn an_eviction_is_reported_when_accepted_or_refused() {
         release: Some(450),
     };
     let mut builder = EventBuilder::default();
-    assert_eq!(reported(&mut builder, false, vec![evict()]), [] as [&str; 0]);
+    assert_eq!(
+        reported(&mut builder, false, vec![evict()]),
+        [] as [&str; 0]
+    );
     let mut events = Vec::new();
     builder.outcome(&outcome(Fate::Accepted), &mut events);
     let lines: Vec<String> = events.iter().map(line).collect();

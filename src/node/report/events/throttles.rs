@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{AT_FLOOR, Regarding, NewEvent, RESTORED, THROTTLED, Reasons, new_event, reason_of};
+use super::{AT_FLOOR, NewEvent, RESTORED, Reasons, Regarding, THROTTLED, new_event, reason_of};
 use crate::engine::plan::Change;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
