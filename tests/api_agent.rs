@@ -128,8 +128,8 @@ fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
         &backup.to_string(),
     ]);
     assert_eq!(node.status()["rules"], json!([]));
-    let soon = Duration::from_mins(2);
-    agent.until_within(soon, "the status is written again", || {
+    let limit = Duration::from_mins(2);
+    agent.until_within(limit, "the status is written again", || {
         node.status()["rules"][1]["id"] == "q/more"
     });
 }
@@ -517,10 +517,10 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
         r#"[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-preserve-unknown-fields","value":true},
             {"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/x-kubernetes-preserve-unknown-fields","value":true}]"#,
     ]);
-    let mut stranger = rule("q/strange", "slow");
-    stranger["gravity"] = 7.into();
+    let mut unknown_rule = rule("q/strange", "slow");
+    unknown_rule["gravity"] = 7.into();
     let mut spec = throttling();
-    spec["rules"].as_array_mut().unwrap().push(stranger);
+    spec["rules"].as_array_mut().unwrap().push(unknown_rule);
     eventually("the CRD accepts unknown fields", || {
         node.keep(&spec);
         let there = node.plane.get("nwm", NODE);

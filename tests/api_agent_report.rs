@@ -42,7 +42,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 /// Timeout of waits, long enough for a busy machine.
-const SOON: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Not a test: the process in the pods.
 #[test]
@@ -155,8 +155,8 @@ impl Agent {
         while !holds() {
             let service = self.service;
             assert!(
-                started.elapsed() < SOON,
-                "{service}: not within {SOON:?}: {what}"
+                started.elapsed() < TIMEOUT,
+                "{service}: not within {TIMEOUT:?}: {what}"
             );
             sleep(Duration::from_millis(20)).await;
         }
@@ -220,18 +220,18 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
     let (first, second) = (agent.ready().await, agent.ready().await);
     let unready = agent.replica();
     agent.endpoint(&unready, false).await;
-    let (heard, also) = (
+    let (first, also) = (
         agent.receives(&first, 4).await,
         agent.receives(&second, 4).await,
     );
-    for seen in heard.iter().chain(&also) {
+    for seen in first.iter().chain(&also) {
         assert_eq!(seen.authorization, "Bearer one");
         let report = &seen.report;
         assert_eq!((&*report.node, &*report.boot_id), (NODE, "boot"));
         assert_eq!(report.interval_seconds, 10);
         assert!(report.agent_started_millis > 0);
     }
-    assert!(sequences(&heard).is_sorted_by(|a, b| a < b), "{heard:?}");
+    assert!(sequences(&first).is_sorted_by(|a, b| a < b), "{first:?}");
     assert!(
         !*agent.acknowledged.borrow(),
         "a standby acknowledges nothing"
@@ -447,7 +447,7 @@ const NAMESPACE: &str = "plimsoll-system";
 
 /// Waits for a condition, long enough for several report intervals.
 fn until(agent: &agent_support::Agent, what: &str, holds: impl FnMut() -> bool) {
-    agent.until_within(SOON, what, holds);
+    agent.until_within(TIMEOUT, what, holds);
 }
 
 fn lease_holds(node: &Node) -> Option<i64> {

@@ -31,7 +31,7 @@ use plimsoll::cluster::client::connect;
 use serde_json::{Value, json};
 use tokio::sync::oneshot::{Sender, channel};
 
-const SOON: Duration = Duration::from_mins(4);
+const TIMEOUT: Duration = Duration::from_mins(4);
 /// Longest allowed heartbeat.
 const DELAY: Duration = Duration::from_secs(2);
 /// Concurrent lists: more than any level of a server of this size runs at once.
@@ -80,7 +80,7 @@ async fn renew(actor: &Actor, namespace: &str, name: &str) -> Answer {
 async fn until_renewed(actor: &Actor, namespace: &str, name: &str) {
     let started = now();
     while renew(actor, namespace, name).await.code != 200 {
-        assert!(started.elapsed() < SOON, "{name} cannot be renewed");
+        assert!(started.elapsed() < TIMEOUT, "{name} cannot be renewed");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -146,7 +146,7 @@ fn an_agent_that_floods_lists_delays_no_heartbeat_and_no_election() {
     others.block_on(until_renewed(&honest, LEASES, OTHER));
     others.block_on(until_renewed(&controller, NAMESPACE, CONTROLLER));
     let (end, asking) = flood(kubeconfig(&plane, NAMESPACE, AGENT, Some("agent-node00")));
-    plane.until("lists of agents wait", SOON, |plane| {
+    plane.until("lists of agents wait", TIMEOUT, |plane| {
         waiting(plane, AGENT) > MANY
     });
     let heartbeat = others.block_on(slowest(&honest, LEASES, OTHER));

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Not a test: the process in the pods.
 #[test]
@@ -49,7 +49,7 @@ struct Agent {
     proxy: Proxy,
     /// The sampling loop runs while this is true.
     turns: watch::Sender<bool>,
-    mark: watch::Sender<Option<Percent>>,
+    threshold: watch::Sender<Option<Percent>>,
     acknowledged: watch::Sender<bool>,
     registry: Registry,
     _heartbeat: Heartbeat,
@@ -63,14 +63,14 @@ impl Agent {
         let own = connect(Some(file.path())).await.unwrap();
         let (pulse, felt) = watch::channel(Pulse::default());
         let (turns, turning) = watch::channel(true);
-        let (mark, marked) = watch::channel(None);
+        let (threshold, threshold_changes) = watch::channel(None);
         tokio::spawn(async move {
             loop {
                 if *turning.borrow() {
                     pulse.send_modify(|pulse| {
                         pulse.last_run = Some(boot_time());
                         pulse.summary.cpu = Percent::of(42.0);
-                        pulse.summary.cpu_mark = *marked.borrow();
+                        pulse.summary.cpu_mark = *threshold_changes.borrow();
                     });
                 }
                 sleep(Duration::from_millis(200)).await;
@@ -93,7 +93,7 @@ impl Agent {
             api: Api::namespaced(client.clone(), LEASES),
             proxy,
             turns,
-            mark,
+            threshold,
             acknowledged,
             registry,
             _heartbeat: heartbeat,
@@ -125,7 +125,7 @@ impl Agent {
     async fn renewed_after(&self, before: u64) -> Duration {
         let started = now();
         while self.sequence().await == before {
-            assert!(started.elapsed() < SOON, "{} is not renewed", self.node);
+            assert!(started.elapsed() < TIMEOUT, "{} is not renewed", self.node);
             sleep(Duration::from_millis(50)).await;
         }
         started.elapsed()
@@ -219,7 +219,7 @@ async fn respects_retry_after(client: Client) {
     agent.fail_puts(1, Fault::Answer(429, Some(4), "too many".to_owned()));
     let started = now();
     while agent.count("throttled") == 0 {
-        assert!(started.elapsed() < SOON, "not throttled");
+        assert!(started.elapsed() < TIMEOUT, "not throttled");
         sleep(Duration::from_millis(20)).await;
     }
     let waited = agent.renewed().await;
@@ -282,7 +282,7 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     let calls = agent.calls();
     assert!(calls.is_empty() || calls == "PUT", "once a minute: {calls}");
     let before = agent.sequence().await;
-    agent.mark.send_replace(Percent::of(75.0));
+    agent.threshold.send_replace(Percent::of(75.0));
     let took = agent.renewed_after(before).await;
     assert!(
         took < Duration::from_secs(10),
@@ -342,8 +342,8 @@ fn an_agent_renews_its_lease_and_releases_it_when_removed() {
             && !text.contains("plimsoll_agent_heartbeat_age_seconds NaN")
     });
     agent.until("the summary shows the node's state", || {
-        let told = summary(&node.lease());
-        told.cpu.is_some() && told.memory.is_some() && told.rules == Some(1)
+        let shown = summary(&node.lease());
+        shown.cpu.is_some() && shown.memory.is_some() && shown.rules == Some(1)
     });
     let there = node.lease();
     let owner = &there["metadata"]["ownerReferences"][0];

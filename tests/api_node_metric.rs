@@ -48,7 +48,7 @@ fn an_agent_reports_the_load_of_its_node_and_busiest_pods() {
     let known = |holds: &dyn Fn(&NodeMetric) -> bool| {
         node_metric(&agent).is_some_and(|metric| holds(&metric))
     };
-    agent.until("it tells what the busy pod uses", || {
+    agent.until("it reports the use of the busy pod", || {
         known(&|metric| {
             let status = &metric.status;
             status.top_pods.len() == 2
@@ -72,7 +72,7 @@ fn an_agent_reports_the_load_of_its_node_and_busiest_pods() {
 
     // A change is reported without waiting for the next regular report.
     node.machine.load.set(HIGH);
-    agent.until("it tells the load and the rule that it breaks", || {
+    agent.until("it reports the load and the breached rule", || {
         known(&|metric| {
             let node = cpu(metric.status.usage.node.cpu.as_ref());
             metric.status.breached == ["q/cpu"] && node.is_some_and(|cpu| cpu > 1500)
@@ -87,7 +87,7 @@ fn an_agent_reports_the_load_of_its_node_and_busiest_pods() {
     // A deleted pod is not in the report any more.
     node.plane
         .kubectl(&["delete", "pod", "idle", "--grace-period=0", "--force"]);
-    agent.until("the pod that is gone is not told", || {
+    agent.until("the deleted pod is not reported", || {
         known(&|metric| metric.status.pods == Some(1))
     });
     let (code, paths) = agent.http("/v1/other").unwrap();

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 const NODE: &str = "node00";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn watermark(plane: &ControlPlane) -> String {
     plane.apply(&[json!({
@@ -50,7 +50,7 @@ fn new_event(regarding: Regarding, message: &str) -> NewEvent {
 async fn until_published(publisher: &Publisher, events: u64) {
     let started = now();
     while publisher.counts().0.done < events {
-        assert!(started.elapsed() < SOON, "{:?}", publisher.counts());
+        assert!(started.elapsed() < TIMEOUT, "{:?}", publisher.counts());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(publisher.counts().0.failed, 0);
@@ -135,7 +135,7 @@ async fn events_during_an_outage_are_published_afterwards() {
     publisher.publish(new_event(Regarding::Node, "forbidden"), None);
     let started = now();
     while publisher.counts().0.failed == 0 {
-        assert!(started.elapsed() < SOON, "it is dropped");
+        assert!(started.elapsed() < TIMEOUT, "it is dropped");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(proxy.take_seen().len(), 1);
@@ -152,7 +152,7 @@ async fn events_during_an_outage_are_published_afterwards() {
     }
     let reported = plimsoll::node::clock::wall_time();
     while publisher.counts().0.done < 3 {
-        assert!(started.elapsed() < 2 * SOON, "{:?}", publisher.counts());
+        assert!(started.elapsed() < 2 * TIMEOUT, "{:?}", publisher.counts());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(proxy.take_seen().len(), 6, "one retry each");
@@ -219,10 +219,10 @@ impl Task {
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&Writes) -> bool) {
-        let held = tokio::time::timeout(SOON, self.writes.wait_for(holds))
+        let in_time = tokio::time::timeout(TIMEOUT, self.writes.wait_for(holds))
             .await
             .is_ok();
-        assert!(held, "not in time: {what}");
+        assert!(in_time, "not in time: {what}");
     }
 }
 

@@ -16,7 +16,7 @@ use api_support::faults::{Fault, Proxy, of_calls};
 use api_support::{ControlPlane, LEASES, lease_namespace};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A Ready node with our taint and condition, and another writer's taint.
 fn marked(plane: &ControlPlane, node: &str) {
@@ -74,7 +74,7 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
         "controller",
         &["--silent-agent-after", "5s", "--short-silence"],
     );
-    plane.until("both nodes have a watermark", SOON, |p| {
+    plane.until("both nodes have a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 2
     });
     let status = |spoken: u32| {
@@ -89,14 +89,14 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
         marked(&plane, node);
     }
     let spoken = std::cell::Cell::new(0);
-    plane.until("the dead agent's taint is removed", SOON, |p| {
+    plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
         spoken.set(spoken.get() + 1);
         p.report("alive", &status(spoken.get()));
         taints(p, "dead") == ["example.com/other"] && condition(p, "dead") == "False"
     });
     assert_eq!(taints(&plane, "alive").len(), 2);
     assert_eq!(condition(&plane, "alive"), "True");
-    let told = |p: &ControlPlane, reason: &str, text: &str| {
+    let reported = |p: &ControlPlane, reason: &str, text: &str| {
         let events = p.list("events");
         events.iter().any(|event| {
             event["reason"] == reason
@@ -104,10 +104,10 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
                 && event["message"].as_str().unwrap().contains(text)
         })
     };
-    plane.until("events report it and what is left to do", SOON, |p| {
+    plane.until("events report it and what is left to do", TIMEOUT, |p| {
         p.report("alive", &status(spoken.replace(spoken.get() + 1)));
-        told(p, "TaintOfSilentAgentRemoved", "5 s")
-            && told(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
+        reported(p, "TaintOfSilentAgentRemoved", "5 s")
+            && reported(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
     });
     let removed = controller.metric("plimsoll_controller_taints_removed_total");
     assert!((removed - 1.0).abs() < 0.5, "{removed} taints were removed");
@@ -149,21 +149,21 @@ fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
         times.set(times.get() + 1);
         renew(plane, node, times.get());
     };
-    plane.until("both are seen", SOON, |_| {
+    plane.until("both are seen", TIMEOUT, |_| {
         controller.leads() && controller.metric("plimsoll_controller_agents ") > 1.5
     });
-    plane.until("the unresponsive agent is reported", SOON, |p| {
+    plane.until("the unresponsive agent is reported", TIMEOUT, |p| {
         beat(p, "alive");
         was_reported(p, "AgentSilent", "dead")
     });
     assert_eq!(taints(&plane, "dead").len(), 2, "it is not dead yet");
     assert!(controller.metric("plimsoll_controller_silent_agents ") > 0.5);
     assert!(controller.metric("plimsoll_controller_heartbeat_age_max_seconds ") > 10.0);
-    plane.until("the dead agent's taint is removed", SOON, |p| {
+    plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
         beat(p, "alive");
         taints(p, "dead") == ["example.com/other"]
     });
-    plane.until("its return is reported", SOON, |p| {
+    plane.until("its return is reported", TIMEOUT, |p| {
         beat(p, "alive");
         beat(p, "dead");
         was_reported(p, "AgentBack", "dead")
@@ -260,7 +260,7 @@ fn taints_of_dead_agents_are_removed_despite_failing_calls() {
     let args = ["--silent-agent-after", "5s", "--short-silence"];
     let mut controller = plane.controller_by(&kubeconfig, "controller", &args);
     let most = Duration::from_mins(5);
-    let what = "taints and conditions are gone, and that is told";
+    let what = "taints and conditions are gone, and that is reported";
     plane.until(what, most, |p| is_cleaned_and_reported(p, &dead));
     let met: BTreeSet<_> = proxy
         .take_seen()
@@ -294,14 +294,14 @@ fn a_controller_without_access_to_leases_says_so_and_works_on() {
     });
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     let controller = plane.controller_by(&kubeconfig, "controller", &[]);
-    plane.until("the node has a watermark", SOON, |p| {
+    plane.until("the node has a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 1
     });
     let (code, body) = controller.http("/readyz").unwrap();
     assert_eq!((code, body.contains("Lease: ")), (503, true), "{body}");
     assert!(body.contains("leases is forbidden"), "{body}");
     proxy.judge(|_, _| None);
-    plane.until("all is well then", SOON, |_| {
+    plane.until("it works again", TIMEOUT, |_| {
         controller
             .http("/readyz")
             .is_some_and(|(code, _)| code == 200)

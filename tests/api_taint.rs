@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 const NODE: &str = "node00";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn start() -> Option<(ControlPlane, Client, Api<Node>)> {
     let plane = ControlPlane::start()?;
@@ -256,9 +256,9 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
         matches!(gone, Err(taint::TaintError::NoNode(_))),
         "{gone:?}"
     );
-    let mut anew = Node::default();
-    anew.metadata.name = node.metadata.name;
-    nodes.create(&PostParams::default(), &anew).await.unwrap();
+    let mut recreated = Node::default();
+    recreated.metadata.name = node.metadata.name;
+    nodes.create(&PostParams::default(), &recreated).await.unwrap();
     let replaced = taint::keep(&client, old, Bearing::Mark(&strong)).await;
     assert!(
         matches!(replaced, Err(taint::TaintError::Replaced(_))),
@@ -292,7 +292,7 @@ async fn a_refusal_by_a_cluster_policy_is_reported_with_its_message() {
     ]);
     let taint = format!("{KEY}=:NoSchedule");
     let dry = ["taint", "node", NODE, &taint, "--dry-run=server"];
-    plane.until("the policy is in force", SOON, |plane| {
+    plane.until("the policy is in force", TIMEOUT, |plane| {
         plane
             .try_kubectl(&dry, "")
             .is_err_and(|why| why.contains("here nodes stay open"))
@@ -321,8 +321,8 @@ impl Task {
     fn start(client: Client) -> Self {
         let (wanted, wants) = watch::channel(Wanted::default());
         let (node, nodes) = watch::channel(Watched::default());
-        let (told, standing) = watch::channel(Standing::default());
-        tokio::spawn(run(client.clone(), wants, nodes, told));
+        let (states, standing) = watch::channel(Standing::default());
+        tokio::spawn(run(client.clone(), wants, nodes, states));
         Self {
             wanted,
             node,
@@ -350,10 +350,10 @@ impl Task {
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&Standing) -> bool) {
-        let held = tokio::time::timeout(SOON, self.standing.wait_for(holds))
+        let in_time = tokio::time::timeout(TIMEOUT, self.standing.wait_for(holds))
             .await
             .is_ok();
-        assert!(held, "not in time: {what}: {:?}", self.standing.borrow());
+        assert!(in_time, "not in time: {what}: {:?}", self.standing.borrow());
     }
 }
 
@@ -400,7 +400,7 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
         task.observe(&client).await;
         let started = now();
         while ours(&nodes).await.is_empty() {
-            assert!(started.elapsed() < SOON, "it was not restored");
+            assert!(started.elapsed() < TIMEOUT, "it was not restored");
         }
         task.observe(&client).await;
     }
@@ -414,7 +414,7 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
         .await;
     let started = now();
     while condition(&nodes).await["status"] != "False" {
-        assert!(started.elapsed() < SOON, "the condition was left");
+        assert!(started.elapsed() < TIMEOUT, "the condition was not updated");
     }
 }
 
@@ -476,7 +476,7 @@ async fn taint_and_condition_are_both_written_despite_failures() {
         let started = now();
         let status = if on { "True" } else { "False" };
         while condition(&nodes).await["status"] != status {
-            assert!(started.elapsed() < SOON, "the condition is not {status}");
+            assert!(started.elapsed() < TIMEOUT, "the condition is not {status}");
         }
         assert_eq!(ours(&nodes).await.len(), usize::from(on));
     }

@@ -492,7 +492,7 @@ impl Metrics {
             let metric = names.get(&report.id).cloned().unwrap_or_default();
             let labels = RuleLabels { rule, metric };
             self.thresholds.get_or_create(&labels).set(report.watermark);
-            // While the value is unknown disabled_effect is none, rather than an old one.
+            // While the value is unknown there is none, rather than an old one.
             if let (Some(value), None) = (report.value, report.unknown) {
                 self.values.get_or_create(&labels).set(value);
             }

@@ -436,7 +436,7 @@ impl Agent {
             self.saved.save_rules(self.rules.spec());
         }
         self.reporter.recount(machine);
-        // So that the Lease soon has the thresholds of these rules.
+        // So that the Lease gets the thresholds of these rules.
         self.builder.changed();
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));

@@ -14,7 +14,7 @@ pub const OFFLINE_AFTER: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each comes from elsewhere and is asked by itself"
+    reason = "each comes from another source and is read separately"
 )]
 pub struct StartState {
     /// Whether the Node exists, if known.

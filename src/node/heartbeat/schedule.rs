@@ -16,7 +16,7 @@ const DURATION_INTERVALS: u32 = 4;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Upper limit for a server's Retry-After.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
-/// How many answers in a row may lead to another call at once: from a conflict period_over a read to a create, and one more.
+/// How many answers in a row may lead to another call at once: from a conflict over a read to a create, and one more.
 const MAX_IMMEDIATE_CALLS: u32 = 3;
 /// A change is written at a random moment within this time, so that not all agents write at once.
 const CHANGE_DELAY: Duration = Duration::from_secs(2);
@@ -176,7 +176,7 @@ impl Schedule {
         self.interval = self.requested;
         (self.failures, self.immediate_calls, self.period_over) = (0, 0, true);
         let pause = if relaxes {
-            // All agents relax within the same few seconds: this spreads them period_over the whole interval.
+            // All agents relax within the same few seconds: this spreads them over the whole interval.
             INTERVAL + self.interval.mul_f64(self.random.f64())
         } else {
             let jitter = JITTER * (2.0 * self.random.f64() - 1.0);

@@ -263,9 +263,9 @@ fn a_change_is_reported_with_the_next_sample_and_needs_no_extra_one() {
 fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
     let mut node = Node::plain(1);
     assert!(node.builder.is_due(node.now), "the first at once");
-    assert_eq!(node.builder.told(), [None; 2]);
+    assert_eq!(node.builder.reported_usage(), [None; 2]);
     node.second_report();
-    assert_eq!(node.builder.told(), [Some(25.0), Some(50.0)]);
+    assert_eq!(node.builder.reported_usage(), [Some(25.0), Some(50.0)]);
     let second = Duration::from_secs(1);
     for _ in 0..9 {
         // 4.9 % of 8 CPUs more.

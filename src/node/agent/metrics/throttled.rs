@@ -1,4 +1,4 @@
-//! Metrics of the most_throttled throttled pods.
+//! Metrics of the most throttled pods.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -9,10 +9,10 @@ use super::load::percent;
 use crate::ordered;
 use crate::serve::with_one_series;
 
-/// At most_throttled this many pods have a series.
+/// At most this many pods have a series.
 const MAX_PODS: usize = 10;
 
-/// A throttled pod. The derived order is by strength, the most_throttled throttled first.
+/// A throttled pod. The derived order is by strength, the most throttled first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ThrottledPod {
     /// Its CPU limit, in percent of what it used or was allowed before.
@@ -45,7 +45,7 @@ pub struct Throttled(Family<Labels, Gauge>);
 impl Throttled {
     /// Registers the metric.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "CPU limit of a throttled pod, in percent of what it used or was allowed before; the ten most_throttled throttled pods";
+        let help = "CPU limit of a throttled pod, in percent of what it used or was allowed before; the ten most throttled pods";
         registry.register_with_unit("throttled_pod_cpu", help, percent(), self.0.clone());
     }
 
