@@ -81,7 +81,7 @@ pub struct Schedule {
     known: Known,
     /// When this period's first call started.
     period_start: Option<BootTime>,
-    /// The period is period_over: the next call starts another.
+    /// The period has ended: the next call starts another.
     period_over: bool,
     /// No call before then.
     due: BootTime,
