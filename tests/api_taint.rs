@@ -258,7 +258,10 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
     );
     let mut recreated = Node::default();
     recreated.metadata.name = node.metadata.name;
-    nodes.create(&PostParams::default(), &recreated).await.unwrap();
+    nodes
+        .create(&PostParams::default(), &recreated)
+        .await
+        .unwrap();
     let replaced = taint::keep(&client, old, Bearing::Mark(&strong)).await;
     assert!(
         matches!(replaced, Err(taint::TaintError::Replaced(_))),

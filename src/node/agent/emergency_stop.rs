@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
 
-use super::feed::Named;
+use super::feed::WatchedObject;
 use super::rules::Seen;
 use crate::crd::emergency_stop::order;
 use crate::engine::policy::{PolicySet, Strategy};
@@ -25,7 +25,7 @@ pub struct SavedStop {
 /// The emergency stop as this agent knows it.
 #[derive(Debug, Default)]
 pub struct EmergencyStop {
-    object: Named<DynamicObject>,
+    object: WatchedObject<DynamicObject>,
     /// The object was updated since the last [`Self::evaluate`].
     updated: bool,
     /// An earlier process saved the state of the stop.

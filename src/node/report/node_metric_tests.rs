@@ -252,11 +252,11 @@ fn a_change_is_reported_with_the_next_sample_and_needs_no_extra_one() {
     for _ in 0..100 {
         node.builder.changed();
         assert!(node.builder.is_due(node.now));
-        assert!(!node.builder.calls_for_sample(node.now));
+        assert!(!node.builder.needs_sample(node.now));
     }
     node.report();
-    assert!(!node.builder.calls_for_sample(node.now + INTERVAL / 2));
-    assert!(node.builder.calls_for_sample(node.now + INTERVAL));
+    assert!(!node.builder.needs_sample(node.now + INTERVAL / 2));
+    assert!(node.builder.needs_sample(node.now + INTERVAL));
 }
 
 #[test]
@@ -270,14 +270,14 @@ fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
     for _ in 0..9 {
         // 4.9 % of 8 CPUs more.
         node.pass(second, 2000 + 392);
-        node.builder.see(&node.sample);
+        node.builder.observe(&node.sample);
         assert!(!node.builder.is_due(node.now));
     }
     assert!(node.builder.is_due(node.now + second));
     node.report();
     for due in [false, false, true] {
         node.pass(second, 2392 + 420);
-        node.builder.see(&node.sample);
+        node.builder.observe(&node.sample);
         assert_eq!(node.builder.is_due(node.now), due);
     }
     node.report();
@@ -286,7 +286,7 @@ fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
         available: Bytes(14 * GIB),
     });
     node.sample.at = node.now + second * 3;
-    node.builder.see(&node.sample);
+    node.builder.observe(&node.sample);
     assert!(node.builder.is_due(node.now), "memory moved by 6 %");
     node.report();
     assert!(!node.builder.is_due(node.now + second));

@@ -14,7 +14,7 @@ use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn policy() -> PolicySet {
     let action = Action {
-        name: "calm".to_owned(),
+        name: "slow".to_owned(),
         cool_down: Duration::from_mins(5),
         scheduling: Some(TaintEffect::NoSchedule),
         throttle: Some(CpuThrottle {
@@ -139,7 +139,7 @@ fn a_rule_event_has_value_and_threshold_in_readable_units() {
     assert_eq!(
         lines,
         [
-            "RuleBreached node: q/r: cpu_total_usage 7200m is above its threshold 4000m; action calm",
+            "RuleBreached node: q/r: cpu_total_usage 7200m is above its threshold 4000m; action slow",
             "RuleCooling node: q/r: cpu_total_usage 7200m, threshold 4000m: actions stay in force for 5m after the last breach",
             "RuleEnded node: q/r: cpu_total_usage 7200m, threshold 4000m: all actions are restored",
         ]
