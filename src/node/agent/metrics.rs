@@ -165,7 +165,7 @@ struct State {
     figures: Figures,
     /// The metric of each rule.
     names: BTreeMap<RuleId, String>,
-    beat: BootTime,
+    last_run: BootTime,
     sampled: Option<BootTime>,
     ready: Result<(), String>,
     /// The last report, also as JSON.
@@ -220,7 +220,7 @@ impl Metrics {
             state: Mutex::new(State {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
-                beat: now,
+                last_run: now,
                 sampled: None,
                 ready: Err("starting".to_owned()),
                 node_metric: None,
@@ -310,8 +310,8 @@ impl Metrics {
     }
 
     /// The loop ran.
-    pub fn beat(&self, now: BootTime) {
-        self.state(|state| state.beat = now);
+    pub fn loop_ran(&self, now: BootTime) {
+        self.state(|state| state.last_run = now);
     }
 
     /// The node was sampled.
@@ -534,7 +534,7 @@ impl Observer for Metrics {
 
 impl Source for Metrics {
     fn livez(&self) -> Result<(), String> {
-        let idle = clock::boot_time().since(self.state(|state| state.beat));
+        let idle = clock::boot_time().since(self.state(|state| state.last_run));
         if idle > HANG_TIMEOUT {
             return Err(format!("the loop has not run for {} s", idle.as_secs()));
         }

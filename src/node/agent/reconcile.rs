@@ -160,7 +160,7 @@ impl Agent {
                 () = sleep(left) => {}
             }
             let now = clock::boot_time();
-            self.metrics.beat(now);
+            self.metrics.loop_ran(now);
             if now >= self.due {
                 self.reconcile(now)?;
             }

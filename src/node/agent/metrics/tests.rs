@@ -71,7 +71,7 @@ fn a_loop_that_does_not_run_is_not_alive() {
     let now = clock::boot_time();
     let metrics = Metrics::new(now, ALL);
     metrics.livez().expect("alive");
-    metrics.beat(BootTime::default());
+    metrics.loop_ran(BootTime::default());
     let hangs = metrics.livez().expect_err("hangs");
     assert!(hangs.starts_with("the loop has not run for"), "{hangs}");
 }
