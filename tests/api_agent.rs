@@ -13,7 +13,9 @@ mod run_support;
 
 use std::time::Duration;
 
-use agent_support::{Agent, HIGH, LOW, NODE, Node, SOON, closing, evicting, pod, rule, throttling};
+use agent_support::{
+    Agent, HIGH, LOW, NODE, Node, TIMEOUT, closing, evicting, pod, rule, throttling,
+};
 use api_support::faults::{Fault, Proxy};
 use api_support::leader::{Asked, Fate, Leader};
 use api_support::{free_port, policy};
@@ -24,7 +26,7 @@ use plimsoll::node::machine::state_dir::Writer;
 use run_support::eventually;
 use serde_json::{Value, json};
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -34,7 +36,7 @@ fn burn() {
 }
 
 #[test]
-fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
+fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let web = node.pod(&pod("web", "web"));
@@ -47,14 +49,14 @@ fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
     node.machine.load.set(HIGH);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     assert_eq!(node.quota(&web), -1, "no policy allows that");
-    agent.until("the metrics tell it", || {
+    agent.until("the metrics show it", || {
         let (_, text) = agent.http("/metrics").unwrap();
         let state = r#"rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#;
         text.contains(state) && text.contains("plimsoll_agent_throttled_pods 1")
     });
     node.plane
         .promtool_passes(&agent.http("/metrics").unwrap().1);
-    agent.until("the status tells it", || {
+    agent.until("the status shows it", || {
         let status = node.status();
         status["rules"][0]["state"] == "Breached"
             && status["throttled"][0]["pod"] == "batch"
@@ -65,53 +67,53 @@ fn a_node_over_its_mark_has_its_pods_throttled_and_gets_everything_back() {
     assert_eq!(status["observedHash"], there["spec"]["hash"]);
     assert_eq!(status["throttled"][0]["rule"], "q/cpu");
     assert_eq!(agent_support::ready(&status), "True RulesKept");
-    agent.until("events tell it", || {
+    agent.until("events report it", || {
         let events = node.plane.list("events");
-        let told = |reason: &str, kind: &str| {
+        let reported = |reason: &str, kind: &str| {
             events
                 .iter()
                 .any(|it| it["reason"] == reason && it["involvedObject"]["kind"] == kind)
         };
-        told("RuleBreached", "Node") && told("PodThrottled", "Pod")
+        reported("RuleBreached", "Node") && reported("PodThrottled", "Pod")
     });
-    // A pod that comes later is found by its cgroup, which comes later still.
+    // The cgroup of a new pod appears after the pod.
     let late = node.burning_pod("late");
-    agent.until("the late one is throttled", || node.is_throttled(&late));
+    agent.until("the new pod is throttled", || node.is_throttled(&late));
     node.machine.load.set(LOW);
     for uid in [&batch, &late] {
-        agent.until("it has all back", || node.quota(uid) == -1);
+        agent.until("its CPU limit is restored", || node.quota(uid) == -1);
     }
     assert_eq!(agent.http("/livez").unwrap().0, 200);
 }
 
 #[test]
-fn on_a_calm_node_the_status_tells_that_rules_are_judged() {
+fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     let Some(node) = Node::new() else { return };
     let mut spec = closing();
-    // All else has come to rest before the first judgement.
+    // Everything else is settled before the first evaluation.
     spec["rules"][0]["periodSeconds"] = 4.into();
     node.keep(&spec);
     let agent = node.agent(&[]);
     agent.until("it begins", || {
         agent_support::ready(&node.status()) == "False Starting"
     });
-    agent.until("it is ready, with nothing to be judged", || {
+    agent.until("it is ready before the first evaluation", || {
         let status = node.status();
         agent_support::ready(&status) == "True RulesKept"
             && status["rules"][0]["unknown"].is_null()
             && status["scheduling"]["state"] == "Enabled"
     });
-    // A further rule decides nothing about scheduling, which was judged before.
+    // Another rule does not change scheduling, which was decided before.
     let mut edited = spec["rules"][0].clone();
     edited["id"] = "q/more".into();
     edited["strategy"] = "Preview".into();
     spec["rules"].as_array_mut().unwrap().push(edited);
     node.keep(&spec);
-    agent.until("the further rule has a value", || {
+    agent.until("the additional rule has a value", || {
         let status = node.status();
         status["rules"][1]["id"] == "q/more" && status["rules"][1]["value"].is_number()
     });
-    // As where the API server's data are put back from a backup.
+    // As after a restore of the API server's data from a backup.
     let backup = json!({"status": {
         "rules": [],
         "agent": {"reportTime": "2026-01-02T03:04:05Z"},
@@ -126,14 +128,14 @@ fn on_a_calm_node_the_status_tells_that_rules_are_judged() {
         &backup.to_string(),
     ]);
     assert_eq!(node.status()["rules"], json!([]));
-    let soon = Duration::from_mins(2);
-    agent.until_within(soon, "the status is the node's again", || {
+    let limit = Duration::from_mins(2);
+    agent.until_within(limit, "the status is written again", || {
         node.status()["rules"][1]["id"] == "q/more"
     });
 }
 
 #[test]
-fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_cool_down() {
+fn a_node_is_tainted_above_the_threshold_until_the_cool_down_ends() {
     let Some(node) = Node::new() else { return };
     let other =
         r#"[{"op":"add","path":"/spec/taints","value":[{"key":"others","effect":"NoExecute"}]}]"#;
@@ -151,21 +153,21 @@ fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_co
     assert_eq!(condition["reason"], "q/cpu");
     let message = condition["message"].as_str().unwrap();
     assert!(message.contains("cpu_total_usage"), "{message}");
-    // A dead agent's successor neither flaps it nor leaves it.
+    // The successor of a dead agent neither flaps the taint nor leaves it.
     agent.kill();
     let before = node.condition()["lastTransitionTime"].clone();
     let agent = node.agent(&[]);
-    agent.until("it has judged", || agent.is_ready());
+    agent.until("it has evaluated the rules", || agent.is_ready());
     assert_eq!(node.taints(), tainted);
     assert_eq!(node.condition()["lastTransitionTime"], before);
-    // Somebody takes it off: it comes back.
+    // Another writer removes it: it is set again.
     node.plane
         .kubectl(&["taint", "node", NODE, "interference.crane.io-"]);
-    agent.until("it is there again", || node.taints() == tainted);
+    agent.until("the taint is set again", || node.taints() == tainted);
     agent.kill();
     node.machine.load.set(LOW);
     let agent = node.agent(&[]);
-    agent.until("what a dead agent left is taken off", || {
+    agent.until("the taint of a dead agent is removed", || {
         node.taints() == ["others:NoExecute"]
     });
     agent.until("the condition says so", || {
@@ -174,7 +176,7 @@ fn a_node_over_its_mark_is_tainted_within_one_evaluation_and_opened_after_the_co
 }
 
 #[test]
-fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() {
+fn pods_are_evicted_in_order_one_per_round() {
     let Some(mut node) = Node::new() else { return };
     let Some(leader) = Leader::published(&node.plane, NODE) else {
         return;
@@ -203,8 +205,10 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
     assert!(first == ["one"] || first == ["two"], "{first:?}");
     let evicted = node.plane.get("pod", &first[0]);
     assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
-    agent.until("the node is closed meanwhile", || !node.taints().is_empty());
-    // Nothing more before the round has settled.
+    agent.until("scheduling is disabled meanwhile", || {
+        !node.taints().is_empty()
+    });
+    // No further eviction before the round has settled.
     let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
     assert!(evaluations(&agent) >= 1);
     assert_eq!(terminating(), first);
@@ -219,13 +223,13 @@ fn pods_are_evicted_in_order_one_a_round_and_never_those_that_would_come_back() 
         let (_, text) = agent.http("/metrics").unwrap();
         text.contains(r#"plimsoll_agent_evictions_total{outcome="accepted"} 2"#)
     });
-    agent.until("the status tells both", || {
+    agent.until("the status shows both", || {
         let status = node.status();
         status["counts"]["evictedLastHour"] == 2
             && status["evictions"][1]["pod"] == first[0].as_str()
             && status["evictions"][1]["outcome"] == "Gone"
     });
-    // Of others it has not asked for any, and each once.
+    // Only these were requested, each once.
     let asked = leader.asked();
     assert!(asked.iter().all(Asked::is_direct), "{asked:?}");
     let asked = asked.iter().map(|it| it.request.target.name.clone());
@@ -247,7 +251,7 @@ fn terminating(node: &Node) -> Vec<String> {
     names
 }
 
-/// Three pods that a `ReplicaSet` owns, any of which may be evicted.
+/// Three evictable pods owned by a `ReplicaSet`.
 fn replicas(node: &mut Node) {
     let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
     for name in ["one", "two", "three"] {
@@ -257,14 +261,14 @@ fn replicas(node: &mut Node) {
     }
 }
 
-/// What keeps its pods from being evicted in these words, as its status has it.
+/// The refusals in the status that contain `words`.
 fn refused(node: &Node, words: &str) -> Vec<Value> {
     let refused = node.status()["refused"].as_array().cloned();
     let refused = refused.unwrap_or_default().into_iter();
     refused.filter(|it| says(it, "reason", words)).collect()
 }
 
-/// The events on its `NodeWatermark` that an eviction was refused in these words.
+/// The events of refused evictions on the `NodeWatermark` that contain `words`.
 fn refusal_events(node: &Node, words: &str) -> Vec<Value> {
     let is_one = |event: &Value| {
         event["reason"] == "EvictionRefused"
@@ -286,11 +290,11 @@ fn counted(agent: &Agent, series: &str) -> Option<u64> {
     value?.trim().parse().ok()
 }
 
-/// Evictions that were done.
+/// Series of accepted evictions.
 const EVICTED: &str = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
 const REFUSED: &str = r#"plimsoll_agent_evictions_total{outcome="refused"}"#;
 
-/// Evictions need the word of a webhook that nobody serves; returns when the API server asks for it.
+/// Registers a webhook for evictions that has no server; returns once the API server calls it.
 fn webhook_that_is_down(node: &Node, pod: &str) {
     let webhook = json!({
         "name": "evictions.example.dev", "clientConfig": {"url": "https://127.0.0.1:1/"}, "failurePolicy": "Fail",
@@ -316,7 +320,7 @@ fn webhook_that_is_down(node: &Node, pod: &str) {
 }
 
 #[test]
-fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
+fn an_obstacle_to_all_evictions_is_reported_once_until_it_is_over() {
     let Some(mut node) = Node::new() else { return };
     let Some(leader) = Leader::published(&node.plane, NODE) else {
         return;
@@ -328,50 +332,50 @@ fn what_keeps_every_pod_from_being_evicted_is_told_once_and_until_it_is_over() {
     agent.until("it is ready", || agent.is_ready());
     agent.until("it reports to the leader", || leader.is_reported_to());
     node.machine.load.set(HIGH);
-    // On a busy machine there may be other causes too.
+    // On a busy machine there may be other refusals, too.
     let down = r#"failed calling webhook "evictions.example.dev""#;
     let refused = || refused(&node, down);
-    agent.until_within(SOON * 4, "it is in the status", || !refused().is_empty());
+    agent.until_within(TIMEOUT * 4, "it is in the status", || !refused().is_empty());
     let first = refused();
     let [entry] = first.as_slice() else {
-        panic!("one for all pods: {first:?}");
+        panic!("one entry for all pods: {first:?}");
     };
     assert_eq!(
         (&entry["what"], &entry["rule"], &entry["pod"]),
         (&json!("evict"), &json!("q/cpu"), &Value::Null)
     );
-    // Three pods are refused in the first round, and then again.
-    agent.until_within(SOON * 4, "it goes on", || {
+    // Three pods are refused in the first round and again in later ones.
+    agent.until_within(TIMEOUT * 4, "it goes on", || {
         counted(&agent, REFUSED) >= Some(4)
     });
     assert_eq!(refused(), first);
     assert_eq!(counted(&agent, EVICTED), Some(0), "nothing was evicted");
     let events = || refusal_events(&node, down);
-    agent.until_within(SOON * 4, "an event tells it", || !events().is_empty());
+    agent.until_within(TIMEOUT * 4, "an event reports it", || !events().is_empty());
     let events = events();
     assert_eq!(events.len(), 1, "{events:?}");
     assert_eq!(events[0]["count"], 1, "{events:?}");
     node.plane
         .kubectl(&["delete", "validatingwebhookconfiguration", "guard"]);
     agent.until_within(
-        SOON * 4,
-        "a pod is evicted, and that is not refused any more",
+        TIMEOUT * 4,
+        "a pod is evicted and the refusal is gone",
         || refused().is_empty() && counted(&agent, EVICTED) >= Some(1),
     );
 }
 
-/// Lets the pod of the last round go, and waits until that of this one is evicted; the requests that came for it.
+/// Deletes the pod of the last round and waits for the next eviction; returns the requests for it.
 fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> Vec<Asked> {
     for name in leader.evicted().iter().take(round - 1) {
         let force = ["--force", "--grace-period=0", "--ignore-not-found"];
         let delete = [&["delete", "pod", name][..], &force].concat();
         node.plane.kubectl(&delete);
     }
-    agent.until_within(SOON * 4, "one more pod is evicted", || {
+    agent.until_within(TIMEOUT * 4, "one more pod is evicted", || {
         counted(agent, EVICTED) >= Some(round as u64)
     });
     let evicted = leader.evicted();
-    assert_eq!(evicted.len(), round, "one a round");
+    assert_eq!(evicted.len(), round, "one per round");
     let name = &evicted[round - 1];
     assert_eq!(terminating(node), std::slice::from_ref(name));
     let mut asked = leader.asked();
@@ -379,13 +383,13 @@ fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> V
     asked
 }
 
-/// The way that each came: the connection of reports, or the API server.
-fn ways(asked: &[Asked]) -> Vec<&str> {
+/// The path of each request: the connection of reports, or the API server.
+fn paths(asked: &[Asked]) -> Vec<&str> {
     asked.iter().map(|asked| &*asked.path).collect()
 }
 
 #[test]
-fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
+fn without_a_reachable_replica_the_api_server_forwards_the_request() {
     let Some(mut node) = Node::new() else { return };
     let Some(leader) = Leader::start(&node.plane, NODE) else {
         return;
@@ -395,16 +399,16 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
     node.machine.load.set(HIGH);
-    // There is no endpoint, and no controller that the API server could ask.
-    let unreachable = "the controller can't be asked: no connection to the controller; \
-                       the controller takes no requests through the API server";
+    // No endpoint, and no controller behind the API server.
+    let unreachable = "the controller cannot be reached: no connection to the controller; \
+                       the controller accepts no requests through the API server";
     let is_refused = || refused(&node, unreachable).len();
-    agent.until_within(SOON * 4, "the status says so", || is_refused() == 1);
-    agent.until_within(SOON * 4, "it goes on", || {
+    agent.until_within(TIMEOUT * 4, "the status says so", || is_refused() == 1);
+    agent.until_within(TIMEOUT * 4, "it goes on", || {
         counted(&agent, REFUSED) >= Some(4)
     });
-    assert_eq!(is_refused(), 1, "one for all pods");
-    agent.until_within(SOON * 4, "an event says so", || {
+    assert_eq!(is_refused(), 1, "one entry for all pods");
+    agent.until_within(TIMEOUT * 4, "an event says so", || {
         refusal_events(&node, unreachable).len() == 1
     });
     assert_eq!(
@@ -414,24 +418,24 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
     leader.serve_through_api_server(&node.plane, "default");
     let by_api_server = api_path(NODE);
     let first = next_eviction(&node, &agent, &leader, 1);
-    assert_eq!(ways(&first), [&by_api_server]);
+    assert_eq!(paths(&first), [&by_api_server]);
     agent.until("it is over", || is_refused() == 0);
     leader.publish(&node.plane);
     agent.until("it reports to the leader", || leader.is_reported_to());
     let second = next_eviction(&node, &agent, &leader, 2);
-    assert_eq!(ways(&second), [PATH]);
-    // No process listens where replicas should be, as where a firewall closes the port.
+    assert_eq!(paths(&second), [PATH]);
+    // No process listens at the replica's address, as with a firewall that closes the port.
     leader.publish_port(&node.plane, free_port());
-    agent.until("it can't report any more", || {
-        agent.said().contains("failed to report directly")
+    agent.until("it cannot report any more", || {
+        agent.said().contains("failed to send a direct report")
     });
     let third = next_eviction(&node, &agent, &leader, 3);
-    assert_eq!(ways(&third), [&by_api_server]);
+    assert_eq!(paths(&third), [&by_api_server]);
     let keys = [first, second, third].map(|asked| asked[0].request.key.clone());
     let boot_id = Writer::this_process().unwrap().boot_id;
     assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
     let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
-    assert!(grow, "by whichever way: {keys:?}");
+    assert!(grow, "over either path: {keys:?}");
     assert_eq!(
         refusal_events(&node, unreachable).len(),
         1,
@@ -440,7 +444,7 @@ fn where_no_replica_can_be_reached_the_api_server_passes_the_request_on() {
 }
 
 #[test]
-fn a_request_without_an_answer_is_repeated_with_the_same_key_through_the_api_server() {
+fn an_unanswered_request_is_repeated_with_the_same_key() {
     let Some(mut node) = Node::new() else { return };
     let Some(leader) = Leader::published(&node.plane, NODE) else {
         return;
@@ -452,16 +456,16 @@ fn a_request_without_an_answer_is_repeated_with_the_same_key_through_the_api_ser
     agent.until("it is ready", || agent.is_ready());
     agent.until("it reports to the leader", || leader.is_reported_to());
     node.machine.load.set(HIGH);
-    // The API server knows no controller to pass it on to: the pod shows what became of it.
+    // The API server has no controller to forward it to: the state of the pod decides.
     let alone = next_eviction(&node, &agent, &leader, 1);
-    assert_eq!(ways(&alone), [PATH]);
+    assert_eq!(paths(&alone), [PATH]);
     leader.serve_through_api_server(&node.plane, "default");
-    // The second time the answer to the API server is lost.
+    // Then the answer to the API server is lost, too.
     let fates = [(Fate::Lost, Fate::Answered), (Fate::Refused, Fate::Lost)];
     for (round, (direct, passed_on)) in (2..).zip(fates) {
         leader.judge(move |path| if path == PATH { direct } else { passed_on });
         let asked = next_eviction(&node, &agent, &leader, round);
-        assert_eq!(ways(&asked), [PATH, &api_path(NODE)], "{direct:?}");
+        assert_eq!(paths(&asked), [PATH, &api_path(NODE)], "{direct:?}");
         assert_eq!(asked[0].request, asked[1].request, "{direct:?}");
     }
     agent.until("the metrics count each once", || {
@@ -471,10 +475,10 @@ fn a_request_without_an_answer_is_repeated_with_the_same_key_through_the_api_ser
 }
 
 #[test]
-fn an_eviction_is_told_for_an_hour_also_where_nothing_happens_on_the_node_any_more() {
+fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
     let Some(node) = Node::new() else { return };
     node.keep(&evicting());
-    // One that an earlier agent did, an hour ago but for 25 s.
+    // An eviction of an earlier agent, an hour less 25 s ago.
     let hour = Duration::from_hours(1) - Duration::from_secs(25);
     let now = json!(boot_time()).as_u64().unwrap();
     let Some(at) = now.checked_sub(u64::try_from(hour.as_nanos()).unwrap()) else {
@@ -493,31 +497,31 @@ fn an_eviction_is_told_for_an_hour_also_where_nothing_happens_on_the_node_any_mo
     std::fs::create_dir_all(&state).unwrap();
     std::fs::write(state.join("engine.json"), kept.to_string()).unwrap();
     let agent = node.agent(&[]);
-    let told = || node.status()["counts"]["evictedLastHour"].clone();
-    agent.until("it is told", || told() == 1);
+    let reported = || node.status()["counts"]["evictedLastHour"].clone();
+    agent.until("it is shown", || reported() == 1);
     assert_eq!(node.status()["evictions"][0]["outcome"], "Gone");
-    agent.until("it is told no more", || told() == 0);
+    agent.until("it is not shown any more", || reported() == 0);
 }
 
 #[test]
-fn rules_that_change_or_go_while_in_force_are_followed() {
+fn changed_and_deleted_rules_are_followed_while_in_force() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.keep(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&[]);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
-    // What is not understood is left out alone, and said.
+    // A rule that is not understood is left out and reported.
     node.plane.kubectl(&[
         "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p",
         r#"[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-preserve-unknown-fields","value":true},
             {"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/x-kubernetes-preserve-unknown-fields","value":true}]"#,
     ]);
-    let mut stranger = rule("q/strange", "slow");
-    stranger["gravity"] = 7.into();
+    let mut unknown_rule = rule("q/strange", "slow");
+    unknown_rule["gravity"] = 7.into();
     let mut spec = throttling();
-    spec["rules"].as_array_mut().unwrap().push(stranger);
-    eventually("the definition takes unknown fields", || {
+    spec["rules"].as_array_mut().unwrap().push(unknown_rule);
+    eventually("the CRD accepts unknown fields", || {
         node.keep(&spec);
         let there = node.plane.get("nwm", NODE);
         (there["spec"]["rules"][1]["gravity"] == 7).then_some(())
@@ -528,7 +532,7 @@ fn rules_that_change_or_go_while_in_force_are_followed() {
             .contains("rule q/strange: unknown field `gravity`")
     });
     assert!(node.is_throttled(&batch));
-    // What it does not understand as a whole leaves the last rules in force.
+    // With a spec that is not understood the last rules stay in force.
     let mut later = throttling();
     later["rules"] = json!([]);
     later["moonPhase"] = "full".into();
@@ -541,12 +545,14 @@ fn rules_that_change_or_go_while_in_force_are_followed() {
     });
     assert!(node.is_throttled(&batch));
     node.keep(&json!({"rules": [], "moonPhase": null}));
-    agent.until("without rules it has all back", || node.quota(&batch) == -1);
+    agent.until("without rules everything is restored", || {
+        node.quota(&batch) == -1
+    });
     agent.until("it is ready without rules", || agent.is_ready());
 }
 
 #[test]
-fn rules_for_another_node_are_not_kept_and_a_node_that_is_not_there_is_waited_for() {
+fn rules_of_another_node_are_ignored_and_a_missing_node_is_waited_for() {
     let Some(mut node) = Node::unregistered() else {
         return;
     };
@@ -565,16 +571,16 @@ fn rules_for_another_node_are_not_kept_and_a_node_that_is_not_there_is_waited_fo
     });
     assert_eq!(node.quota(&batch), -1);
     node.keep(&throttling());
-    agent.until("its own rules are kept", || node.is_throttled(&batch));
+    agent.until("its own rules are enforced", || node.is_throttled(&batch));
 }
 
 #[test]
-fn without_definitions_or_permission_it_says_so_and_waits() {
+fn without_crds_or_permissions_it_says_so_and_waits() {
     let Some(node) = Node::new() else { return };
     node.plane
         .kubectl(&["delete", "crd", "nodewatermarks.plimsoll.dev"]);
     let agent = node.agent(&[]);
-    agent.waits_for("the definition of NodeWatermark is not installed");
+    agent.waits_for("the CRD of NodeWatermark is not installed");
     let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
     let with = |name: &str, user: &str| {
         let path = node.machine.path(name);
@@ -585,31 +591,33 @@ fn without_definitions_or_permission_it_says_so_and_waits() {
     };
     let unknown = with("unknown", r#""token":"nobody""#);
     let unknown = node.agent_in("other", &["--kubeconfig", &unknown]);
-    unknown.waits_for("the API server does not know who we are");
+    unknown.waits_for("the API server does not accept the agent's credentials");
     let guest = with("guest", r#""token":"admin","as":"guest""#);
     let guest = node.agent_in("third", &["--kubeconfig", &guest]);
     guest.waits_for(r#"User "guest" cannot list resource"#);
 }
 
 #[test]
-fn a_second_agent_does_nothing_and_takes_over_from_the_first() {
+fn a_second_agent_waits_and_takes_over_from_the_first() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.keep(&throttling());
     let first = node.agent(&[]);
     first.until("the first is ready", || first.is_ready());
     let second = node.agent_in("other", &[]);
-    second.waits_for("another agent keeps this node");
+    second.waits_for("another agent runs on this node");
     let third = node.agent(&[]);
-    third.waits_for("another agent keeps this node");
+    third.waits_for("another agent runs on this node");
     third.kill();
     first.kill();
     node.machine.load.set(HIGH);
-    second.until("the second keeps the node", || node.is_throttled(&batch));
+    second.until("the second agent enforces the rules", || {
+        node.is_throttled(&batch)
+    });
 }
 
 #[test]
-fn while_the_api_server_is_away_it_goes_on_and_catches_up_afterwards() {
+fn without_an_api_server_it_works_on_and_catches_up_afterwards() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.keep(&throttling());
@@ -618,22 +626,22 @@ fn while_the_api_server_is_away_it_goes_on_and_catches_up_afterwards() {
     node.plane.stop();
     node.machine.load.set(HIGH);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
-    agent.until("the failing watch is told", || {
+    agent.until("the failing watch is logged", || {
         agent.said().contains("failed to watch")
     });
     node.machine.load.set(LOW);
-    agent.until("it has all back", || node.quota(&batch) == -1);
+    agent.until("its CPU limit is restored", || node.quota(&batch) == -1);
     assert!(agent.is_ready());
     node.plane.start_again();
     node.keep(&json!({"rules": []}));
     let within = Duration::from_mins(1);
-    node.plane.until("the new rules are taken", within, |_| {
+    node.plane.until("the new rules are applied", within, |_| {
         agent.said().contains("rules=0")
     });
 }
 
 #[test]
-fn an_agent_that_starts_without_an_api_server_goes_on_with_what_the_last_one_knew() {
+fn an_agent_that_starts_without_an_api_server_uses_the_saved_state() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.keep(&throttling());
@@ -646,13 +654,13 @@ fn an_agent_that_starts_without_an_api_server_goes_on_with_what_the_last_one_kne
     node.plane.stop();
     agent.kill();
     let successor = node.agent(&[]);
-    successor.until("it goes by what was kept", || {
+    successor.until("it uses the saved state", || {
         successor.said().contains("adopted=1")
     });
-    successor.until("it judges the rules", || successor.is_ready());
+    successor.until("it evaluates the rules", || successor.is_ready());
     assert_eq!(node.quota(&batch), floor);
     node.machine.load.set(LOW);
-    successor.until("it has all back", || node.quota(&batch) == -1);
+    successor.until("its CPU limit is restored", || node.quota(&batch) == -1);
     node.machine.load.set(HIGH);
     successor.until("it throttles again", || node.is_throttled(&batch));
     node.plane.start_again();
@@ -664,7 +672,7 @@ fn an_agent_that_starts_without_an_api_server_goes_on_with_what_the_last_one_kne
 }
 
 #[test]
-fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there() {
+fn sigterm_leaves_everything_to_the_successor_while_the_daemonset_exists() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let own = node.with_daemon_set();
@@ -686,7 +694,7 @@ fn sigterm_leaves_what_is_in_force_to_the_successor_while_the_daemonset_is_there
     successor.until("the exact original is back", || node.quota(&batch) == -1);
 }
 
-fn assert_nothing_is_told_to_be_in_force(node: &Node) {
+fn assert_status_shows_nothing_in_force(node: &Node) {
     let status = node.status();
     assert_eq!(agent_support::ready(&status), "False AgentEnded");
     assert!(status["agent"].is_null(), "{status}");
@@ -698,7 +706,7 @@ fn assert_nothing_is_told_to_be_in_force(node: &Node) {
 }
 
 #[test]
-fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_later() {
+fn sigterm_restores_everything_without_a_daemonset_and_restore_does_it_later() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let own = node.with_daemon_set();
@@ -713,18 +721,18 @@ fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_late
         "{said}"
     );
     assert_eq!(node.quota(&batch), -1);
-    assert_nothing_is_told_to_be_in_force(&node);
-    // An agent that was killed leaves everything; --restore undoes it, and says so.
+    assert_status_shows_nothing_in_force(&node);
+    // A killed agent leaves everything in force; --restore restores it and reports that.
     let agent = node.agent(&[]);
-    agent.until("the status tells that the pod is throttled", || {
+    agent.until("the status shows that the pod is throttled", || {
         node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
     });
     agent.kill();
     let mut restore = node.agent(&["--restore"]);
     assert!(restore.process.0.wait().unwrap().success());
     assert_eq!(node.quota(&batch), -1);
-    assert_nothing_is_told_to_be_in_force(&node);
-    // With no API server at all.
+    assert_status_shows_nothing_in_force(&node);
+    // Without any API server.
     let agent = node.agent(&[]);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     agent.kill();
@@ -740,7 +748,7 @@ fn sigterm_undoes_everything_when_the_daemonset_is_gone_and_restore_does_it_late
 }
 
 #[test]
-fn sigterm_gives_the_cgroups_back_when_the_api_server_lets_the_account_read_nothing_any_more() {
+fn sigterm_restores_cgroups_when_the_account_has_no_rights() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let own = node.with_daemon_set();
@@ -752,15 +760,15 @@ fn sigterm_gives_the_cgroups_back_when_the_api_server_lets_the_account_read_noth
     node.machine.load.set(HIGH);
     let agent = node.agent(&[&own[..], &with_config].concat());
     agent.until("the pod is throttled", || node.is_throttled(&batch));
-    // As when its account, its roles and its DaemonSet were deleted one after the other.
-    proxy.judge(|_, _| Some(Fault::Answer(403, None, "nobody is allowed".to_owned())));
+    // As when its account, roles and DaemonSet are deleted one after the other.
+    proxy.judge(|_, _| Some(Fault::Answer(403, None, "forbidden".to_owned())));
     let (_, said) = agent.terminate();
     assert!(said.contains("failed to read DaemonSet agent"), "{said}");
     assert_eq!(node.quota(&batch), -1, "{said}");
 }
 
 #[test]
-fn a_node_whose_label_changes_while_its_rule_is_in_force_loses_the_rule_and_is_restored() {
+fn a_node_that_is_no_longer_selected_is_restored() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let action = json!({
@@ -790,7 +798,7 @@ fn a_node_whose_label_changes_while_its_rule_is_in_force_loses_the_rule_and_is_r
         node.taints().contains(&taint)
     };
     node.machine.load.set(HIGH);
-    agent.until("the pod is throttled and the node closed", || {
+    agent.until("the pod is throttled and the node tainted", || {
         node.is_throttled(&batch) && is_closed(&node)
     });
     // The node is as busy as before, and the cool-down is far from over.

@@ -1,5 +1,5 @@
-//! `plimsoll agent` when the API server, or the way to it, misbehaves while a policy is in force: a pod is throttled to its
-//! floor, and the node is tainted.
+//! `plimsoll agent` during failures of the API server or the network, while a pod is throttled to its floor and the node is
+//! tainted.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -25,10 +25,10 @@ use nix::sys::signal::Signal;
 use plimsoll::crd::eviction::api_path;
 use serde_json::{Value, json};
 
-/// A call may hang for 15 s, and pauses grow with each failure.
-const SOON: Duration = Duration::from_secs(90);
+/// Timeout of waits: a call may hang for 15 s, and pauses grow with each failure.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -37,25 +37,25 @@ fn burn() {
     }
 }
 
-/// Above this mark, pods labelled `app: batch` are throttled and the node is tainted. That ends only with the policy: on a busy
-/// machine whoever feigns the load may come too late for a while.
-fn rules(mark: u32, effect: &str) -> Value {
+/// Above this threshold pods labelled `app: batch` are throttled and the node is tainted until the policy ends: on a busy
+/// machine the simulated load may lag.
+fn rules(threshold: u32, effect: &str) -> Value {
     let mut spec = throttling();
     spec["rules"][0] = rule("q/cpu", "slow");
-    spec["rules"][0]["watermark"] = f64::from(mark).into();
+    spec["rules"][0]["watermark"] = f64::from(threshold).into();
     spec["rules"][0]["restoreThreshold"] = 1000.into();
     spec["actions"][0]["disableScheduling"] = effect.into();
     spec
 }
 
-/// A node on which everything is in force, and its agent behind a proxy.
+/// A node with everything in force and its agent behind a proxy.
 struct Scene {
     node: Node,
     proxy: Proxy,
     batch: String,
-    /// The quota of the pod that is throttled, at its floor.
+    /// The quota of the throttled pod at its floor.
     floor: i64,
-    mark: u32,
+    threshold: u32,
     effect: &'static str,
 }
 
@@ -70,13 +70,13 @@ impl Scene {
             proxy,
             batch,
             floor: 0,
-            mark: 1000,
+            threshold: 1000,
             effect: "NoSchedule",
         };
-        scene.node.keep(&rules(scene.mark, scene.effect));
+        scene.node.keep(&rules(scene.threshold, scene.effect));
         scene.node.machine.load.set(HIGH);
         let agent = scene.agent(&[]);
-        agent.until_within(SOON, "everything is in force", || {
+        agent.until_within(TIMEOUT, "everything is in force", || {
             agent.said().contains("at its floor") && scene.is_tainted()
         });
         scene.floor = scene.node.quota(&scene.batch);
@@ -98,8 +98,8 @@ impl Scene {
         self.node.taints().contains(&ours)
     }
 
-    /// Whatever happens on the way: neither let go nor throttled further, and never open.
-    fn assert_held(&self, agent: &Agent) {
+    /// The pod is neither restored nor throttled further, and the taint stays.
+    fn assert_in_force(&self, agent: &Agent) {
         let quota = self.node.quota(&self.batch);
         assert_eq!(quota, self.floor, "{}", agent.said());
         let taints = self.node.taints();
@@ -107,25 +107,25 @@ impl Scene {
         assert!(taints.iter().any(is_ours), "{taints:?}\n{}", agent.said());
     }
 
-    /// Edits mark and effect, and waits until both are followed; all the while everything stays in force.
+    /// Edits threshold and effect and waits until both are followed, while everything stays in force.
     fn edit(&mut self, agent: &mut Agent, what: &str) {
-        self.mark += 1;
+        self.threshold += 1;
         self.effect = match self.effect {
             "NoSchedule" => "PreferNoSchedule",
             _ => "NoSchedule",
         };
-        self.node.keep(&rules(self.mark, self.effect));
-        agent.until_within(SOON, what, || {
-            self.assert_held(agent);
-            metric(agent, "plimsoll_agent_rule_mark{") == Some(f64::from(self.mark))
+        self.node.keep(&rules(self.threshold, self.effect));
+        agent.until_within(TIMEOUT, what, || {
+            self.assert_in_force(agent);
+            metric(agent, "plimsoll_agent_rule_mark{") == Some(f64::from(self.threshold))
                 && self.is_tainted()
         });
         assert!(agent.process.0.try_wait().unwrap().is_none(), "it ended");
     }
 
-    fn undoes_when_the_policy_goes(&self, agent: &mut Agent) {
+    fn is_restored_without_the_policy(&self, agent: &mut Agent) {
         self.node.keep(&json!({"rules": []}));
-        agent.until_within(SOON, "all is undone", || {
+        agent.until_within(TIMEOUT, "everything is restored", || {
             self.node.quota(&self.batch) == -1 && self.node.condition()["status"] == "False"
         });
         let taints = self.node.taints();
@@ -136,7 +136,7 @@ impl Scene {
     }
 }
 
-/// The first series whose line begins so.
+/// The value of the first series with this prefix.
 fn metric(agent: &Agent, begins: &str) -> Option<f64> {
     let (_, text) = agent.http("/metrics")?;
     let line = text.lines().find(|line| line.starts_with(begins))?;
@@ -146,7 +146,7 @@ fn metric(agent: &Agent, begins: &str) -> Option<f64> {
 const WATCHED: [&str; 4] = ["configmaps", "nodes", "nodewatermarks", "pods"];
 
 /// `list nodes`, `watch pods`
-fn sort_of_watch(method: &str, path: &str) -> Option<String> {
+fn watch_kind(method: &str, path: &str) -> Option<String> {
     let (path, query) = path.split_once('?')?;
     let kind = WATCHED.into_iter().find(|kind| path.ends_with(kind))?;
     if method != "GET" {
@@ -161,12 +161,12 @@ fn sort_of_watch(method: &str, path: &str) -> Option<String> {
 }
 
 #[test]
-fn whatever_becomes_of_watches_and_lists_what_is_in_force_is_held_and_edits_are_followed() {
+fn failing_watches_leave_everything_in_force_and_edits_are_followed() {
     let Some((mut scene, mut agent)) = Scene::new() else {
         return;
     };
-    let ordeal = Ordeal::before(&scene.proxy, sort_of_watch);
-    // An expired version has it list anew: an agent that is told nothing lists once.
+    let ordeal = Ordeal::before(&scene.proxy, watch_kind);
+    // An expired version forces a new list.
     let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
     let broken = (
         "an error within a watch",
@@ -175,9 +175,9 @@ fn whatever_becomes_of_watches_and_lists_what_is_in_force_is_held_and_edits_are_
     for (what, fault) in of_calls().into_iter().chain([broken]) {
         for (index, kind) in WATCHED.into_iter().enumerate() {
             let (on_watch, on_list) = match fault {
-                // It takes 15 s, and all watch and list in the same way.
+                // It takes 15 s, and all kinds behave alike.
                 Fault::NeverAnswer => (index % 2 == 0, index % 2 == 1),
-                // A watch has no end before which it could be cut, and in the middle only where it tells something.
+                // A watch has no end that could be cut, and can be cut in the middle only if it delivers something.
                 Fault::CutAfter => (false, true),
                 Fault::CutWithin => (kind == "nodewatermarks", true),
                 _ => (true, true),
@@ -194,13 +194,13 @@ fn whatever_becomes_of_watches_and_lists_what_is_in_force_is_held_and_edits_are_
             scene.edit(&mut agent, what);
         }
     }
-    let told = agent.said();
-    assert!(told.contains("failed to watch") && told.contains("watching again"));
-    scene.undoes_when_the_policy_goes(&mut agent);
+    let log = agent.said();
+    assert!(log.contains("failed to watch") && log.contains("watching again"));
+    scene.is_restored_without_the_policy(&mut agent);
 }
 
-/// What the agent writes, and reads to write it.
-fn sort_of_write(method: &str, path: &str) -> Option<String> {
+/// The agent's writes, and the reads for them.
+fn write_kind(method: &str, path: &str) -> Option<String> {
     let path = path.split('?').next().unwrap();
     let sort = match method {
         "PATCH" if path.ends_with("nodes/worker") => "taint",
@@ -215,12 +215,12 @@ fn sort_of_write(method: &str, path: &str) -> Option<String> {
 }
 
 #[test]
-fn whatever_becomes_of_writes_all_of_them_are_made_in_the_end_and_what_is_in_force_is_held() {
+fn failing_writes_are_all_retried_and_everything_stays_in_force() {
     let Some((mut scene, mut agent)) = Scene::new() else {
         return;
     };
-    let ordeal = Ordeal::before(&scene.proxy, sort_of_write);
-    // A status is written every ten seconds at most, and a Lease too, but tried again soon.
+    let ordeal = Ordeal::before(&scene.proxy, write_kind);
+    // Status and Lease are written at most every ten seconds, but retried sooner.
     let in_a_row = BTreeMap::from([("status", 2), ("lease", 3)]);
     let sorts = ["taint", "condition", "status", "event", "lease"];
     for sort in sorts {
@@ -232,32 +232,34 @@ fn whatever_becomes_of_writes_all_of_them_are_made_in_the_end_and_what_is_in_for
             ordeal.add(sort, some.iter().cloned().chain([None]));
         }
     }
-    // The node is read where somebody else wrote it meanwhile, after a 409 to the taint: once.
+    // The node is read once after a 409 to the taint.
     ordeal.add("node", [Some(Fault::Answer(500, None, "boom".to_owned()))]);
-    let begun = api_support::now();
+    let started = api_support::now();
     while !ordeal.left().is_empty() {
         scene.edit(&mut agent, &format!("still to come: {:?}", ordeal.left()));
         assert!(
-            begun.elapsed() < 4 * SOON,
+            started.elapsed() < 4 * TIMEOUT,
             "never made: {:?}",
             ordeal.left()
         );
     }
-    let Scene { node, mark, .. } = &scene;
+    let Scene {
+        node, threshold, ..
+    } = &scene;
     let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
-    agent.until_within(SOON, "the status tells of the last edit", || {
+    agent.until_within(TIMEOUT, "the status shows the last edit", || {
         node.status()["observedHash"] == hash
     });
-    agent.until_within(SOON, "the condition tells of the last edit", || {
+    agent.until_within(TIMEOUT, "the condition shows the last edit", || {
         let condition = node.condition();
         let message = condition["message"].as_str().unwrap_or_default();
-        condition["status"] == "True" && message.contains(&format!("above {mark}m"))
+        condition["status"] == "True" && message.contains(&format!("above {threshold}m"))
     });
     let renewed = || node.lease()["spec"]["renewTime"].clone();
     let before = renewed();
-    agent.until_within(SOON, "the Lease is renewed", || renewed() != before);
-    scene.undoes_when_the_policy_goes(&mut agent);
-    agent.until_within(SOON, "an event tells of it", || {
+    agent.until_within(TIMEOUT, "the Lease is renewed", || renewed() != before);
+    scene.is_restored_without_the_policy(&mut agent);
+    agent.until_within(TIMEOUT, "an event reports it", || {
         let events = scene.node.plane.list("events");
         events
             .iter()
@@ -266,7 +268,7 @@ fn whatever_becomes_of_writes_all_of_them_are_made_in_the_end_and_what_is_in_for
 }
 
 #[test]
-fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemonset_is_gone() {
+fn sigterm_leaves_everything_in_force_unless_the_daemonset_is_deleted() {
     let Some((scene, agent)) = Scene::new() else {
         return;
     };
@@ -277,19 +279,24 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
         let asked = read.into_iter().find(|it| path.ends_with(it));
         asked.filter(|_| method == "GET").map(str::to_owned)
     });
-    // Without rights no agent of its account could go on: those two are told of in another test.
-    let is_doubt = |(what, _): &(&str, Fault)| !matches!(*what, "401" | "403");
-    for (what, fault) in of_calls().into_iter().filter(is_doubt) {
+    // Without rights no agent with this account could continue: another test covers these two.
+    let is_inconclusive = |(what, _): &(&str, Fault)| !matches!(*what, "401" | "403");
+    for (what, fault) in of_calls().into_iter().filter(is_inconclusive) {
         let agent = scene.agent(&own);
-        // Before it has seen its own pod it does not know whom to ask for.
-        agent.until_within(SOON, "it adopts what is in force, and sees all", || {
-            agent.said().contains("adopted=1") && agent.is_ready()
-        });
+        // It has to see its own pod to know its DaemonSet.
+        agent.until_within(
+            TIMEOUT,
+            "it adopts what is in force and lists everything",
+            || agent.said().contains("adopted=1") && agent.is_ready(),
+        );
         ordeal.add("daemonsets/agent", [Some(fault)]);
         let (well, said) = agent.terminate();
         let left = said.contains("what is in force stays in force");
         assert!(well && left, "{what}: {said}");
-        assert!(ordeal.left().is_empty(), "{what}: it did not ask");
+        assert!(
+            ordeal.left().is_empty(),
+            "{what}: it did not read the DaemonSet"
+        );
         assert_eq!(
             scene.node.quota(&scene.batch),
             scene.floor,
@@ -298,9 +305,9 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
         assert!(scene.is_tainted(), "{what}: {said}");
     }
     let mut agent = scene.agent(&own);
-    scene.undoes_when_the_policy_goes(&mut agent);
-    scene.node.keep(&rules(scene.mark, scene.effect));
-    agent.until_within(SOON, "it acts", || {
+    scene.is_restored_without_the_policy(&mut agent);
+    scene.node.keep(&rules(scene.threshold, scene.effect));
+    agent.until_within(TIMEOUT, "it acts", || {
         scene.node.is_throttled(&scene.batch) && scene.is_tainted()
     });
     scene.node.plane.kubectl(&["delete", "daemonset", "agent"]);
@@ -317,7 +324,7 @@ fn sigterm_leaves_everything_in_force_unless_the_api_server_says_that_the_daemon
     assert_eq!(ready(&scene.node.status()), "False AgentEnded");
 }
 
-/// Two pods in one round.
+/// Rules that evict two pods per round.
 fn two_evictions() -> Value {
     let mut spec = evicting();
     spec["rules"][0]["watermark"] = 1.0.into();
@@ -327,7 +334,7 @@ fn two_evictions() -> Value {
 }
 
 #[test]
-fn no_eviction_is_sent_once_everything_is_being_undone() {
+fn no_eviction_is_sent_once_everything_is_being_restored() {
     let Some(mut node) = Node::new() else { return };
     node.plane.apply(&[api_support::lease_namespace()]);
     for name in ["one", "two"] {
@@ -340,9 +347,9 @@ fn no_eviction_is_sent_once_everything_is_being_undone() {
     };
     leader.serve_through_api_server(&node.plane, "default");
     let proxy = Proxy::beside(&node.plane.kubeconfig);
-    let begun = Arc::new(AtomicBool::new(false));
-    let sent = Arc::clone(&begun);
-    // The first takes long, so that the second waits, and the taint that comes before one stays.
+    let started = Arc::new(AtomicBool::new(false));
+    let sent = Arc::clone(&started);
+    // The first takes long, so that the second waits and the taint set before it stays.
     proxy.judge(move |method, path| {
         if path == api_path(NODE) {
             if !sent.swap(true, Ordering::SeqCst) {
@@ -357,7 +364,9 @@ fn no_eviction_is_sent_once_everything_is_being_undone() {
     node.keep(&two_evictions());
     node.machine.load.set(HIGH);
     let mut agent = node.agent(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
-    agent.until_within(SOON, "the first is sent", || begun.load(Ordering::SeqCst));
+    agent.until_within(TIMEOUT, "the first is sent", || {
+        started.load(Ordering::SeqCst)
+    });
     agent.signal(Signal::SIGINT);
     agent.process.0.wait().unwrap();
     let seen = proxy.take_seen();
@@ -366,7 +375,7 @@ fn no_eviction_is_sent_once_everything_is_being_undone() {
     assert_eq!(leader.evicted().len(), 1, "{}", agent.said());
 }
 
-/// Makes the definition one of before a field of the rules and one of the status were there.
+/// Removes a field of the rules and one of the status from the CRD, as in an older version.
 fn without_two_fields() -> String {
     let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
     let rules = format!("{schema}/spec/properties/rules/items");
@@ -379,54 +388,50 @@ fn without_two_fields() -> String {
 }
 
 #[test]
-fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waited_for() {
+fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.machine.load.set(HIGH);
     let crd = "nodewatermarks.plimsoll.dev";
     node.plane.kubectl(&["delete", "crd", crd]);
     let mut agent = node.agent(&[]);
-    agent.until_within(
-        SOON,
-        "the missing definition is named with the cure",
-        || {
-            let words = "the definition of NodeWatermark is not installed (`plimsoll crds";
-            let ready = agent.http("/readyz");
-            ready.is_some_and(|(code, body)| code == 503 && body.contains(words))
-        },
-    );
+    agent.until_within(TIMEOUT, "the missing CRD is reported with the fix", || {
+        let words = "the CRD of NodeWatermark is not installed (`plimsoll crds";
+        let ready = agent.http("/readyz");
+        ready.is_some_and(|(code, body)| code == 503 && body.contains(words))
+    });
     assert_eq!(agent.http("/livez").unwrap().0, 200);
     node.plane.install_definitions();
     node.keep(&throttling());
-    agent.until_within(SOON, "it catches up", || node.is_throttled(&batch));
+    agent.until_within(TIMEOUT, "it catches up", || node.is_throttled(&batch));
 
     let patch = without_two_fields();
     node.plane
         .kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]);
-    agent.until_within(SOON, "the field is not served any more", || {
+    agent.until_within(TIMEOUT, "the field is not served any more", || {
         let rule = node.plane.get("nwm", NODE)["spec"]["rules"][0].clone();
         rule["id"] == "q/cpu" && rule["restoreThreshold"].is_null()
     });
     node.plane
         .kubectl(&["annotate", "nwm", NODE, "example.com/touched=yes"]);
-    agent.until_within(SOON, "the field that a rule lacks is named", || {
+    agent.until_within(TIMEOUT, "the field that a rule lacks is named", || {
         agent
             .said()
             .contains("rule q/cpu: missing field `restoreThreshold`")
     });
-    agent.until_within(SOON, "the cure is named", || {
+    agent.until_within(TIMEOUT, "the fix is logged", || {
         let said = agent.said();
-        said.contains("the definition of NodeWatermark is of another version (`plimsoll crds")
+        said.contains("the CRD of NodeWatermark is of another version (`plimsoll crds")
             && said.contains("status.counts: field not declared in schema")
     });
     assert_eq!(agent.http("/livez").unwrap().0, 200);
     node.plane.install_definitions();
-    agent.until_within(SOON, "the field is served again", || {
+    agent.until_within(TIMEOUT, "the field is served again", || {
         node.try_keep(&throttling()).is_ok()
     });
     let writes = Cell::new(0);
-    agent.until_within(SOON, "it catches up", || {
-        // A watch that the API server has not ended yet shows what is written without the field: the next write is seen whole.
+    agent.until_within(TIMEOUT, "it catches up", || {
+        // A watch that still runs shows the write without the field; the next write is complete.
         writes.set(writes.get() + 1);
         let touched = format!("example.com/touched={}", writes.get());
         node.plane
@@ -434,5 +439,5 @@ fn a_definition_that_is_missing_or_lacks_fields_is_named_with_the_cure_and_waite
         node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
     });
     let ended = agent.process.0.try_wait().unwrap();
-    assert!(ended.is_none(), "it ended: {}", agent.said());
+    assert!(ended.is_none(), "it exited: {}", agent.said());
 }

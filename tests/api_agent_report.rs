@@ -1,5 +1,4 @@
-//! Direct reports of an agent to replicas of the controller that answer well, badly or not at all, found by the
-//! `EndpointSlice`s of a real API server.
+//! Direct reports of an agent to replicas that answer, fail or hang, found by the `EndpointSlice`s of a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -42,10 +41,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Whatever is waited for takes no longer, however busy the machine is.
-const SOON: Duration = Duration::from_secs(90);
+/// Timeout of waits, long enough for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -54,7 +53,7 @@ fn burn() {
     }
 }
 
-/// An agent that has something new to tell every 300 ms.
+/// An agent with a new report every 300 ms.
 struct Agent {
     client: Client,
     service: &'static str,
@@ -62,8 +61,8 @@ struct Agent {
     authority: Authority,
     credentials: TempDir,
     acknowledged: watch::Receiver<bool>,
-    /// It was not, since the last look.
-    was_silent: Arc<AtomicBool>,
+    /// It was not acknowledged at some time since the last check.
+    was_unacknowledged: Arc<AtomicBool>,
     sequence: Arc<AtomicI64>,
     registry: Registry,
     tasks: [JoinHandle<()>; 2],
@@ -96,12 +95,15 @@ impl Agent {
             metrics,
             Links::default(),
         );
-        let (sequence, was_silent) = (
+        let (sequence, was_unacknowledged) = (
             Arc::new(AtomicI64::new(0)),
             Arc::new(AtomicBool::new(false)),
         );
         let measuring = tokio::spawn(measure(reports, Arc::clone(&sequence)));
-        let watching = tokio::spawn(notice(acknowledged.clone(), Arc::clone(&was_silent)));
+        let watching = tokio::spawn(watch_acknowledged(
+            acknowledged.clone(),
+            Arc::clone(&was_unacknowledged),
+        ));
         Self {
             client: client.clone(),
             service,
@@ -109,7 +111,7 @@ impl Agent {
             authority: Authority::make(),
             credentials,
             acknowledged,
-            was_silent,
+            was_unacknowledged,
             sequence,
             registry,
             tasks: [measuring, watching],
@@ -125,7 +127,7 @@ impl Agent {
         format!("{}.default.svc", self.service)
     }
 
-    /// One more replica, which is no endpoint yet.
+    /// A new replica that is not an endpoint yet.
     fn replica(&self) -> Receiver {
         Receiver::start(self.address, &self.authority, &self.name())
     }
@@ -141,7 +143,7 @@ impl Agent {
             .unwrap();
     }
 
-    /// One more ready replica.
+    /// A new ready replica.
     async fn ready(&self) -> Receiver {
         let receiver = self.replica();
         self.endpoint(&receiver, true).await;
@@ -149,22 +151,22 @@ impl Agent {
     }
 
     async fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let begun = now();
+        let started = now();
         while !holds() {
             let service = self.service;
             assert!(
-                begun.elapsed() < SOON,
-                "{service}: not within {SOON:?}: {what}"
+                started.elapsed() < TIMEOUT,
+                "{service}: not within {TIMEOUT:?}: {what}"
             );
             sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Waits for so many more reports; these.
-    async fn hears(&self, receiver: &Receiver, count: usize) -> Vec<Seen> {
+    /// Waits for `count` more reports and returns them.
+    async fn receives(&self, receiver: &Receiver, count: usize) -> Vec<Seen> {
         let before = receiver.seen().len();
         let enough = || receiver.seen().len() >= before + count;
-        self.until("the replica hears of the node", enough).await;
+        self.until("the replica gets reports", enough).await;
         receiver.seen().split_off(before)
     }
 
@@ -193,15 +195,18 @@ async fn measure(reports: DirectReports, sequence: Arc<AtomicI64>) {
             boot_id: "boot".to_owned(),
             sequence: sequence.fetch_add(1, Ordering::Relaxed) + 1,
         });
-        reports.tell(boot_time(), Arc::new(metric), true);
+        reports.submit(boot_time(), Arc::new(metric), true);
         sleep(Duration::from_millis(300)).await;
     }
 }
 
-async fn notice(mut acknowledged: watch::Receiver<bool>, was_silent: Arc<AtomicBool>) {
+async fn watch_acknowledged(
+    mut acknowledged: watch::Receiver<bool>,
+    was_unacknowledged: Arc<AtomicBool>,
+) {
     while acknowledged.changed().await.is_ok() {
         if !*acknowledged.borrow_and_update() {
-            was_silent.store(true, Ordering::Relaxed);
+            was_unacknowledged.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -210,55 +215,61 @@ fn sequences(seen: &[Seen]) -> Vec<u64> {
     seen.iter().map(|seen| seen.report.sequence).collect()
 }
 
-async fn every_ready_replica_hears_all_over_one_connection(client: Client) {
+async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client) {
     let agent = Agent::start(&client, "all");
     let (first, second) = (agent.ready().await, agent.ready().await);
     let unready = agent.replica();
     agent.endpoint(&unready, false).await;
-    let (heard, also) = (agent.hears(&first, 4).await, agent.hears(&second, 4).await);
-    for seen in heard.iter().chain(&also) {
+    let (first, also) = (
+        agent.receives(&first, 4).await,
+        agent.receives(&second, 4).await,
+    );
+    for seen in first.iter().chain(&also) {
         assert_eq!(seen.authorization, "Bearer one");
         let report = &seen.report;
         assert_eq!((&*report.node, &*report.boot_id), (NODE, "boot"));
         assert_eq!(report.interval_seconds, 10);
         assert!(report.agent_started_millis > 0);
     }
-    assert!(sequences(&heard).is_sorted_by(|a, b| a < b), "{heard:?}");
-    assert!(!*agent.acknowledged.borrow(), "no standby leader_hears");
+    assert!(sequences(&first).is_sorted_by(|a, b| a < b), "{first:?}");
+    assert!(
+        !*agent.acknowledged.borrow(),
+        "a standby acknowledges nothing"
+    );
     assert_eq!((first.connections(), second.connections()), (1, 1));
     assert_eq!((unready.connections(), agent.count("acknowledged")), (0, 0));
     assert!(agent.count("standby") >= 8);
     second.says(acknowledge(1, true));
     agent.is_acknowledged(true).await;
     assert!(agent.count("acknowledged") > 0);
-    // One that is ready no more is told nothing more, and one that becomes so is.
+    // A replica that is not ready any more gets no reports, and one that becomes ready does.
     agent.endpoint(&first, false).await;
     agent.endpoint(&unready, true).await;
-    agent.hears(&unready, 1).await;
+    agent.receives(&unready, 1).await;
     let before = first.seen().len();
-    agent.hears(&second, 3).await;
+    agent.receives(&second, 3).await;
     assert_eq!(first.seen().len(), before);
 }
 
-async fn a_failover_is_not_noticed_by_the_lease_but_a_lost_leader_is(client: Client) {
+async fn a_failover_does_not_change_the_lease_but_a_lost_leader_does(client: Client) {
     let agent = Agent::start(&client, "failover");
     let (first, second) = (agent.ready().await, agent.ready().await);
     first.says(acknowledge(1, true));
     agent.is_acknowledged(true).await;
-    agent.hears(&second, 1).await;
-    // The leader hangs, as one that is stopped; soon the other leads.
+    agent.receives(&second, 1).await;
+    // The leader hangs like a stopped process; then the other one leads.
     first.says(Act::Hang);
-    agent.hears(&second, 2).await;
+    agent.receives(&second, 2).await;
     second.says(acknowledge(2, true));
-    agent.hears(&second, 2).await;
+    agent.receives(&second, 2).await;
     first.says(acknowledge(1, true));
-    agent.hears(&first, 2).await;
+    agent.receives(&first, 2).await;
     let (acknowledged, standby) = (agent.count("acknowledged"), agent.count("standby"));
-    agent.hears(&first, 2).await;
-    assert!(agent.count("standby") > standby, "its term is over");
+    agent.receives(&first, 2).await;
+    assert!(agent.count("standby") > standby, "it is a standby now");
     assert!(agent.count("acknowledged") > acknowledged);
-    assert!(!agent.was_silent.load(Ordering::Relaxed));
-    // Nobody leads.
+    assert!(!agent.was_unacknowledged.load(Ordering::Relaxed));
+    // No replica leads.
     first.says(acknowledge(2, false));
     second.says(acknowledge(2, false));
     agent.is_acknowledged(false).await;
@@ -266,14 +277,14 @@ async fn a_failover_is_not_noticed_by_the_lease_but_a_lost_leader_is(client: Cli
     agent.is_acknowledged(true).await;
 }
 
-async fn who_asks_to_wait_is_left_alone(client: Client) {
+async fn a_retry_after_is_respected(client: Client) {
     for (code, result, service) in [(429, "throttled", "busy"), (503, "unready", "cold")] {
         let agent = Agent::start(&client, service);
         let replica = agent.ready().await;
-        agent.hears(&replica, 1).await;
+        agent.receives(&replica, 1).await;
         replica.says(Act::Answer(code, Some(4), "not now".to_owned()));
         agent
-            .until("it is told to wait", || agent.count(result) >= 1)
+            .until("it is asked to wait", || agent.count(result) >= 1)
             .await;
         let waiting = replica.seen().len();
         replica.says(acknowledge(1, true));
@@ -281,18 +292,18 @@ async fn who_asks_to_wait_is_left_alone(client: Client) {
         let seen = replica.seen();
         let apart = seen[waiting].at.duration_since(seen[waiting - 1].at);
         assert!(apart >= Duration::from_secs(4), "{apart:?}");
-        // What was not taken is not told later: a newer one is.
+        // A refused report is not sent later: a newer one is.
         assert!(seen[waiting].report.sequence > seen[waiting - 1].report.sequence);
         assert_eq!(replica.connections(), 1, "an answer breaks no connection");
     }
 }
 
-async fn one_that_never_answers_is_given_up_and_holds_nobody_up(client: Client) {
+async fn a_replica_that_never_answers_blocks_no_other(client: Client) {
     let agent = Agent::start(&client, "hanging");
     let (hanging, well) = (agent.ready().await, agent.ready().await);
     hanging.says(Act::Hang);
-    agent.hears(&hanging, 1).await;
-    agent.hears(&well, 4).await;
+    agent.receives(&hanging, 1).await;
+    agent.receives(&well, 4).await;
     agent
         .until("it is given up", || agent.count("timeout") >= 1)
         .await;
@@ -302,16 +313,16 @@ async fn one_that_never_answers_is_given_up_and_holds_nobody_up(client: Client) 
     let last = seen.last().unwrap();
     assert!(
         last.report.sequence > seen[0].report.sequence,
-        "a newer one"
+        "a newer report"
     );
     assert_eq!(hanging.most_under_way(), 1);
     assert!(hanging.connections() >= 2);
 }
 
-async fn a_rotated_token_and_authority_are_taken_up(client: Client) {
+async fn a_rotated_token_and_ca_are_used(client: Client) {
     let agent = Agent::start(&client, "rotating");
     let replica = agent.ready().await;
-    agent.hears(&replica, 1).await;
+    agent.receives(&replica, 1).await;
     agent.publish("two", &agent.authority.pem);
     let has = |token: &'static str| {
         move |seen: &[Seen]| seen.last().is_some_and(|seen| seen.authorization == token)
@@ -320,24 +331,28 @@ async fn a_rotated_token_and_authority_are_taken_up(client: Client) {
     agent
         .until("the token is new", || two(&replica.seen()))
         .await;
-    assert_eq!(replica.connections(), 1, "for a token none is broken");
-    // The next authority is believed beside the old one before any certificate is its own.
+    assert_eq!(
+        replica.connections(),
+        1,
+        "a new token needs no new connection"
+    );
+    // The next CA is trusted beside the old one before it issues certificates.
     let next = Authority::make();
     let both = format!("{}{}", agent.authority.pem, next.pem);
     agent.publish("two", &both);
     agent
-        .until("it connects anew", || replica.connections() >= 2)
+        .until("it reconnects", || replica.connections() >= 2)
         .await;
     replica.shows(&next, &agent.name());
     agent.publish("three", &next.pem);
     let three = has("Bearer three");
     agent
-        .until("the authority is new", || three(&replica.seen()))
+        .until("the CA is new", || three(&replica.seen()))
         .await;
     assert_eq!(agent.count("failed"), 0);
 }
 
-async fn nobody_is_told_who_can_not_prove_to_be_the_controller(client: Client) {
+async fn no_report_goes_to_an_unauthenticated_replica(client: Client) {
     let agent = Agent::start(&client, "proven");
     let other_name = Receiver::start(agent.address, &agent.authority, "other.default.svc");
     let other_authority = Receiver::start(agent.address, &Authority::make(), &agent.name());
@@ -352,7 +367,7 @@ async fn nobody_is_told_who_can_not_prove_to_be_the_controller(client: Client) {
     assert!(other_name.seen().is_empty() && other_authority.seen().is_empty());
 }
 
-async fn what_is_no_acknowledgement_is_none(client: Client) {
+async fn an_invalid_answer_is_no_acknowledgement(client: Client) {
     let agent = Agent::start(&client, "garbage");
     let replica = agent.ready().await;
     let long = format!("{{\"epoch\": 1, \"leading\": true{}}}", " ".repeat(1 << 20));
@@ -377,31 +392,31 @@ async fn what_is_no_acknowledgement_is_none(client: Client) {
     let odd = json!({"epoch": null, "leading": true, "nextIntervalSeconds": 4_000_000_000_u32, "mood": "good"});
     replica.says(Act::Answer(200, None, odd.to_string()));
     agent.is_acknowledged(true).await;
-    let seen = agent.hears(&replica, 1).await;
+    let seen = agent.receives(&replica, 1).await;
     assert_eq!(
         seen[0].report.interval_seconds, 60,
-        "no replica can silence it"
+        "the interval is limited"
     );
 }
 
-async fn without_token_or_service_nothing_is_sent_until_they_are_there(client: Client) {
+async fn nothing_is_sent_without_a_token_and_a_service(client: Client) {
     let agent = Agent::without_credentials(&client, "later");
     let replica = agent.replica();
     sleep(Duration::from_secs(3)).await;
     assert_eq!(replica.connections(), 0, "there is no Service");
     agent.endpoint(&replica, true).await;
     agent
-        .until("it misses the token", || agent.count("unconfigured") > 0)
+        .until("it has no token", || agent.count("unconfigured") > 0)
         .await;
     assert_eq!(replica.connections(), 0);
     agent.publish("one", &agent.authority.pem);
-    agent.hears(&replica, 2).await;
+    agent.receives(&replica, 2).await;
     assert_eq!(agent.count("failed"), 0);
     assert!(agent.sequence.load(Ordering::Relaxed) > 2);
 }
 
 #[tokio::test]
-async fn reports_reach_who_should_hear_them_whatever_becomes_of_the_others() {
+async fn reports_reach_healthy_replicas_despite_failing_ones() {
     if address().is_none() {
         return;
     }
@@ -411,16 +426,18 @@ async fn reports_reach_who_should_hear_them_whatever_becomes_of_the_others() {
     let client = connect(Some(&plane.kubeconfig)).await.unwrap();
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
-        Box::pin(every_ready_replica_hears_all_over_one_connection(it())),
-        Box::pin(a_failover_is_not_noticed_by_the_lease_but_a_lost_leader_is(
+        Box::pin(every_ready_replica_gets_all_reports_over_one_connection(
             it(),
         )),
-        Box::pin(who_asks_to_wait_is_left_alone(it())),
-        Box::pin(one_that_never_answers_is_given_up_and_holds_nobody_up(it())),
-        Box::pin(a_rotated_token_and_authority_are_taken_up(it())),
-        Box::pin(nobody_is_told_who_can_not_prove_to_be_the_controller(it())),
-        Box::pin(what_is_no_acknowledgement_is_none(it())),
-        Box::pin(without_token_or_service_nothing_is_sent_until_they_are_there(it())),
+        Box::pin(a_failover_does_not_change_the_lease_but_a_lost_leader_does(
+            it(),
+        )),
+        Box::pin(a_retry_after_is_respected(it())),
+        Box::pin(a_replica_that_never_answers_blocks_no_other(it())),
+        Box::pin(a_rotated_token_and_ca_are_used(it())),
+        Box::pin(no_report_goes_to_an_unauthenticated_replica(it())),
+        Box::pin(an_invalid_answer_is_no_acknowledgement(it())),
+        Box::pin(nothing_is_sent_without_a_token_and_a_service(it())),
     ];
     join_all(stories).await;
 }
@@ -428,9 +445,9 @@ async fn reports_reach_who_should_hear_them_whatever_becomes_of_the_others() {
 const SERVICE: &str = "plimsoll-report";
 const NAMESPACE: &str = "plimsoll-system";
 
-/// Waits for something to hold, also for what takes several intervals of reports.
+/// Waits for a condition, long enough for several report intervals.
 fn until(agent: &agent_support::Agent, what: &str, holds: impl FnMut() -> bool) {
-    agent.until_within(SOON, what, holds);
+    agent.until_within(TIMEOUT, what, holds);
 }
 
 fn lease_holds(node: &Node) -> Option<i64> {
@@ -442,17 +459,17 @@ fn start(node: &Node, credentials: &Path) -> agent_support::Agent {
     node.agent(&arguments(NAMESPACE, SERVICE, credentials))
 }
 
-/// Until there are a Service and credentials it says so once, and goes on with its Lease.
-fn waits_for_what_is_missing(
+/// Without a Service and credentials it logs that once and renews its Lease.
+fn logs_what_is_missing(
     node: &Node,
     agent: &agent_support::Agent,
     credentials: &Path,
     address: IpAddr,
 ) -> Receiver {
     until(agent, "there is a Lease", || lease_holds(node) == Some(40));
-    let nobody = "no replica takes direct reports: the Lease tells of this node";
-    until(agent, "it says that nobody takes reports", || {
-        agent.said().contains(nobody)
+    let no_replica = "no replica accepts direct reports: only the Lease is renewed";
+    until(agent, "it says that no replica accepts reports", || {
+        agent.said().contains(no_replica)
     });
     let authority = Authority::make();
     let leader = Receiver::start(address, &authority, &format!("{SERVICE}.{NAMESPACE}.svc"));
@@ -464,14 +481,14 @@ fn waits_for_what_is_missing(
         agent.said().contains(missing)
     });
     publish(credentials, &[("token", "t"), ("ca.crt", &authority.pem)]);
-    until(agent, "the leader hears of it", || {
+    until(agent, "the leader gets its reports", || {
         !leader.seen().is_empty()
     });
     assert_eq!(agent.said().matches(missing).count(), 1, "said once");
     leader
 }
 
-fn tells_what_it_measured(node: &Node, agent: &agent_support::Agent, leader: &Receiver) {
+fn reports_what_it_measured(node: &Node, agent: &agent_support::Agent, leader: &Receiver) {
     let first = leader.seen().remove(0);
     assert!(first.bytes <= MOST_BYTES, "{} bytes", first.bytes);
     let report = &first.report;
@@ -479,7 +496,7 @@ fn tells_what_it_measured(node: &Node, agent: &agent_support::Agent, leader: &Re
     let status = &report.status;
     assert_eq!(status.agent.as_ref().unwrap().boot_id, report.boot_id);
     assert!(status.timestamp.is_some());
-    until(agent, "the metrics tell it", || {
+    until(agent, "the metrics show it", || {
         let (_, text) = agent.http("/metrics").unwrap();
         let figures = [
             "plimsoll_agent_report_replicas 1",
@@ -488,17 +505,17 @@ fn tells_what_it_measured(node: &Node, agent: &agent_support::Agent, leader: &Re
         ];
         figures.iter().all(|figure| text.contains(figure))
     });
-    // A change is told as it happens.
+    // A change is reported as it happens.
     node.machine.load.set(HIGH);
     let breached = |seen: &Seen| seen.report.status.breached == ["q/cpu"];
-    until(agent, "it tells of the rule", || {
+    until(agent, "it reports the rule", || {
         leader.seen().iter().any(breached)
     });
     node.machine.load.set(LOW);
 }
 
-/// A later agent on the same boot is no replay of an earlier one.
-fn counts_on_in_the_next_agent(node: &Node, credentials: &Path, leader: &Receiver) {
+/// A later agent on the same boot continues the sequence.
+fn continues_the_sequence_in_the_next_agent(node: &Node, credentials: &Path, leader: &Receiver) {
     let seen = leader.seen();
     let sequences = sequences(&seen);
     assert!(sequences.is_sorted(), "{sequences:?}");
@@ -513,7 +530,7 @@ fn counts_on_in_the_next_agent(node: &Node, credentials: &Path, leader: &Receive
 }
 
 #[test]
-fn an_agent_renews_its_lease_seldom_while_the_leader_hears_of_it_directly() {
+fn the_lease_interval_is_longer_while_reports_are_acknowledged() {
     let Some(address) = address() else { return };
     let Some(node) = Node::new() else { return };
     let namespace =
@@ -523,12 +540,12 @@ fn an_agent_renews_its_lease_seldom_while_the_leader_hears_of_it_directly() {
     let credentials = node.machine.path("credentials");
     std::fs::create_dir(&credentials).unwrap();
     let agent = start(&node, &credentials);
-    let leader = waits_for_what_is_missing(&node, &agent, &credentials, address);
+    let leader = logs_what_is_missing(&node, &agent, &credentials, address);
     until(&agent, "the Lease is relaxed", || {
         lease_holds(&node) == Some(240)
     });
-    tells_what_it_measured(&node, &agent, &leader);
-    // Nobody leads: the Lease is renewed as usual again, within the time after which the agent would count as silent.
+    reports_what_it_measured(&node, &agent, &leader);
+    // No replica leads: the Lease is renewed as usual again, before the agent would count as unresponsive.
     leader.says(acknowledge(7, false));
     until(&agent, "the Lease is as usual", || {
         lease_holds(&node) == Some(40)
@@ -538,5 +555,5 @@ fn an_agent_renews_its_lease_seldom_while_the_leader_hears_of_it_directly() {
         lease_holds(&node) == Some(240)
     });
     agent.kill();
-    counts_on_in_the_next_agent(&node, &credentials, &leader);
+    continues_the_sequence_in_the_next_agent(&node, &credentials, &leader);
 }

@@ -1,5 +1,5 @@
-//! One agent that asks an API server for ever more lists does not delay the heartbeat of another: the chart's priority levels on a real,
-//! small API server.
+//! The chart's priority levels on a real, small API server: an agent that floods it with lists does not delay the heartbeat of
+//! another.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -31,19 +31,19 @@ use plimsoll::cluster::client::connect;
 use serde_json::{Value, json};
 use tokio::sync::oneshot::{Sender, channel};
 
-const SOON: Duration = Duration::from_mins(4);
-/// No heartbeat takes longer.
+const TIMEOUT: Duration = Duration::from_mins(4);
+/// Longest allowed heartbeat.
 const DELAY: Duration = Duration::from_secs(2);
-/// So many lists are wanted at a time: no level of a server of this size does them at once.
+/// Concurrent lists: more than any level of a server of this size runs at once.
 const LISTS: usize = 200;
-/// At least so many of them wait; a connection may carry no more than a hundred requests.
+/// At least this many of them have to wait; a connection carries at most a hundred requests.
 const MANY: f64 = 50.0;
 const SMALL: &[&str] = &[
     "--max-requests-inflight=10",
     "--max-mutating-requests-inflight=10",
 ];
 
-/// A pod that makes a list of pods long.
+/// A large pod, for long lists.
 fn large(index: usize) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -52,7 +52,7 @@ fn large(index: usize) -> Value {
     })
 }
 
-/// How many requests wait in this priority level.
+/// The number of requests waiting in this priority level.
 fn waiting(plane: &ControlPlane, level: &str) -> f64 {
     let text = plane.kubectl(&["get", "--raw", "/metrics"]);
     let wanted = format!("priority_level=\"{level}\"");
@@ -64,7 +64,7 @@ fn waiting(plane: &ControlPlane, level: &str) -> f64 {
     values.sum()
 }
 
-/// Makes a Lease, or renews it.
+/// Creates or renews a Lease.
 async fn renew(actor: &Actor, namespace: &str, name: &str) -> Answer {
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
     let path = format!("{leases}/{name}");
@@ -78,28 +78,28 @@ async fn renew(actor: &Actor, namespace: &str, name: &str) -> Answer {
 }
 
 async fn until_renewed(actor: &Actor, namespace: &str, name: &str) {
-    let begun = now();
+    let started = now();
     while renew(actor, namespace, name).await.code != 200 {
-        assert!(begun.elapsed() < SOON, "{name} can't be renewed");
+        assert!(started.elapsed() < TIMEOUT, "{name} cannot be renewed");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// The longest of some renewals.
+/// The longest of several renewals.
 async fn slowest(actor: &Actor, namespace: &str, name: &str) -> Duration {
     let mut longest = Duration::ZERO;
     for _ in 0..20 {
-        let begun = now();
+        let started = now();
         let renewed = renew(actor, namespace, name).await;
-        longest = longest.max(begun.elapsed());
+        longest = longest.max(started.elapsed());
         assert_eq!(renewed.code, 200, "{renewed:?}");
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     longest
 }
 
-/// Asks for one list after the other; what they hold is not looked at.
-async fn ask_for_lists(client: &Client) {
+/// Requests one list after the other.
+async fn request_lists(client: &Client) {
     loop {
         let request = Request::get("/api/v1/pods").body(Body::empty()).unwrap();
         if let Ok(answer) = client.send(request).await {
@@ -108,13 +108,13 @@ async fn ask_for_lists(client: &Client) {
     }
 }
 
-/// Has the agent of a node ask for so many at a time, on a thread of its own, until the end is dropped.
-fn crowd(kubeconfig: PathBuf) -> (Sender<()>, JoinHandle<()>) {
+/// Floods the server with lists as an agent, on a separate thread, until the sender is dropped.
+fn flood(kubeconfig: PathBuf) -> (Sender<()>, JoinHandle<()>) {
     let (end, ended) = channel();
     let asking = thread::spawn(move || {
         runtime().block_on(async {
             let client = connect(Some(&kubeconfig)).await.unwrap();
-            let asking = (0..LISTS).map(|_| ask_for_lists(&client));
+            let asking = (0..LISTS).map(|_| request_lists(&client));
             tokio::select! {
                 _ = join_all(asking) => {}
                 _ = ended => {}
@@ -125,7 +125,7 @@ fn crowd(kubeconfig: PathBuf) -> (Sender<()>, JoinHandle<()>) {
 }
 
 #[test]
-fn one_agent_in_a_loop_of_lists_delays_neither_anothers_heartbeat_nor_the_election() {
+fn an_agent_that_floods_lists_delays_no_heartbeat_and_no_election() {
     let Some(plane) = ControlPlane::start_with(SMALL).filter(ControlPlane::is_own) else {
         return;
     };
@@ -142,11 +142,11 @@ fn one_agent_in_a_loop_of_lists_delays_neither_anothers_heartbeat_nor_the_electi
     let others = runtime();
     let honest = others.block_on(Actor::of(&plane, AGENT, Some("agent-node01")));
     let controller = others.block_on(Actor::of(&plane, CONTROLLER, None));
-    // API servers see roles, policies and schemas a moment after they are made.
+    // API servers see new roles, policies and schemas with a delay.
     others.block_on(until_renewed(&honest, LEASES, OTHER));
     others.block_on(until_renewed(&controller, NAMESPACE, CONTROLLER));
-    let (end, asking) = crowd(kubeconfig(&plane, NAMESPACE, AGENT, Some("agent-node00")));
-    plane.until("lists of agents wait", SOON, |plane| {
+    let (end, asking) = flood(kubeconfig(&plane, NAMESPACE, AGENT, Some("agent-node00")));
+    plane.until("lists of agents wait", TIMEOUT, |plane| {
         waiting(plane, AGENT) > MANY
     });
     let heartbeat = others.block_on(slowest(&honest, LEASES, OTHER));

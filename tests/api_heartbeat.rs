@@ -1,4 +1,4 @@
-//! The agent's Lease on a real API server, and when that, or the way to it, misbehaves.
+//! The agent's Lease on a real API server, also with failures of the server or the network.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,9 +31,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -42,14 +42,14 @@ fn burn() {
     }
 }
 
-/// One agent's heartbeat, behind a proxy of its own.
+/// One agent's heartbeat behind its own proxy.
 struct Agent {
     node: &'static str,
     api: Api<Lease>,
     proxy: Proxy,
-    /// The sampling loop turns while this is true.
+    /// The sampling loop runs while this is true.
     turns: watch::Sender<bool>,
-    mark: watch::Sender<Option<Percent>>,
+    threshold: watch::Sender<Option<Percent>>,
     acknowledged: watch::Sender<bool>,
     registry: Registry,
     _heartbeat: Heartbeat,
@@ -63,14 +63,14 @@ impl Agent {
         let own = connect(Some(file.path())).await.unwrap();
         let (pulse, felt) = watch::channel(Pulse::default());
         let (turns, turning) = watch::channel(true);
-        let (mark, marked) = watch::channel(None);
+        let (threshold, threshold_changes) = watch::channel(None);
         tokio::spawn(async move {
             loop {
                 if *turning.borrow() {
                     pulse.send_modify(|pulse| {
-                        pulse.turned = Some(boot_time());
+                        pulse.last_run = Some(boot_time());
                         pulse.summary.cpu = Percent::of(42.0);
-                        pulse.summary.cpu_mark = *marked.borrow();
+                        pulse.summary.cpu_mark = *threshold_changes.borrow();
                     });
                 }
                 sleep(Duration::from_millis(200)).await;
@@ -93,7 +93,7 @@ impl Agent {
             api: Api::namespaced(client.clone(), LEASES),
             proxy,
             turns,
-            mark,
+            threshold,
             acknowledged,
             registry,
             _heartbeat: heartbeat,
@@ -116,22 +116,22 @@ impl Agent {
         Summary::parse(&annotations[ANNOTATION]).sequence.unwrap()
     }
 
-    /// Waits for one more renewal; how long that took.
+    /// Waits for the next renewal; returns how long it took.
     async fn renewed(&self) -> Duration {
         self.renewed_after(self.sequence().await).await
     }
 
-    /// Waits for a renewal after that of this sequence, which was read before there was cause for another.
+    /// Waits for a renewal after the one with this sequence, read before the trigger.
     async fn renewed_after(&self, before: u64) -> Duration {
-        let begun = now();
+        let started = now();
         while self.sequence().await == before {
-            assert!(begun.elapsed() < SOON, "{} is not renewed", self.node);
+            assert!(started.elapsed() < TIMEOUT, "{} is not renewed", self.node);
             sleep(Duration::from_millis(50)).await;
         }
-        begun.elapsed()
+        started.elapsed()
     }
 
-    /// The methods of the calls since the last time, such as `GET POST`.
+    /// The methods of the calls since the last check, such as `GET POST`.
     fn calls(&self) -> String {
         let seen = self.proxy.take_seen();
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
@@ -140,8 +140,8 @@ impl Agent {
         methods.join(" ")
     }
 
-    /// The next so many PUTs fare so.
-    fn puts_fare(&self, times: usize, fault: Fault) {
+    /// The next PUTs get this fault.
+    fn fail_puts(&self, times: usize, fault: Fault) {
         let seen = AtomicUsize::new(0);
         self.proxy.judge(move |method, _| {
             let befalls = method == "PUT" && seen.fetch_add(1, Ordering::Relaxed) < times;
@@ -169,7 +169,7 @@ async fn is_created_and_renewed_by_put_alone(client: Client) {
     assert_eq!((agent.count("created"), agent.count("renewed")), (1, 2));
 }
 
-async fn is_created_anew_where_it_was_deleted(client: Client) {
+async fn is_recreated_after_it_was_deleted(client: Client) {
     let agent = Agent::start(&client, "deleted").await;
     agent.renewed().await;
     agent.calls();
@@ -179,22 +179,22 @@ async fn is_created_anew_where_it_was_deleted(client: Client) {
         .await
         .unwrap();
     agent.renewed().await;
-    // To an API server the version of an object that is gone is in conflict.
+    // An API server answers 409 for the version of a deleted object.
     assert_eq!(agent.calls(), "PUT GET POST");
     assert_eq!(agent.count("missing"), 2, "at the start, and now");
 }
 
-async fn is_created_at_once_where_it_is_not_found(client: Client) {
+async fn is_created_at_once_if_not_found(client: Client) {
     let agent = Agent::start(&client, "not-found").await;
     agent.renewed().await;
     agent.calls();
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "message": "gone"});
-    agent.puts_fare(1, Fault::Answer(404, None, status.to_string()));
+    agent.fail_puts(1, Fault::Answer(404, None, status.to_string()));
     agent.renewed().await;
-    assert_eq!(agent.calls(), "PUT POST GET PUT", "it was there after all");
+    assert_eq!(agent.calls(), "PUT POST GET PUT", "it existed");
 }
 
-async fn is_read_again_where_somebody_else_wrote_it(client: Client) {
+async fn is_read_again_after_another_write(client: Client) {
     let agent = Agent::start(&client, "edited").await;
     agent.renewed().await;
     agent.calls();
@@ -212,14 +212,14 @@ async fn is_read_again_where_somebody_else_wrote_it(client: Client) {
     assert_eq!(agent.count("conflict"), 1);
 }
 
-async fn waits_as_flow_control_says(client: Client) {
+async fn respects_retry_after(client: Client) {
     let agent = Agent::start(&client, "throttled").await;
     agent.renewed().await;
     agent.calls();
-    agent.puts_fare(1, Fault::Answer(429, Some(4), "too many".to_owned()));
-    let begun = now();
+    agent.fail_puts(1, Fault::Answer(429, Some(4), "too many".to_owned()));
+    let started = now();
     while agent.count("throttled") == 0 {
-        assert!(begun.elapsed() < SOON, "not throttled");
+        assert!(started.elapsed() < TIMEOUT, "not throttled");
         sleep(Duration::from_millis(20)).await;
     }
     let waited = agent.renewed().await;
@@ -227,15 +227,15 @@ async fn waits_as_flow_control_says(client: Client) {
     assert_eq!(agent.calls(), "PUT PUT");
 }
 
-async fn tries_again_within_the_period_and_ever_more_seldom(client: Client) {
+async fn retries_within_the_period_with_growing_pauses(client: Client) {
     let agent = Agent::start(&client, "failing").await;
     agent.renewed().await;
     agent.calls();
-    agent.puts_fare(3, Fault::Answer(500, None, "boom".to_owned()));
+    agent.fail_puts(3, Fault::Answer(500, None, "boom".to_owned()));
     agent.renewed().await;
     assert_eq!(agent.calls(), "PUT PUT PUT PUT");
     assert_eq!(agent.count("failed"), 3);
-    agent.puts_fare(usize::MAX, Fault::Answer(503, None, "away".to_owned()));
+    agent.fail_puts(usize::MAX, Fault::Answer(503, None, "away".to_owned()));
     sleep(Duration::from_secs(30)).await;
     let calls = agent.calls().split(' ').count();
     assert!((2..=12).contains(&calls), "{calls} calls in 30 s");
@@ -243,12 +243,12 @@ async fn tries_again_within_the_period_and_ever_more_seldom(client: Client) {
     agent.renewed().await;
 }
 
-async fn gives_up_a_call_that_is_not_answered(client: Client) {
+async fn gives_up_an_unanswered_call(client: Client) {
     let agent = Agent::start(&client, "hanging").await;
     agent.renewed().await;
     agent.calls();
-    // It is carried out all the same, which shows only in the version of the next.
-    agent.puts_fare(1, Fault::NeverAnswer);
+    // The call succeeds, which shows only in the version of the next one.
+    agent.fail_puts(1, Fault::NeverAnswer);
     agent.renewed().await;
     let waited = agent.renewed().await;
     assert!(waited > INTERVAL / 2, "{waited:?}");
@@ -263,7 +263,7 @@ async fn stops_with_the_sampling_loop(client: Client) {
     sleep(Duration::from_secs(3)).await;
     agent.calls();
     sleep(Duration::from_secs(15)).await;
-    assert_eq!(agent.calls(), "", "a stuck agent is silent");
+    assert_eq!(agent.calls(), "", "a stuck agent does not renew");
     let before = agent.sequence().await;
     agent.turns.send_replace(true);
     agent.renewed_after(before).await;
@@ -277,14 +277,17 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
     agent.renewed().await;
     assert_eq!(agent.spec().await.lease_duration_seconds, Some(240));
     agent.calls();
-    // The first comes after 10 to 70 s, by chance; the next a minute later. Unrelaxed there would be two.
+    // The first comes after a random 10 to 70 s, the next a minute later. Otherwise there would be two.
     sleep(Duration::from_secs(25)).await;
     let calls = agent.calls();
     assert!(calls.is_empty() || calls == "PUT", "once a minute: {calls}");
     let before = agent.sequence().await;
-    agent.mark.send_replace(Percent::of(75.0));
+    agent.threshold.send_replace(Percent::of(75.0));
     let took = agent.renewed_after(before).await;
-    assert!(took < Duration::from_secs(10), "a new mark waits {took:?}");
+    assert!(
+        took < Duration::from_secs(10),
+        "a new threshold took {took:?}"
+    );
     assert_eq!(agent.calls(), "PUT");
     let before = agent.sequence().await;
     agent.acknowledged.send_replace(false);
@@ -296,7 +299,7 @@ async fn is_relaxed_only_while_reports_are_acknowledged(client: Client) {
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_whatever_becomes_of_its_calls() {
+async fn a_lease_is_renewed_despite_failing_calls() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -305,12 +308,12 @@ async fn a_lease_is_kept_whatever_becomes_of_its_calls() {
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
         Box::pin(is_created_and_renewed_by_put_alone(it())),
-        Box::pin(is_created_anew_where_it_was_deleted(it())),
-        Box::pin(is_created_at_once_where_it_is_not_found(it())),
-        Box::pin(is_read_again_where_somebody_else_wrote_it(it())),
-        Box::pin(waits_as_flow_control_says(it())),
-        Box::pin(tries_again_within_the_period_and_ever_more_seldom(it())),
-        Box::pin(gives_up_a_call_that_is_not_answered(it())),
+        Box::pin(is_recreated_after_it_was_deleted(it())),
+        Box::pin(is_created_at_once_if_not_found(it())),
+        Box::pin(is_read_again_after_another_write(it())),
+        Box::pin(respects_retry_after(it())),
+        Box::pin(retries_within_the_period_with_growing_pauses(it())),
+        Box::pin(gives_up_an_unanswered_call(it())),
         Box::pin(stops_with_the_sampling_loop(it())),
         Box::pin(is_relaxed_only_while_reports_are_acknowledged(it())),
     ];
@@ -323,7 +326,7 @@ fn summary(lease: &Value) -> Summary {
 }
 
 #[test]
-fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_good() {
+fn an_agent_renews_its_lease_and_releases_it_when_removed() {
     let Some(node) = Node::new() else { return };
     node.keep(&closing());
     let agent = node.agent(&[]);
@@ -332,15 +335,15 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
     agent.until("it says what is missing", || agent.said().contains(said));
     node.plane.apply(&[lease_namespace()]);
     agent.until("there is a Lease", || !node.lease().is_null());
-    agent.until("the metrics tell it", || {
+    agent.until("the metrics show it", || {
         let (_, text) = agent.http("/metrics").unwrap();
         text.contains(r#"plimsoll_agent_heartbeats_total{result="created"} 1"#)
             && text.contains("plimsoll_agent_heartbeat_interval_seconds 10.0")
             && !text.contains("plimsoll_agent_heartbeat_age_seconds NaN")
     });
-    agent.until("the summary tells how the node is", || {
-        let told = summary(&node.lease());
-        told.cpu.is_some() && told.memory.is_some() && told.rules == Some(1)
+    agent.until("the summary shows the node's state", || {
+        let shown = summary(&node.lease());
+        shown.cpu.is_some() && shown.memory.is_some() && shown.rules == Some(1)
     });
     let there = node.lease();
     let owner = &there["metadata"]["ownerReferences"][0];
@@ -350,21 +353,21 @@ fn an_agent_renews_the_lease_of_its_node_and_gives_it_back_when_it_leaves_for_go
     );
     assert_eq!(owner["uid"], json!(node.uid));
     assert_eq!(there["spec"]["holderIdentity"], NODE);
-    // A successor goes on with the Lease as it stands.
+    // A successor continues with the same Lease.
     let before = summary(&there).sequence.unwrap();
     agent.kill();
     let agent = node.agent(&[]);
-    agent.until("the next agent counts on", || {
+    agent.until("the next agent continues the sequence", || {
         summary(&node.lease()).sequence > Some(before)
     });
     agent.signal(nix::sys::signal::Signal::SIGINT);
-    agent.until("it gives the Lease back", || {
+    agent.until("it releases the Lease", || {
         let there = node.lease();
         !there.is_null() && there["spec"]["holderIdentity"].is_null()
     });
 }
 
-/// Of each write in the API server's audit log: who, what.
+/// User and request of each write in the API server's audit log.
 fn audited(log: &std::path::Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(log).unwrap();
     let events = text
@@ -380,7 +383,7 @@ fn audited(log: &std::path::Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_api_server_with_the_sample_of_an_audit_policy_logs_no_heartbeats_and_who_else_writes_them() {
+fn the_sample_audit_policy_logs_no_heartbeats_but_other_writers() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.log");
     let policy = concat!(

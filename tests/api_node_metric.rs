@@ -1,4 +1,4 @@
-//! What an agent tells of its node's load, with real cgroups of this machine's kernel.
+//! The NodeMetric of an agent, with real cgroups of this machine's kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,7 +15,7 @@ use agent_support::{Agent, HIGH, NODE, Node, closing, pod};
 use plimsoll::crd::NodeMetric;
 use plimsoll::engine::quantity::Quantity;
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -37,7 +37,7 @@ fn cpu(amount: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity>)
 }
 
 #[test]
-fn an_agent_tells_how_loaded_its_node_is_and_what_loads_it() {
+fn an_agent_reports_the_load_of_its_node_and_busiest_pods() {
     let Some(mut node) = Node::new() else { return };
     node.burning_pod("busy");
     let idle = node.pod(&pod("idle", "web"));
@@ -48,7 +48,7 @@ fn an_agent_tells_how_loaded_its_node_is_and_what_loads_it() {
     let known = |holds: &dyn Fn(&NodeMetric) -> bool| {
         node_metric(&agent).is_some_and(|metric| holds(&metric))
     };
-    agent.until("it tells what the busy pod uses", || {
+    agent.until("it reports the use of the busy pod", || {
         known(&|metric| {
             let status = &metric.status;
             status.top_pods.len() == 2
@@ -70,9 +70,9 @@ fn an_agent_tells_how_loaded_its_node_is_and_what_loads_it() {
     let window = status.windows.cpu.as_ref().unwrap().last5m.unwrap();
     assert!(window.avg.is_none() && window.coverage < 0.5, "{window:?}");
 
-    // A change is told without waiting for the next report.
+    // A change is reported without waiting for the next regular report.
     node.machine.load.set(HIGH);
-    agent.until("it tells the load and the rule that it breaks", || {
+    agent.until("it reports the load and the breached rule", || {
         known(&|metric| {
             let node = cpu(metric.status.usage.node.cpu.as_ref());
             metric.status.breached == ["q/cpu"] && node.is_some_and(|cpu| cpu > 1500)
@@ -84,10 +84,10 @@ fn an_agent_tells_how_loaded_its_node_is_and_what_loads_it() {
     let rules = second.status.rules.unwrap();
     assert_eq!((rules.total, rules.breached), (1, 1));
 
-    // A pod that went away is gone from the report as well.
+    // A deleted pod is not in the report any more.
     node.plane
         .kubectl(&["delete", "pod", "idle", "--grace-period=0", "--force"]);
-    agent.until("the pod that is gone is not told", || {
+    agent.until("the deleted pod is not reported", || {
         known(&|metric| metric.status.pods == Some(1))
     });
     let (code, paths) = agent.http("/v1/other").unwrap();
@@ -96,7 +96,7 @@ fn an_agent_tells_how_loaded_its_node_is_and_what_loads_it() {
 }
 
 #[test]
-fn an_agent_that_has_not_measured_yet_says_so() {
+fn an_agent_without_a_measurement_says_so() {
     let Some(node) = Node::unregistered() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! `plimsoll controller` and agents that ended while something was in force on their nodes, on a real API server.
+//! `plimsoll controller` and agents that died while actions were in force on their nodes, on a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -16,9 +16,9 @@ use api_support::faults::{Fault, Proxy, of_calls};
 use api_support::{ControlPlane, LEASES, lease_namespace};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A Ready node with our taint and condition, and a taint of somebody else.
+/// A Ready node with our taint and condition, and another writer's taint.
 fn marked(plane: &ControlPlane, node: &str) {
     let taints = json!([
         {"key": "example.com/other", "effect": "NoSchedule"},
@@ -65,7 +65,7 @@ fn condition_of(node: &Value) -> Value {
 }
 
 #[test]
-fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
+fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -74,7 +74,7 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
         "controller",
         &["--silent-agent-after", "5s", "--short-silence"],
     );
-    plane.until("both nodes have a watermark", SOON, |p| {
+    plane.until("both nodes have a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 2
     });
     let status = |spoken: u32| {
@@ -89,14 +89,14 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
         marked(&plane, node);
     }
     let spoken = std::cell::Cell::new(0);
-    plane.until("the dead one's taint goes", SOON, |p| {
+    plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
         spoken.set(spoken.get() + 1);
         p.report("alive", &status(spoken.get()));
         taints(p, "dead") == ["example.com/other"] && condition(p, "dead") == "False"
     });
     assert_eq!(taints(&plane, "alive").len(), 2);
     assert_eq!(condition(&plane, "alive"), "True");
-    let told = |p: &ControlPlane, reason: &str, text: &str| {
+    let reported = |p: &ControlPlane, reason: &str, text: &str| {
         let events = p.list("events");
         events.iter().any(|event| {
             event["reason"] == reason
@@ -104,17 +104,17 @@ fn the_taint_of_a_dead_agent_goes_and_that_of_a_living_one_stays() {
                 && event["message"].as_str().unwrap().contains(text)
         })
     };
-    plane.until("events tell of it, and of what is left to do", SOON, |p| {
+    plane.until("events report it and what is left to do", TIMEOUT, |p| {
         p.report("alive", &status(spoken.replace(spoken.get() + 1)));
-        told(p, "TaintOfSilentAgentRemoved", "5 s")
-            && told(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
+        reported(p, "TaintOfSilentAgentRemoved", "5 s")
+            && reported(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
     });
     let removed = controller.metric("plimsoll_controller_taints_removed_total");
     assert!((removed - 1.0).abs() < 0.5, "{removed} taints were removed");
     assert!(controller.metric("plimsoll_controller_silent_agents_throttling") > 0.5);
 }
 
-/// What an agent writes that renews its Lease, which holds for a second.
+/// Renews an agent's Lease with a duration of one second.
 fn renew(plane: &ControlPlane, node: &str, times: u32) {
     plane.apply(&[json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -123,14 +123,14 @@ fn renew(plane: &ControlPlane, node: &str, times: u32) {
     })]);
 }
 
-fn was_told(plane: &ControlPlane, reason: &str, node: &str) -> bool {
+fn was_reported(plane: &ControlPlane, reason: &str, node: &str) -> bool {
     let events = plane.list("events");
     let about = |it: &Value| it["reason"] == reason && it["involvedObject"]["name"] == node;
     events.iter().any(about)
 }
 
 #[test]
-fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time() {
+fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -149,31 +149,31 @@ fn an_agent_that_renews_its_lease_no_more_is_told_of_and_its_taint_goes_in_time(
         times.set(times.get() + 1);
         renew(plane, node, times.get());
     };
-    plane.until("both are heard", SOON, |_| {
+    plane.until("both are seen", TIMEOUT, |_| {
         controller.leads() && controller.metric("plimsoll_controller_agents ") > 1.5
     });
-    plane.until("the silent one is told of", SOON, |p| {
+    plane.until("the unresponsive agent is reported", TIMEOUT, |p| {
         beat(p, "alive");
-        was_told(p, "AgentSilent", "dead")
+        was_reported(p, "AgentSilent", "dead")
     });
     assert_eq!(taints(&plane, "dead").len(), 2, "it is not dead yet");
     assert!(controller.metric("plimsoll_controller_silent_agents ") > 0.5);
     assert!(controller.metric("plimsoll_controller_heartbeat_age_max_seconds ") > 10.0);
-    plane.until("the dead one's taint goes", SOON, |p| {
+    plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
         beat(p, "alive");
         taints(p, "dead") == ["example.com/other"]
     });
-    plane.until("its return is told of", SOON, |p| {
+    plane.until("its return is reported", TIMEOUT, |p| {
         beat(p, "alive");
         beat(p, "dead");
-        was_told(p, "AgentBack", "dead")
+        was_reported(p, "AgentBack", "dead")
     });
     assert_eq!(taints(&plane, "alive").len(), 2);
-    assert!(!was_told(&plane, "AgentSilent", "alive"));
+    assert!(!was_reported(&plane, "AgentSilent", "alive"));
     assert!(controller.metric("plimsoll_controller_heartbeat_age_seconds_count ") > 1.5);
 }
 
-/// What a request about a silent agent's node is for, and which node that is.
+/// The purpose of a request about an unresponsive agent's node, and the node.
 fn call_about_node(method: &str, path: &str) -> Option<(&'static str, String)> {
     let path = path.split('?').next()?;
     let (rest, last) = path.rsplit_once('/')?;
@@ -191,9 +191,9 @@ fn call_about_node(method: &str, path: &str) -> Option<(&'static str, String)> {
     Some((call, node.to_owned()))
 }
 
-/// A Ready node in a zone of its own (so many silent in one would be taken for our fault) with our taint and condition and a taint
-/// of somebody else, and the Lease of its agent.
-fn left_by_the_dead(name: &str) -> [Value; 2] {
+/// A Ready node with our taint and condition, another writer's taint, and the Lease of its agent. Each node has its own
+/// zone: many unresponsive agents in one zone would be treated as an outage.
+fn leftovers(name: &str) -> [Value; 2] {
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": name}},
@@ -214,8 +214,8 @@ fn left_by_the_dead(name: &str) -> [Value; 2] {
     [node, lease]
 }
 
-/// No node bears marks of ours, and of each of these it was told that they were taken away.
-fn is_opened_and_told(plane: &ControlPlane, names: &[String]) -> bool {
+/// No node has our taint or condition, and each of these nodes has the event of the removal.
+fn is_cleaned_and_reported(plane: &ControlPlane, names: &[String]) -> bool {
     let is_open = |node: &Value| {
         let keys = taints_of(node);
         let has = |key: &str| keys.iter().any(|it| it == key);
@@ -231,7 +231,7 @@ fn is_opened_and_told(plane: &ControlPlane, names: &[String]) -> bool {
 }
 
 #[test]
-fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_the_end() {
+fn taints_of_dead_agents_are_removed_despite_failing_calls() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -239,9 +239,9 @@ fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_th
     let names = (0..faults.len()).map(|index| format!("dead{index:02}"));
     let dead: Vec<String> = names.collect();
     plane.create(&[lease_namespace()]);
-    let left = dead.iter().flat_map(|name| left_by_the_dead(name));
+    let left = dead.iter().flat_map(|name| leftovers(name));
     plane.create(&left.collect::<Vec<_>>());
-    // The first call of each sort about each node fares as one of these.
+    // The first call of each kind about each node gets one of these faults.
     let proxy = Proxy::beside(&plane.kubeconfig);
     let (seen, order) = (Mutex::new(BTreeSet::new()), dead.clone());
     proxy.judge(move |method, path| {
@@ -249,7 +249,7 @@ fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_th
         let index = order.iter().position(|known| *known == node)?;
         let is_first = seen.lock().unwrap().insert((call, index));
         is_first.then(|| match &faults[index].1 {
-            // What was written without an answer is as it should be, and nobody knows who did it.
+            // A write without an answer may have succeeded: then there is no event.
             Fault::CutAfter | Fault::CutWithin | Fault::NeverAnswer if call == "condition" => {
                 Fault::CutBefore
             }
@@ -260,8 +260,8 @@ fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_th
     let args = ["--silent-agent-after", "5s", "--short-silence"];
     let mut controller = plane.controller_by(&kubeconfig, "controller", &args);
     let most = Duration::from_mins(5);
-    let what = "taints and conditions are gone, and that is told";
-    plane.until(what, most, |p| is_opened_and_told(p, &dead));
+    let what = "taints and conditions are gone, and that is reported";
+    plane.until(what, most, |p| is_cleaned_and_reported(p, &dead));
     let met: BTreeSet<_> = proxy
         .take_seen()
         .into_iter()
@@ -280,7 +280,7 @@ fn whatever_becomes_of_its_calls_what_dead_agents_left_on_their_nodes_goes_in_th
 }
 
 #[test]
-fn a_controller_that_may_not_see_leases_says_so_and_does_the_rest() {
+fn a_controller_without_access_to_leases_says_so_and_works_on() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -294,14 +294,14 @@ fn a_controller_that_may_not_see_leases_says_so_and_does_the_rest() {
     });
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     let controller = plane.controller_by(&kubeconfig, "controller", &[]);
-    plane.until("the node has a watermark", SOON, |p| {
+    plane.until("the node has a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 1
     });
     let (code, body) = controller.http("/readyz").unwrap();
     assert_eq!((code, body.contains("Lease: ")), (503, true), "{body}");
     assert!(body.contains("leases is forbidden"), "{body}");
     proxy.judge(|_, _| None);
-    plane.until("all is well then", SOON, |_| {
+    plane.until("it works again", TIMEOUT, |_| {
         controller
             .http("/readyz")
             .is_some_and(|(code, _)| code == 200)

@@ -1,4 +1,4 @@
-//! The emergency stop: real agents against a real API server, and the commands that order it.
+//! The emergency stop: real agents with a real API server, and the commands `stop` and `resume`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,10 +22,10 @@ use api_support::{LEASES, lease_namespace, now};
 use plimsoll::crd::emergency_stop::{ANNOTATION, OBJECT};
 use serde_json::{Value, json};
 
-/// What an agent promises, from when it hears of it.
-const RELEASE: Duration = Duration::from_secs(15);
+/// The agent restores everything within 10 s of the stop; with a margin for a busy machine.
+const RESTORE_WITHIN: Duration = Duration::from_secs(15);
 
-/// Not a test: what runs in the pods.
+/// Not a test: the process in the pods.
 #[test]
 #[ignore = "burns CPU until it is killed"]
 fn burn() {
@@ -34,7 +34,7 @@ fn burn() {
     }
 }
 
-/// A node with the object that stops agents, rules that throttle and close it, and one that only reports.
+/// A node with the stop object, rules that throttle and taint, and a Preview rule.
 fn node() -> Option<(Node, String)> {
     let mut node = Node::new()?;
     node.plane.apply(&[lease_namespace(), object()]);
@@ -48,7 +48,7 @@ fn object() -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OBJECT, "namespace": LEASES}})
 }
 
-/// Steps down to 20 % of so many percent, one each period.
+/// Throttles in steps of `step` percent down to 20 %, one per period.
 fn rules_of(period_seconds: u64, step: u64) -> Value {
     let mut spec = throttling();
     spec["actions"][0]["cpuThrottle"]["stepCPURatio"] = step.into();
@@ -66,12 +66,12 @@ fn rules() -> Value {
     rules_of(1, 40)
 }
 
-/// By which the way back takes half an hour.
+/// Rules whose gradual restore takes half an hour.
 fn slow_rules() -> Value {
     rules_of(120, 5)
 }
 
-/// As the documentation says.
+/// Sets the annotation as documented.
 fn annotate(node: &Node, annotation: &str) {
     let target = ["annotate", "configmap", OBJECT, "-n", LEASES, "--overwrite"];
     node.plane.kubectl(&[&target[..], &[annotation]].concat());
@@ -85,7 +85,7 @@ fn resume(node: &Node) {
     annotate(node, &format!("{ANNOTATION}-"));
 }
 
-/// By us: API servers taint a new node, too.
+/// Whether our taint is set: API servers taint a new node, too.
 fn is_closed(node: &Node) -> bool {
     let taints = node.taints();
     taints
@@ -93,17 +93,19 @@ fn is_closed(node: &Node) -> bool {
         .any(|taint| taint.starts_with("interference.crane.io:"))
 }
 
-/// The agent has taken what the node has to keep.
-fn until_kept(agent: &Agent, node: &Node) {
+/// Waits until the agent enforces the current rules.
+fn until_enforced(agent: &Agent, node: &Node) {
     let hash = node.plane.get("nwm", NODE)["spec"]["hash"].clone();
-    agent.until("the edit is kept", || node.status()["observedHash"] == hash);
+    agent.until("the edit is enforced", || {
+        node.status()["observedHash"] == hash
+    });
 }
 
 fn is_acting(node: &Node, batch: &str) -> bool {
     node.is_throttled(batch) && is_closed(node)
 }
 
-/// An agent that has throttled the pod and closed the node.
+/// An agent that has throttled the pod and tainted the node.
 fn acting_agent(node: &Node, batch: &str) -> Agent {
     let agent = node.agent(&[]);
     agent.until("the pod is throttled and the node closed", || {
@@ -116,7 +118,7 @@ fn is_released(node: &Node, batch: &str) -> bool {
     node.quota(batch) == -1 && !is_closed(node)
 }
 
-/// The condition that tells of the stop.
+/// The condition of the stop.
 fn stopped(node: &Node) -> Value {
     let conditions = node.status()["conditions"].as_array().cloned();
     let mut conditions = conditions.unwrap_or_default().into_iter();
@@ -125,7 +127,7 @@ fn stopped(node: &Node) -> Value {
         .unwrap_or_default()
 }
 
-/// What a metric of the agent says, all series together.
+/// The sum of all series of a metric of the agent.
 fn metric(agent: &Agent, name: &str, of: &str) -> f64 {
     let text = agent.http("/metrics").map(|(_, text)| text);
     let text = text.unwrap_or_default();
@@ -141,49 +143,49 @@ fn is_stopped(agent: &Agent) -> bool {
     metric(agent, "plimsoll_agent_stopped ", "") > 0.5
 }
 
-/// Nothing is done while the agent samples so often that it would have acted several times.
+/// Asserts that nothing happens during enough samples for several actions.
 fn does_nothing(agent: &Agent, holds: impl Fn() -> bool) {
     let acted = || metric(agent, "plimsoll_agent_actions_total", r#"strategy="None""#);
     let sampled = || metric(agent, "plimsoll_agent_tick_duration_seconds_count", "");
-    let (before, begun) = (acted(), sampled());
+    let (before, started) = (acted(), sampled());
     agent.until("it samples on", || {
         assert!(holds(), "{}", agent.said());
-        sampled() > begun + 20.0
+        sampled() > started + 20.0
     });
     assert!((acted() - before).abs() < 0.5, "{}", agent.said());
 }
 
 fn events(node: &Node, reason: &str) -> usize {
     let events = node.plane.list("events");
-    let told =
+    let matches_event =
         |event: &&Value| event["reason"] == reason && event["involvedObject"]["kind"] == "Node";
-    events.iter().filter(told).count()
+    events.iter().filter(matches_event).count()
 }
 
 #[test]
-fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is_gone() {
+fn the_annotation_restores_everything_and_stops_the_agent() {
     let Some((mut node, batch)) = node() else {
         return;
     };
     let agent = acting_agent(&node, &batch);
     assert!(!is_stopped(&agent));
-    // By itself the way back would take minutes.
+    // Without a stop the restore would take minutes.
     node.keep(&rules_of(60, 40));
-    until_kept(&agent, &node);
+    until_enforced(&agent, &node);
     assert!(is_acting(&node, &batch));
-    agent.until("the node tells of it", || !node.condition().is_null());
-    let begun = now();
-    stop(&node, "marks are wrong");
-    agent.until("it is given back", || is_released(&node, &batch));
-    let took = begun.elapsed();
-    assert!(took < RELEASE, "it took {took:?}");
-    agent.until("the node tells of nothing", || node.condition().is_null());
+    agent.until("the node has the condition", || !node.condition().is_null());
+    let started = now();
+    stop(&node, "thresholds are wrong");
+    agent.until("it is restored", || is_released(&node, &batch));
+    let took = started.elapsed();
+    assert!(took < RESTORE_WITHIN, "it took {took:?}");
+    agent.until("the node has no condition", || node.condition().is_null());
     agent.until("the status says so", || {
         stopped(&node)["reason"] == "Released"
     });
     assert_eq!(
         stopped(&node)["message"],
-        "stopped: marks are wrong; nothing is in force"
+        "stopped: thresholds are wrong; nothing is in force"
     );
     assert_eq!(agent_support::ready(&node.status()), "False Stopped");
     let table = node.plane.kubectl(&["get", "nodewatermarks"]);
@@ -192,21 +194,23 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
         "{table}"
     );
     assert!(is_stopped(&agent));
-    agent.until("an event tells it", || events(&node, "EmergencyStop") == 1);
+    agent.until("an event reports it", || {
+        events(&node, "EmergencyStop") == 1
+    });
     does_nothing(&agent, || is_released(&node, &batch));
     let rules = node.status()["rules"].clone();
     assert_eq!(rules.as_array().map(Vec::len), Some(1), "{rules}");
-    assert_eq!(rules[0]["id"], "q/show", "what only reports goes on");
-    agent.until("it reports still", || {
+    assert_eq!(rules[0]["id"], "q/show", "Preview rules continue");
+    agent.until("it still reports", || {
         node.status()["rules"][0]["state"] == "Breached"
     });
-    // Whatever else comes meanwhile.
+    // Other changes during the stop.
     node.keep(&self::rules());
     let late = node.burn_in(&pod("late", "batch"));
     does_nothing(&agent, || {
         is_released(&node, &batch) && is_released(&node, &late)
     });
-    // As an uninstall does while agents still run: only an object that does not stop lets them go on.
+    // As in an uninstall while agents still run: only an object without the annotation resumes them.
     node.plane
         .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
     does_nothing(&agent, || is_released(&node, &batch));
@@ -215,40 +219,42 @@ fn an_annotation_makes_the_agent_give_everything_back_and_do_nothing_until_it_is
         is_acting(&node, &batch) && is_acting(&node, &late)
     });
     agent.until("the status says so", || stopped(&node).is_null());
-    agent.until("an event tells it", || {
+    agent.until("an event reports it", || {
         events(&node, "EmergencyStopEnded") == 1
     });
     assert!(!is_stopped(&agent));
 }
 
 #[test]
-fn an_agent_that_starts_while_everything_is_stopped_gives_back_what_the_last_one_left() {
+fn an_agent_that_starts_during_a_stop_restores_what_the_last_one_left() {
     let Some((node, batch)) = node() else { return };
     let agent = acting_agent(&node, &batch);
     agent.kill();
     stop(&node, "true");
-    assert!(is_acting(&node, &batch), "a dead agent gives nothing back");
+    assert!(is_acting(&node, &batch), "a dead agent restores nothing");
     let successor = node.agent(&[]);
-    successor.until("it gives it back", || is_released(&node, &batch));
+    successor.until("it restores it", || is_released(&node, &batch));
     successor.until("it says so", || stopped(&node)["reason"] == "Released");
-    successor.until("it is ready all the same", || successor.is_ready());
-    successor.until("an event tells it", || events(&node, "EmergencyStop") == 1);
+    successor.until("it is ready", || successor.is_ready());
+    successor.until("an event reports it", || {
+        events(&node, "EmergencyStop") == 1
+    });
     successor.kill();
     let third = node.agent(&[]);
     third.until("it is ready", || third.is_ready());
     does_nothing(&third, || is_released(&node, &batch));
-    assert_eq!(events(&node, "EmergencyStop"), 1, "it is told once");
-    // Neither rules nor a controller are needed for it.
+    assert_eq!(events(&node, "EmergencyStop"), 1, "it is reported once");
+    // It needs neither rules nor a controller.
     third.kill();
     node.plane.kubectl(&["delete", "nodewatermark", NODE]);
     fs::remove_file(node.machine.path("state").join("policies.json")).unwrap();
     let fourth = node.agent(&[]);
-    fourth.until("it is there at once", || {
-        fourth.said().contains("keeping the node")
+    fourth.until("it starts at once", || {
+        fourth.said().contains("node is enforced")
     });
     does_nothing(&fourth, || is_released(&node, &batch));
     node.keep(&rules());
-    fourth.until("it hears of the rules", || {
+    fourth.until("it gets the rules", || {
         node.status()["rules"][0]["id"] == "q/show"
     });
     does_nothing(&fourth, || is_released(&node, &batch));
@@ -257,7 +263,7 @@ fn an_agent_that_starts_while_everything_is_stopped_gives_back_what_the_last_one
 }
 
 #[test]
-fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
+fn without_an_api_server_an_agent_uses_the_saved_stop() {
     let Some((mut node, batch)) = node() else {
         return;
     };
@@ -265,19 +271,19 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
     let state = node.machine.path("state");
     let kept = || fs::read_to_string(state.join("stop.json")).unwrap();
     assert!(kept().contains(r#""content":null"#), "{}", kept());
-    // It cannot be replaced, as on a disk that is full.
+    // The file cannot be replaced, as on a full disk.
     fs::create_dir(state.join("stop.new")).unwrap();
     stop(&node, "false");
     stop(&node, "");
-    agent.until("it is given back", || is_released(&node, &batch));
+    agent.until("it is restored", || is_released(&node, &batch));
     assert!(kept().contains(r#""content":null"#), "{}", kept());
     fs::remove_dir(state.join("stop.new")).unwrap();
-    agent.until("it is kept now", || kept().contains(r#""content":"""#));
+    agent.until("it is saved now", || kept().contains(r#""content":"""#));
     node.plane.stop();
     agent.kill();
     let successor = node.agent(&[]);
-    successor.until("it goes by what was kept", || {
-        successor.said().contains("going by the rules and pods")
+    successor.until("it uses the saved state", || {
+        successor.said().contains("using the rules and pods saved")
     });
     successor.until("it judges", || successor.is_ready());
     does_nothing(&successor, || node.quota(&batch) == -1);
@@ -285,43 +291,44 @@ fn without_an_api_server_an_agent_goes_by_what_was_known_last() {
     node.plane.start_again();
     resume(&node);
     let within = Duration::from_mins(1);
-    node.plane.until("it hears that it may act", within, |_| {
-        is_acting(&node, &batch)
-    });
-    // That it is over is known, too.
+    node.plane
+        .until("it learns that the stop is over", within, |_| {
+            is_acting(&node, &batch)
+        });
+    // The end of the stop is saved, too.
     node.plane.stop();
     successor.kill();
     let third = node.agent(&[]);
-    third.until("it goes by what was kept", || {
-        third.said().contains("going by the rules and pods")
+    third.until("it uses the saved state", || {
+        third.said().contains("using the rules and pods saved")
     });
     node.machine.load.set(LOW);
-    third.until("the rule is over", || node.quota(&batch) == -1);
+    third.until("the rule has ended", || node.quota(&batch) == -1);
     node.machine.load.set(HIGH);
     third.until("it acts", || node.is_throttled(&batch));
     assert!(!is_stopped(&third));
 }
 
 #[test]
-fn what_a_deleted_rule_leaves_is_given_back_slowly_until_a_stop_comes() {
+fn a_deleted_rule_is_restored_gradually_until_a_stop() {
     let Some((node, batch)) = node() else { return };
     let agent = acting_agent(&node, &batch);
     node.keep(&slow_rules());
-    until_kept(&agent, &node);
+    until_enforced(&agent, &node);
     let mut fewer = slow_rules();
     let rules = fewer["rules"].as_array_mut().unwrap();
     rules.retain(|rule| rule["id"] != "q/cpu");
     node.keep(&fewer);
-    until_kept(&agent, &node);
-    // A stop would have given it back by then.
-    let begun = now();
-    agent.until("fifteen seconds are over", || {
+    until_enforced(&agent, &node);
+    // A stop would have restored it by then.
+    let started = now();
+    agent.until("fifteen seconds have passed", || {
         assert!(node.is_throttled(&batch), "{}", agent.said());
-        begun.elapsed() > RELEASE
+        started.elapsed() > RESTORE_WITHIN
     });
-    stop(&node, "marks are wrong");
+    stop(&node, "thresholds are wrong");
     let mut quotas = BTreeSet::new();
-    agent.until("it is given back", || {
+    agent.until("it is restored", || {
         quotas.insert(node.quota(&batch));
         quotas.contains(&-1)
     });
@@ -329,13 +336,13 @@ fn what_a_deleted_rule_leaves_is_given_back_slowly_until_a_stop_comes() {
 }
 
 #[test]
-fn an_agent_that_has_to_wait_gives_back_what_has_expired() {
+fn a_waiting_agent_restores_what_has_expired() {
     let Some((node, batch)) = node() else { return };
     acting_agent(&node, &batch).kill();
-    // Whether everything is stopped is not known, and she may not read it.
+    // The stop is unknown, and this user may not read it.
     let state = node.machine.path("state");
     fs::remove_file(state.join("stop.json")).unwrap();
-    let ann = kubeconfig_of_ann(&node);
+    let ann = restricted_kubeconfig(&node);
     let ann = ["--kubeconfig", ann.to_str().unwrap()];
     let agent = node.agent(&ann);
     agent.waits_for("forbidden");
@@ -343,11 +350,11 @@ fn an_agent_that_has_to_wait_gives_back_what_has_expired() {
     agent.kill();
     expire(&state.join("journal"));
     let agent = node.agent(&ann);
-    agent.until("it is given back", || node.quota(&batch) == -1);
+    agent.until("it is restored", || node.quota(&batch) == -1);
     agent.waits_for("forbidden");
 }
 
-/// All that the journal has was to be over long ago.
+/// Sets all deadlines in the journal to the past.
 fn expire(journal: &Path) {
     let text = fs::read_to_string(journal).unwrap();
     let lines = text.lines().filter(|line| !line.starts_with("crc32 "));
@@ -364,7 +371,7 @@ fn expire(journal: &Path) {
 }
 
 #[test]
-fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew() {
+fn an_agent_that_cannot_read_the_stop_says_so_and_waits() {
     let Some((node, batch)) = node() else { return };
     let all = |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": ["*"]});
     let role = json!({
@@ -377,18 +384,18 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}],
     });
     node.plane.apply(&[role, binding]);
-    let ann = kubeconfig_of_ann(&node);
+    let ann = restricted_kubeconfig(&node);
     let ann = ["--kubeconfig", ann.to_str().unwrap()];
     let agent = node.agent(&ann);
-    agent.waits_for("the emergency stop can't be read");
-    // Where rules but no stop were kept it would act after ten.
-    let begun = now();
-    agent.until("twelve seconds are over", || {
+    agent.waits_for("failed to read the emergency stop");
+    // If it ignored the unknown stop, it would act after ten seconds.
+    let started = now();
+    agent.until("twelve seconds have passed", || {
         assert!(is_released(&node, &batch), "{}", agent.said());
-        begun.elapsed() > Duration::from_secs(12)
+        started.elapsed() > Duration::from_secs(12)
     });
-    agent.waits_for("the emergency stop can't be read");
-    // The role that the chart gives is enough: one object by its name.
+    agent.waits_for("failed to read the emergency stop");
+    // The chart's role is enough: one object by name.
     let name = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "stop", "namespace": LEASES},
         "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [OBJECT], "verbs": ["list", "watch"]}],
@@ -399,7 +406,7 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}],
     });
     node.plane.apply(&[name, binding]);
-    // Watches that are refused are begun anew the more seldom.
+    // Refused watches are retried with growing pauses.
     node.plane
         .until("it can be read", Duration::from_mins(2), |_| {
             agent.is_ready()
@@ -408,11 +415,11 @@ fn an_agent_that_may_not_read_the_object_says_so_and_holds_where_it_never_knew()
         is_acting(&node, &batch)
     });
     stop(&node, "why");
-    agent.until("it is given back", || is_released(&node, &batch));
+    agent.until("it is restored", || is_released(&node, &batch));
 }
 
-/// Of somebody who has only the rights that she is given.
-fn kubeconfig_of_ann(node: &Node) -> PathBuf {
+/// A user with only the given rights.
+fn restricted_kubeconfig(node: &Node) -> PathBuf {
     let config = fs::read_to_string(&node.plane.kubeconfig).unwrap();
     let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
     node.plane.file("ann", &ann)
@@ -434,16 +441,16 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn the_commands_order_it_and_wait_until_every_node_has_followed() {
+fn the_commands_wait_until_every_node_has_followed() {
     let Some((node, batch)) = node() else { return };
     let agent = acting_agent(&node, &batch);
-    // A node that never had an agent is not waited for.
+    // Nodes that never had an agent are ignored.
     let bare = json!({
         "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "bare"},
         "spec": {"nodeUID": "x", "hash": "x"},
     });
     node.plane.apply(&[bare]);
-    let output = plimsoll(&node, &["stop", "--reason", "marks are wrong"]);
+    let output = plimsoll(&node, &["stop", "--reason", "thresholds are wrong"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
@@ -453,7 +460,7 @@ fn the_commands_order_it_and_wait_until_every_node_has_followed() {
     assert!(is_released(&node, &batch), "{text}");
     let message = stopped(&node)["message"].as_str().unwrap().to_owned();
     assert!(
-        message.starts_with("stopped: marks are wrong (by admin, 2"),
+        message.starts_with("stopped: thresholds are wrong (by admin, 2"),
         "{message}"
     );
     let output = plimsoll(&node, &["resume"]);
@@ -461,7 +468,7 @@ fn the_commands_order_it_and_wait_until_every_node_has_followed() {
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.ends_with("1 of 1 nodes go on\n"), "{text}");
     agent.until("it acts again", || is_acting(&node, &batch));
-    // An agent that does not answer is named; the order stands.
+    // An unresponsive agent is named; the stop stays.
     agent.kill();
     let output = plimsoll(&node, &["stop", "--timeout", "2s"]);
     let text = said(&output);
@@ -475,7 +482,7 @@ fn the_commands_order_it_and_wait_until_every_node_has_followed() {
 }
 
 #[test]
-fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_cure() {
+fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     let Some(node) = Node::new() else { return };
     let output = plimsoll(&node, &["stop", "--wait=false"]);
     let text = said(&output);
@@ -504,7 +511,7 @@ fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_c
         .as_str()
         .unwrap();
     assert!(value.starts_with("(by admin, 2"), "{value}");
-    let ann = kubeconfig_of_ann(&node);
+    let ann = restricted_kubeconfig(&node);
     let output = plimsoll_by(&ann, &["resume"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -515,7 +522,7 @@ fn where_the_object_is_missing_it_is_made_and_what_is_refused_is_told_with_the_c
     it_goes_where_agents_watch(&node);
 }
 
-/// As where the chart has another `leases.namespace`.
+/// With another `leases.namespace` of the chart.
 fn it_goes_where_agents_watch(node: &Node) {
     let labels =
         json!({"app.kubernetes.io/name": "plimsoll", "app.kubernetes.io/component": "agent"});

@@ -1,4 +1,4 @@
-//! Our taint and condition on a real API server, beside others who write the same Node.
+//! Our taint and condition on a real API server, with other writers of the same Node.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 const NODE: &str = "node00";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn start() -> Option<(ControlPlane, Client, Api<Node>)> {
     let plane = ControlPlane::start()?;
@@ -45,7 +45,7 @@ fn mark(effect: TaintEffect) -> Mark {
 async fn taints(nodes: &Api<Node>) -> Vec<Taint> {
     let node = nodes.get(NODE).await.unwrap();
     let mut taints = node.spec.unwrap().taints.unwrap_or_default();
-    // An API server gives it to every new node.
+    // An API server sets it on every new node.
     taints.retain(|taint| taint.key != "node.kubernetes.io/not-ready");
     taints
 }
@@ -64,8 +64,7 @@ async fn condition(nodes: &Api<Node>) -> Value {
     ours.next().cloned().unwrap_or(Value::Null)
 }
 
-/// Writes a taint of its own again and again, as any controller does, each time with another value; panics where the
-/// last one that it wrote is not there any more.
+/// Writes its own taint repeatedly with new values, as another controller does; panics if its last one was lost.
 async fn other_writer(nodes: Api<Node>, key: String, rounds: u32) {
     for round in 0..rounds {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -98,7 +97,7 @@ async fn other_writer(nodes: Api<Node>, key: String, rounds: u32) {
     }
 }
 
-/// Writes the condition Ready as a kubelet does.
+/// Writes the condition Ready as the kubelet does.
 async fn kubelet(nodes: Api<Node>, rounds: u32) {
     for round in 0..rounds {
         tokio::time::sleep(Duration::from_millis(30)).await;
@@ -112,7 +111,7 @@ async fn kubelet(nodes: Api<Node>, rounds: u32) {
 }
 
 #[tokio::test]
-async fn nobodys_taints_are_lost_however_many_write_at_once() {
+async fn no_taint_is_lost_with_concurrent_writers() {
     const ROUNDS: u32 = 25;
     let Some((_plane, client, nodes)) = start().await else {
         return;
@@ -154,7 +153,7 @@ async fn nobodys_taints_are_lost_however_many_write_at_once() {
         "{done} edits of ours between {} of others, {contended} given up",
         5 * ROUNDS
     );
-    // How many is a matter of the machine; each that is given up is tried again by the agent.
+    // How many depends on the machine; the agent retries those that are given up.
     assert!(done >= 3, "{done} done, {contended} given up");
     let seen = taint::read(&client, NODE).await.unwrap();
     let strong = mark(TaintEffect::NoSchedule);
@@ -174,7 +173,7 @@ async fn nobodys_taints_are_lost_however_many_write_at_once() {
 }
 
 #[tokio::test]
-async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_its_status() {
+async fn the_condition_changes_its_time_only_with_its_status() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
@@ -184,7 +183,7 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     assert_eq!(
         condition(&nodes).await,
         Value::Null,
-        "nothing is written to say that all is well"
+        "nothing is written while all is normal"
     );
     let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
         .await
@@ -198,12 +197,15 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
         .await
         .unwrap();
-    assert_eq!(seen.version, version, "what is so already is not written");
+    assert_eq!(
+        seen.version, version,
+        "an unchanged condition is not written"
+    );
     let other = Mark {
         reason: "watermark1/memory".to_owned(),
         ..strong
     };
-    // So that a second has passed: times in conditions have no fractions.
+    // Wait for a second to pass: times in conditions have no fractions.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let seen = taint::keep(&client, seen, Bearing::Mark(&other))
         .await
@@ -223,12 +225,8 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
     };
     let (all, before) = (conditions().await, taints(&nodes).await);
     let seen = taint::keep(&client, seen, Bearing::NoTrace).await.unwrap();
-    assert_eq!(
-        condition(&nodes).await,
-        Value::Null,
-        "as if we had never been there"
-    );
-    assert_eq!(conditions().await, all - 1, "those of others stay");
+    assert_eq!(condition(&nodes).await, Value::Null, "no trace is left");
+    assert_eq!(conditions().await, all - 1, "other conditions stay");
     assert_eq!(taints(&nodes).await, before);
     taint::keep(&client, seen, Bearing::Mark(&other))
         .await
@@ -237,7 +235,7 @@ async fn the_condition_tells_rule_value_and_mark_and_changes_its_time_only_with_
 }
 
 #[tokio::test]
-async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_left_alone() {
+async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
@@ -258,9 +256,12 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
         matches!(gone, Err(taint::TaintError::NoNode(_))),
         "{gone:?}"
     );
-    let mut anew = Node::default();
-    anew.metadata.name = node.metadata.name;
-    nodes.create(&PostParams::default(), &anew).await.unwrap();
+    let mut recreated = Node::default();
+    recreated.metadata.name = node.metadata.name;
+    nodes
+        .create(&PostParams::default(), &recreated)
+        .await
+        .unwrap();
     let replaced = taint::keep(&client, old, Bearing::Mark(&strong)).await;
     assert!(
         matches!(replaced, Err(taint::TaintError::Replaced(_))),
@@ -270,7 +271,7 @@ async fn an_old_look_at_the_node_is_no_harm_and_another_node_of_that_name_is_lef
 }
 
 #[tokio::test]
-async fn what_a_policy_of_the_cluster_refuses_is_told_in_its_words_at_once() {
+async fn a_refusal_by_a_cluster_policy_is_reported_with_its_message() {
     let Some((plane, client, nodes)) = start().await else {
         return;
     };
@@ -294,7 +295,7 @@ async fn what_a_policy_of_the_cluster_refuses_is_told_in_its_words_at_once() {
     ]);
     let taint = format!("{KEY}=:NoSchedule");
     let dry = ["taint", "node", NODE, &taint, "--dry-run=server"];
-    plane.until("the policy is in force", SOON, |plane| {
+    plane.until("the policy is in force", TIMEOUT, |plane| {
         plane
             .try_kubectl(&dry, "")
             .is_err_and(|why| why.contains("here nodes stay open"))
@@ -311,7 +312,7 @@ async fn what_a_policy_of_the_cluster_refuses_is_told_in_its_words_at_once() {
     assert!(ours(&nodes).await.is_empty());
 }
 
-/// The task with what goes in and out.
+/// The task with its inputs and outputs.
 struct Task {
     wanted: watch::Sender<Wanted>,
     node: watch::Sender<Watched>,
@@ -323,8 +324,8 @@ impl Task {
     fn start(client: Client) -> Self {
         let (wanted, wants) = watch::channel(Wanted::default());
         let (node, nodes) = watch::channel(Watched::default());
-        let (told, standing) = watch::channel(Standing::default());
-        tokio::spawn(run(client.clone(), wants, nodes, told));
+        let (states, standing) = watch::channel(Standing::default());
+        tokio::spawn(run(client.clone(), wants, nodes, states));
         Self {
             wanted,
             node,
@@ -342,8 +343,8 @@ impl Task {
         });
     }
 
-    /// What the agent's watch would see now.
-    async fn look(&self, client: &Client) {
+    /// Passes the current Node as the agent's watch would.
+    async fn observe(&self, client: &Client) {
         let seen = taint::read(client, NODE).await.unwrap();
         self.node.send_replace(Watched {
             node: Some(seen),
@@ -352,10 +353,10 @@ impl Task {
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&Standing) -> bool) {
-        let held = tokio::time::timeout(SOON, self.standing.wait_for(holds))
+        let in_time = tokio::time::timeout(TIMEOUT, self.standing.wait_for(holds))
             .await
             .is_ok();
-        assert!(held, "not in time: {what}: {:?}", self.standing.borrow());
+        assert!(in_time, "not in time: {what}: {:?}", self.standing.borrow());
     }
 }
 
@@ -366,7 +367,7 @@ fn disabled() -> Scheduling {
     }
 }
 
-async fn take_off(nodes: &Api<Node>) {
+async fn remove_taint(nodes: &Api<Node>) {
     let patch = Patch::Merge(json!({"spec": {"taints": null}}));
     nodes
         .patch(NODE, &PatchParams::default(), &patch)
@@ -375,7 +376,7 @@ async fn take_off(nodes: &Api<Node>) {
 }
 
 #[tokio::test]
-async fn the_task_holds_what_is_wanted_and_leaves_alone_what_it_was_not_told_about() {
+async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
@@ -385,9 +386,11 @@ async fn the_task_holds_what_is_wanted_and_leaves_alone_what_it_was_not_told_abo
         .await
         .unwrap();
     let mut task = Task::start(client.clone());
-    task.look(&client).await;
-    task.until("what a dead agent left is seen", |it| it.effect.is_some())
-        .await;
+    task.observe(&client).await;
+    task.until("the taint of a dead agent is seen", |it| {
+        it.effect.is_some()
+    })
+    .await;
     task.want(Scheduling::Hold);
     task.want(disabled());
     task.until("the taint is as strong as wanted", |it| {
@@ -396,46 +399,45 @@ async fn the_task_holds_what_is_wanted_and_leaves_alone_what_it_was_not_told_abo
     .await;
     assert_eq!(ours(&nodes).await, ["NoSchedule"]);
     for _ in 0..3 {
-        take_off(&nodes).await;
-        task.look(&client).await;
-        let begun = now();
+        remove_taint(&nodes).await;
+        task.observe(&client).await;
+        let started = now();
         while ours(&nodes).await.is_empty() {
-            assert!(begun.elapsed() < SOON, "it was not put back");
+            assert!(started.elapsed() < TIMEOUT, "it was not restored");
         }
-        task.look(&client).await;
+        task.observe(&client).await;
     }
-    take_off(&nodes).await;
-    task.look(&client).await;
-    task.until("who takes it off again and again is told of", |it| {
-        it.contested
-    })
-    .await;
-    assert!(ours(&nodes).await.is_empty(), "and not fought");
+    remove_taint(&nodes).await;
+    task.observe(&client).await;
+    task.until("repeated removals are reported", |it| it.contested)
+        .await;
+    assert!(ours(&nodes).await.is_empty(), "and not written again");
     task.want(Scheduling::Enabled);
-    task.until("that is over", |it| !it.contested).await;
-    let begun = now();
+    task.until("it is not contested any more", |it| !it.contested)
+        .await;
+    let started = now();
     while condition(&nodes).await["status"] != "False" {
-        assert!(begun.elapsed() < SOON, "the condition was left");
+        assert!(started.elapsed() < TIMEOUT, "the condition was not updated");
     }
 }
 
 #[tokio::test]
-async fn while_the_api_server_is_away_it_is_asked_seldom_and_afterwards_all_is_caught_up() {
+async fn during_an_outage_requests_are_rare_and_it_catches_up_afterwards() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
     let proxy = Proxy::start(client.clone()).await;
     proxy.judge(|_, _| Some(Fault::CutBefore));
     let mut task = Task::start(proxy.client());
-    task.look(&client).await;
+    task.observe(&client).await;
     task.want(disabled());
-    task.until("the failure is told", |it| it.failing.is_some())
+    task.until("the failure is reported", |it| it.failing.is_some())
         .await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     let requests = proxy.take_seen().len();
     assert!((2..=4).contains(&requests), "{requests} requests in 4 s");
     proxy.judge(|_, _| None);
-    task.until("it is caught up", |it| it.effect.is_some())
+    task.until("it has caught up", |it| it.effect.is_some())
         .await;
     assert_eq!(task.standing.borrow().failing, None);
     assert_eq!(ours(&nodes).await, ["NoSchedule"]);
@@ -444,7 +446,7 @@ async fn while_the_api_server_is_away_it_is_asked_seldom_and_afterwards_all_is_c
 }
 
 #[tokio::test]
-async fn whatever_fails_between_taint_and_condition_both_are_there_in_the_end() {
+async fn taint_and_condition_are_both_written_despite_failures() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
@@ -457,7 +459,7 @@ async fn whatever_fails_between_taint_and_condition_both_are_there_in_the_end() 
     ];
     let mut task = Task::start(proxy.client());
     for (index, fault) in faults.into_iter().enumerate() {
-        // Each first PATCH of taint and of condition fares so.
+        // Each first PATCH of taint and of condition gets this fault.
         let left = std::sync::Mutex::new(vec![false, true]);
         proxy.judge(move |method, path| {
             let mut left = left.lock().unwrap();
@@ -467,17 +469,17 @@ async fn whatever_fails_between_taint_and_condition_both_are_there_in_the_end() 
             (method == "PATCH").then(|| left.remove(place))?;
             Some(fault.clone())
         });
-        task.look(&client).await;
+        task.observe(&client).await;
         let on = index % 2 == 0;
         task.want(if on { disabled() } else { Scheduling::Enabled });
-        task.until("all is written", |it| {
+        task.until("both are written", |it| {
             it.effect.is_some() == on && it.failing.is_none()
         })
         .await;
-        let begun = now();
+        let started = now();
         let status = if on { "True" } else { "False" };
         while condition(&nodes).await["status"] != status {
-            assert!(begun.elapsed() < SOON, "the condition is not {status}");
+            assert!(started.elapsed() < TIMEOUT, "the condition is not {status}");
         }
         assert_eq!(ours(&nodes).await.len(), usize::from(on));
     }

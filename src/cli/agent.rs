@@ -42,7 +42,7 @@ SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, b
 node any more, and where the API server refuses to say (401, 403), everything is undone; otherwise what is in force \
 stays, for the next agent to take over. Ctrl-C undoes everything.
 
-Exit status: 0 ended as asked, 1 something could not be undone, or another agent keeps this node, 2 could not start.";
+Exit status: 0 ended as asked, 1 something could not be undone, or another agent runs on this node, 2 could not start.";
 
 /// Arguments of `plimsoll agent`.
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,4 @@
-//! What a token that was stolen from the agent of one node is tried for, and in which words it is refused.
+//! Attempts with a stolen agent or controller token, with the messages of their refusals.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{AGENT, APPLY, Attempt, CONTROLLER, JSON, MERGE, STRATEGIC, attempt};
 use crate::api_support::LEASES;
 use crate::chart_support::NAMESPACE;
 
-/// The node whose agent's token was stolen, and another.
+/// The node of the stolen agent token, and another node.
 pub const OWN: &str = "node00";
 pub const OTHER: &str = "node01";
 
@@ -26,7 +26,7 @@ pub fn condition(kind: &str) -> Value {
     json!({"status": {"conditions": [{"type": kind, "status": "True", "reason": "r", "message": "m"}]}})
 }
 
-/// What a stolen token is used for against other nodes.
+/// Attempts against other nodes.
 pub fn against_another_node() -> Vec<Attempt> {
     let of_node = "may write no Node but its own, not node01";
     let node = node_path(OTHER);
@@ -74,13 +74,13 @@ pub fn against_another_node() -> Vec<Attempt> {
     ]
 }
 
-/// A change of the own Node that goes too far, with the words for what changes.
-fn too_far(what: &'static str, path: &str, body: Value, changed: &str) -> Attempt {
+/// A change of the own Node beyond taint and condition; `changed` names it in the refusal.
+fn forbidden_change(what: &'static str, path: &str, body: Value, changed: &str) -> Attempt {
     let words = format!("the condition InterferenceIdentified, not {changed}");
     attempt(what, ("PATCH", path), (MERGE, body), words)
 }
 
-/// What it is used for against the metadata of its own node.
+/// Attempts against the metadata of its own Node.
 pub fn against_its_own_metadata() -> Vec<Attempt> {
     let (node, status) = (node_path(OWN), status_path(OWN));
     let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}]);
@@ -94,24 +94,24 @@ pub fn against_its_own_metadata() -> Vec<Attempt> {
     ];
     let attempts = table.into_iter().map(|(what, path, field, value)| {
         let body = json!({"metadata": {field: value}});
-        too_far(what, path, body, &format!("metadata.{field}"))
+        forbidden_change(what, path, body, &format!("metadata.{field}"))
     });
     attempts.collect()
 }
 
-/// What it is used for against its own node, beyond its due.
+/// Attempts against its own Node that are not allowed.
 pub fn against_its_own_node() -> Vec<Attempt> {
     let (node, status) = (node_path(OWN), status_path(OWN));
     let foreign = "a taint that is not ours";
     let taints = |what, taints: Value| {
         let body = json!({"spec": {"taints": taints}});
-        too_far(what, &node, body, foreign)
+        forbidden_change(what, &node, body, foreign)
     };
     let elsewhere = json!([{"key": "example.com/mine", "effect": "NoExecute"}]);
     let cordon = json!({"spec": {"unschedulable": true}});
     let provider = json!({"spec": {"providerID": "a"}});
     let capacity = json!({"status": {"capacity": {"cpu": "999"}}});
-    let mut not_ready = too_far(
+    let mut not_ready = forbidden_change(
         "not ready",
         &status,
         condition("Ready"),
@@ -119,12 +119,12 @@ pub fn against_its_own_node() -> Vec<Attempt> {
     );
     not_ready.kind = STRATEGIC;
     vec![
-        too_far("cordon", &node, cordon, "spec.unschedulable"),
-        too_far("move", &node, provider, "spec.providerID"),
+        forbidden_change("cordon", &node, cordon, "spec.unschedulable"),
+        forbidden_change("move", &node, provider, "spec.providerID"),
         taints("another taint", elsewhere),
         taints("our taint that evicts", json!([our_taint("NoExecute")])),
         taints("no taint any more", Value::Null),
-        too_far("grow", &status, capacity, "status.capacity"),
+        forbidden_change("grow", &status, capacity, "status.capacity"),
         not_ready,
     ]
 }
@@ -145,7 +145,7 @@ pub fn event(namespace: &str, instance: &str, about: &Value) -> Value {
     })
 }
 
-/// What it is used for against Leases and in events; `lease_of_other` as it is.
+/// Attempts against Leases and events of others; `lease_of_other` is the current Lease.
 pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
     let theirs = format!("{leases}/{OTHER}");
@@ -191,12 +191,12 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
             "may write events in no name but its own",
         ),
         post(
-            "of another node",
+            "about another node",
             event("default", OWN, &node),
             &format!("{foreign} Node {OTHER}"),
         ),
         post(
-            "of a policy",
+            "about a policy",
             event("default", OWN, &policy),
             &format!("{foreign} NodeQOS q"),
         ),
@@ -205,7 +205,7 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
 
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
-/// What it is used for to get rid of what holds it, and to read secrets: refused by the roles.
+/// Attempts to remove its restrictions and to read secrets: refused by RBAC.
 pub fn to_be_free() -> Vec<Attempt> {
     let of = |kind: &str| format!("{ADMISSION}/{kind}/plimsoll-agent-node");
     let record = &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/plimsoll-evictions");
@@ -249,7 +249,7 @@ pub fn to_be_free() -> Vec<Attempt> {
     attempts.collect()
 }
 
-/// A request to evict a pod, with these options.
+/// An Eviction of a pod with these delete options.
 pub fn eviction(namespace: &str, pod: &str, options: &Value) -> (String, Value) {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction");
     let body = json!({
@@ -259,12 +259,12 @@ pub fn eviction(namespace: &str, pod: &str, options: &Value) -> (String, Value) 
     (path, body)
 }
 
-/// The options by which the controller evicts.
+/// The delete options that the controller uses.
 pub fn as_the_leader_does(uid: &str) -> Value {
     json!({"gracePeriodSeconds": 30, "preconditions": {"uid": uid}})
 }
 
-/// What an agent's token is used for to get rid of a pod, on whichever node it is: refused by the roles.
+/// Attempts of an agent to evict or delete a pod on any node: refused by RBAC.
 pub fn to_evict(pod: &str) -> Vec<Attempt> {
     let (path, body) = eviction("default", pod, &as_the_leader_does("u"));
     let gone = format!("/api/v1/namespaces/default/pods/{pod}");
@@ -284,7 +284,7 @@ pub fn to_evict(pod: &str) -> Vec<Attempt> {
     ]
 }
 
-/// What a controller's token, bound to its pod, is used for to evict otherwise than the leader does.
+/// Evictions with the controller's token that differ from the leader's.
 pub fn evictions_beyond_its_due() -> Vec<Attempt> {
     let attempt = |what, namespace: &str, options: Value, words: &str| {
         let (path, body) = eviction(namespace, "theirs", &options);
@@ -327,7 +327,7 @@ pub fn evictions_beyond_its_due() -> Vec<Attempt> {
     ]
 }
 
-/// What a controller's token is used for against the `APIService`, beyond its due.
+/// Attempts of the controller to change more of the `APIService` than its CA.
 pub fn against_its_own_api() -> Vec<Attempt> {
     let api = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
     let elsewhere = json!({"spec": {"service": {"namespace": "default"}}});
@@ -342,7 +342,7 @@ pub fn against_its_own_api() -> Vec<Attempt> {
     ]
 }
 
-/// What it is used for to be somebody else: refused by the roles.
+/// Attempts to impersonate another account: refused by RBAC.
 pub fn to_be_another() -> Vec<Attempt> {
     let token =
         |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");

@@ -1,4 +1,4 @@
-//! Who asks an API server by the chart's roles: accounts with their tokens, as kubelets give them.
+//! Clients of an API server with the chart's roles: service accounts with tokens as the kubelet issues them.
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(
     clippy::unwrap_used,
@@ -22,10 +22,10 @@ use crate::chart_support::{self, NAMESPACE, rendered_with_hooks};
 
 pub const AGENT: &str = "plimsoll-agent";
 pub const CONTROLLER: &str = "plimsoll-controller";
-/// Who runs `helm test`, and who stops all agents before `helm uninstall`.
+/// The accounts of `helm test` and of the uninstall hook, which stops all agents.
 pub const HOOKS: [&str; 2] = ["plimsoll-test", "plimsoll-uninstall"];
 
-/// Installs what of the chart needs no kubelet, as administrators do, hooks included. Returns the chart.
+/// Installs the parts of the chart that need no kubelet, including hooks. Returns the chart.
 pub fn install(plane: &ControlPlane, namespace: &str) -> String {
     let chart = rendered_with_hooks(&plane.tool("helm"), namespace);
     let kinds = [
@@ -55,7 +55,7 @@ pub fn install(plane: &ControlPlane, namespace: &str) -> String {
     chart
 }
 
-/// A pod of the agent on a node, as its `DaemonSet` would make it: its token names the node.
+/// An agent pod as its `DaemonSet` would create it: its token names the node.
 pub fn agent_pod(plane: &ControlPlane, node: &str) {
     pod_of(plane, AGENT, (NAMESPACE, &format!("agent-{node}")), node);
 }
@@ -91,12 +91,12 @@ pub fn kubeconfig(
     plane.file(&name, &config.to_string())
 }
 
-/// Somebody who asks the API server.
+/// A client of the API server.
 pub struct Actor {
     pub client: Client,
 }
 
-/// What it answers.
+/// Its answer.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
@@ -119,7 +119,7 @@ impl Actor {
         Self::by(&kubeconfig(plane, NAMESPACE, account, pod)).await
     }
 
-    /// Whoever has this kubeconfig.
+    /// The user of this kubeconfig.
     pub async fn by(kubeconfig: &Path) -> Self {
         let client = connect(Some(kubeconfig)).await;
         Self {
@@ -152,7 +152,7 @@ impl Actor {
         answer.body["status"]["allowed"] == true
     }
 
-    /// Tries something that has to be refused, in these words.
+    /// Tries an attempt that has to be refused with its message.
     pub async fn is_refused(&self, attempt: &Attempt) {
         let Attempt {
             what, method, path, ..
@@ -169,7 +169,7 @@ impl Actor {
     }
 }
 
-/// Something that is tried, and what the refusal says.
+/// A request that has to be refused, with the refusal's message.
 pub struct Attempt {
     pub what: &'static str,
     pub method: &'static str,

@@ -1,5 +1,5 @@
-//! A node of a real API server for a test: pods with real cgroups below a parent of the test's own, a `/proc` whose
-//! load the test decides, and real agents.
+//! A node on a real API server: pods with real cgroups below the test's own parent, a `/proc` whose load the test sets,
+//! and real agents.
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(
     clippy::unwrap_used,
@@ -26,9 +26,9 @@ use crate::api_support::{ControlPlane, LEASES, Process, free_port};
 use crate::run_support::{BINARY, Machine, argument, eventually};
 
 pub const NODE: &str = "worker";
-/// The API server's answer to anything takes no longer, however busy the machine is.
-pub const SOON: Duration = Duration::from_secs(30);
-/// Above the mark of [`throttling`], and below it.
+/// Timeout of waits, long enough for a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Loads above and below the threshold of [`throttling`].
 pub const HIGH: u64 = 1900;
 pub const LOW: u64 = 100;
 
@@ -40,7 +40,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// One that is registered; `None` where there are no binaries of an API server.
+    /// A registered node; `None` without API server binaries.
     pub fn new() -> Option<Self> {
         let node = Self::unregistered()?;
         Some(node.register())
@@ -68,12 +68,12 @@ impl Node {
         self
     }
 
-    /// A pod of this node whose cgroup has a process that burns CPU; its UID.
+    /// Creates a pod of this node that burns CPU; returns its UID.
     pub fn burning_pod(&mut self, name: &str) -> String {
         self.burn_in(&pod(name, "batch"))
     }
 
-    /// Creates a pod that burns CPU.
+    /// Creates the given pod and burns CPU in it; returns its UID.
     pub fn burn_in(&mut self, pod: &Value) -> String {
         let uid = self.pod(pod);
         let cgroup = self.machine.cgroup(&cgroup(&uid));
@@ -81,7 +81,7 @@ impl Node {
         uid
     }
 
-    /// Creates a pod that runs; its UID.
+    /// Creates a running pod; returns its UID.
     pub fn pod(&self, pod: &Value) -> String {
         self.plane.create(std::slice::from_ref(pod));
         let namespace = pod["metadata"]["namespace"].as_str().unwrap();
@@ -96,7 +96,7 @@ impl Node {
         there["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
-    /// The agent's own pod and the `DaemonSet` that owns it; by which arguments it knows them.
+    /// Creates the agent's own pod and its `DaemonSet`; returns the agent's arguments for them.
     pub fn with_daemon_set(&self) -> [&'static str; 4] {
         let template = json!({
             "metadata": {"labels": {"app": "agent"}},
@@ -117,12 +117,12 @@ impl Node {
         ["--namespace", "default", "--pod-name", "agent-x"]
     }
 
-    /// What the node has to keep, as the controller would write it.
+    /// Writes the node's rules as the controller would.
     pub fn keep(&self, spec: &Value) {
         self.try_keep(spec).unwrap();
     }
 
-    /// The same, where the API server may refuse it.
+    /// The same, if the API server may refuse it.
     pub fn try_keep(&self, spec: &Value) -> Result<String, String> {
         let mut spec = spec.clone();
         if spec["nodeUID"].is_null() {
@@ -139,7 +139,7 @@ impl Node {
         self.plane.try_kubectl(&apply, &watermark.to_string())
     }
 
-    /// The Lease of its agent, or null.
+    /// The agent's Lease, or null.
     pub fn lease(&self) -> Value {
         let args = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
         let found = self.plane.try_kubectl(&args, "");
@@ -166,7 +166,7 @@ impl Node {
             .collect()
     }
 
-    /// What the agent says of its rules.
+    /// The status of the `NodeWatermark`.
     pub fn status(&self) -> Value {
         self.plane.get("nwm", NODE)["status"].clone()
     }
@@ -190,7 +190,7 @@ impl Node {
         self.agent_in("state", more)
     }
 
-    /// An agent with another state directory. Arguments in `more` take the place of the usual ones.
+    /// An agent with another state directory. Arguments in `more` replace the default ones.
     pub fn agent_in(&self, state: &str, more: &[&str]) -> Agent {
         let port = free_port();
         let log = self.machine.path(&format!("agent-{port}.log"));
@@ -245,7 +245,7 @@ pub fn pod(name: &str, app: &str) -> Value {
     })
 }
 
-/// Throttles pods labelled `app: batch` by half a step each second above 1 CPU.
+/// Throttles pods labelled `app: batch` each second above 1 CPU.
 pub fn throttling() -> Value {
     json!({
         "rules": [rule("q/cpu", "slow")],
@@ -261,7 +261,7 @@ pub fn throttling() -> Value {
     })
 }
 
-/// Closes the node above 1 CPU.
+/// Disables scheduling above 1 CPU.
 pub fn closing() -> Value {
     json!({
         "rules": [rule("q/cpu", "close")],
@@ -300,7 +300,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// GETs a path of its own server: code and body.
+    /// GETs a path of the agent's server; returns code and body.
     pub fn http(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -312,12 +312,12 @@ impl Agent {
         Some((code, body.to_owned()))
     }
 
-    /// Waits for something to hold.
+    /// Waits for a condition.
     pub fn until(&self, what: &str, holds: impl FnMut() -> bool) {
-        self.until_within(SOON, what, holds);
+        self.until_within(TIMEOUT, what, holds);
     }
 
-    /// The same, for what takes longer.
+    /// The same with another timeout.
     pub fn until_within(&self, most: Duration, what: &str, mut holds: impl FnMut() -> bool) {
         let begun = crate::api_support::now();
         while !holds() {
@@ -334,7 +334,7 @@ impl Agent {
         self.http("/readyz").is_some_and(|(code, _)| code == 200)
     }
 
-    /// Waits until it says that it waits for something with these words in it.
+    /// Waits until `/readyz` says that the agent waits for something containing `words`.
     pub fn waits_for(&self, words: &str) {
         eventually(&format!("it waits for {words}"), || {
             let (code, body) = self.http("/readyz")?;
@@ -351,7 +351,7 @@ impl Agent {
         kill(pid, signal).unwrap();
     }
 
-    /// Ends it by SIGTERM; whether everything went well.
+    /// Ends it with SIGTERM; returns whether it succeeded, and its log.
     pub fn terminate(mut self) -> (bool, String) {
         self.signal(Signal::SIGTERM);
         let status = self.process.0.wait().unwrap();
@@ -364,7 +364,7 @@ impl Agent {
     }
 }
 
-/// How often that was the result, as a counter of this name has it.
+/// The value of a counter for this result.
 pub fn counted(registry: &Registry, counter: &str, result: &str) -> u64 {
     let mut text = String::new();
     encode(&mut text, registry).unwrap();

@@ -1,4 +1,4 @@
-//! Whether everything is stopped: what the API server said last, else what an earlier process kept.
+//! The emergency stop: as last read from the API server, else as an earlier process saved it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,53 +7,53 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
 
-use super::feed::Named;
+use super::feed::WatchedObject;
 use super::rules::Seen;
 use crate::crd::emergency_stop::order;
 use crate::engine::policy::{PolicySet, Strategy};
 
-/// What is in force is given back within so long.
-pub const RELEASE: Duration = Duration::from_secs(10);
+/// Everything in force is restored within this time.
+pub const RESTORE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whether everything was stopped, as an earlier process kept it.
+/// The emergency stop as an earlier process saved it.
 #[derive(Debug)]
-pub struct KeptStop {
-    /// Why; `None`: it was not.
+pub struct SavedStop {
+    /// Why everything was stopped; `None`: it was not.
     pub reason: Option<String>,
 }
 
-/// The emergency stop, as it is known here.
+/// The emergency stop as this agent knows it.
 #[derive(Debug, Default)]
 pub struct EmergencyStop {
-    object: Named<DynamicObject>,
-    /// Something was heard of it since it was last looked at.
-    heard: bool,
-    /// An earlier process kept whether everything was stopped.
-    kept: bool,
+    object: WatchedObject<DynamicObject>,
+    /// The object was updated since the last [`Self::evaluate`].
+    updated: bool,
+    /// An earlier process saved the state of the stop.
+    saved: bool,
     /// Why everything is stopped; `None`: it is not.
     reason: Option<String>,
 }
 
 impl EmergencyStop {
-    /// What an earlier process kept holds until the API server says otherwise.
-    pub fn kept(kept: Option<KeptStop>) -> Self {
+    /// Starts from the saved state, which applies until the API server says otherwise.
+    pub fn from_saved(saved: Option<SavedStop>) -> Self {
         Self {
-            kept: kept.is_some(),
-            reason: kept.and_then(|kept| kept.reason),
+            saved: saved.is_some(),
+            reason: saved.and_then(|saved| saved.reason),
             ..Self::default()
         }
     }
 
-    /// Takes a change of the object.
+    /// Handles a watch event of the object.
     pub fn take(&mut self, event: Event<DynamicObject>) {
         self.object.take(event);
-        self.heard = true;
+        self.updated = true;
     }
 
-    /// Looks at what was seen of the object; true where that says something else than what held until now. A watch that
-    /// fails says nothing, and neither does an object that is gone: an uninstall deletes it while agents still run.
-    pub fn judge(&mut self) -> bool {
-        if !std::mem::take(&mut self.heard) {
+    /// Evaluates the object; true if the stop changed. A failing watch changes nothing, and neither does a deleted object:
+    /// an uninstall deletes it while agents still run.
+    pub fn evaluate(&mut self) -> bool {
+        if !std::mem::take(&mut self.updated) {
             return false;
         }
         let reason = match &self.object.seen {
@@ -65,14 +65,14 @@ impl EmergencyStop {
         changed
     }
 
-    /// The API server has said whether everything is stopped.
+    /// The state was read from the API server.
     pub const fn is_known(&self) -> bool {
         self.object.seen.is_known()
     }
 
-    /// An earlier process kept whether everything was stopped.
-    pub const fn was_kept(&self) -> bool {
-        self.kept
+    /// An earlier process saved the state.
+    pub const fn was_saved(&self) -> bool {
+        self.saved
     }
 
     /// Why everything is stopped; `None`: it is not.
@@ -80,14 +80,16 @@ impl EmergencyStop {
         self.reason.as_deref()
     }
 
-    /// What is left of a policy: while everything is stopped the rules that only report. `None` where none is known: hold.
-    pub fn leaves(&self, policy: Option<&Arc<PolicySet>>) -> Option<Arc<PolicySet>> {
+    /// The part of a policy that stays active: during a stop only Preview rules. `None` if no policy is known yet.
+    pub fn active_part(&self, policy: Option<&Arc<PolicySet>>) -> Option<Arc<PolicySet>> {
         if self.reason.is_none() {
             return policy.cloned();
         }
-        let mut left = policy.map(|it| PolicySet::clone(it)).unwrap_or_default();
-        left.rules.retain(|rule| rule.strategy == Strategy::Preview);
-        Some(Arc::new(left))
+        let mut active = policy.map(|it| PolicySet::clone(it)).unwrap_or_default();
+        active
+            .rules
+            .retain(|rule| rule.strategy == Strategy::Preview);
+        Some(Arc::new(active))
     }
 }
 
@@ -112,41 +114,41 @@ mod tests {
             stop.take(Event::InitApply(object(annotations)));
         }
         stop.take(Event::InitDone);
-        stop.judge()
+        stop.evaluate()
     }
 
     #[test]
-    fn the_last_that_was_known_holds_until_the_api_server_says_otherwise() {
-        let mut stop = EmergencyStop::kept(Some(KeptStop {
-            reason: Some("as kept".to_owned()),
+    fn the_saved_state_applies_until_the_api_server_answers() {
+        let mut stop = EmergencyStop::from_saved(Some(SavedStop {
+            reason: Some("as saved".to_owned()),
         }));
-        assert!(!stop.judge() && !stop.is_known() && stop.was_kept());
+        assert!(!stop.evaluate() && !stop.is_known() && stop.was_saved());
         stop.take(Event::Init);
-        assert!(!stop.judge(), "a list that is being read says nothing yet");
-        assert_eq!(stop.reason(), Some("as kept"));
+        assert!(!stop.evaluate(), "the list is not complete yet");
+        assert_eq!(stop.reason(), Some("as saved"));
         assert!(listed(&mut stop, Some(&json!({ANNOTATION: "as read"}))));
         assert_eq!(stop.reason(), Some("as read"));
         assert!(!listed(&mut stop, Some(&json!({ANNOTATION: "as read"}))));
         stop.take(Event::Apply(object(&json!({}))));
-        assert!(stop.judge());
+        assert!(stop.evaluate());
         assert_eq!(stop.reason(), None);
     }
 
     #[test]
-    fn an_object_that_is_gone_neither_stops_nor_resumes() {
-        let mut stop = EmergencyStop::kept(None);
-        assert!(!stop.was_kept() && !listed(&mut stop, None));
+    fn a_deleted_object_neither_stops_nor_resumes() {
+        let mut stop = EmergencyStop::from_saved(None);
+        assert!(!stop.was_saved() && !listed(&mut stop, None));
         assert!(stop.is_known());
         assert_eq!(stop.reason(), None);
         listed(&mut stop, Some(&json!({ANNOTATION: "why"})));
         assert!(!listed(&mut stop, None));
         assert_eq!(stop.reason(), Some("why"));
-        assert!(listed(&mut stop, Some(&json!({}))), "it was made anew");
+        assert!(listed(&mut stop, Some(&json!({}))), "it was created again");
         assert_eq!(stop.reason(), None);
     }
 
     #[test]
-    fn a_stop_leaves_only_the_rules_that_report() {
+    fn a_stop_leaves_only_preview_rules_active() {
         let rule = |id: &str, strategy: &str| {
             json!({
                 "id": id, "metric": "cpu_total_usage", "watermark": 1.0, "avoidanceThreshold": 1, "restoreThreshold": 1,
@@ -159,19 +161,19 @@ mod tests {
         }))
         .expect("a spec");
         let policy = Arc::new(spec.read().expect("understood").policy);
-        let left = |stop: &EmergencyStop, policy| {
-            let left = stop.leaves(policy)?;
-            let ids = left.rules.iter().map(|rule| rule.id.to_string());
+        let active = |stop: &EmergencyStop, policy| {
+            let active = stop.active_part(policy)?;
+            let ids = active.rules.iter().map(|rule| rule.id.to_string());
             Some(ids.collect::<Vec<_>>())
         };
         let mut stop = EmergencyStop::default();
-        assert_eq!(left(&stop, None), None, "nothing is known: hold");
+        assert_eq!(active(&stop, None), None, "no policy is known yet");
         assert_eq!(
-            left(&stop, Some(&policy)).expect("all"),
+            active(&stop, Some(&policy)).expect("all"),
             ["q/act", "q/show"]
         );
         listed(&mut stop, Some(&json!({ANNOTATION: ""})));
-        assert_eq!(left(&stop, Some(&policy)).expect("some"), ["q/show"]);
-        assert_eq!(left(&stop, None).expect("none"), [""; 0]);
+        assert_eq!(active(&stop, Some(&policy)).expect("some"), ["q/show"]);
+        assert_eq!(active(&stop, None).expect("none"), [""; 0]);
     }
 }

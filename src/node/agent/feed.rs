@@ -1,5 +1,5 @@
-//! What the API server tells: this node, what it has to keep, its pods, and whether everything is stopped. Watches as the
-//! kubelet's: filtered by the server, begun anew with growing, jittered pauses.
+//! Watches of the Node, its `NodeWatermark`, its pods and the emergency stop: filtered by the server and restarted with
+//! a jittered backoff, as the kubelet's.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ use crate::cluster::client::describe;
 use crate::cluster::watch::{patient, resource};
 use crate::crd::emergency_stop;
 
-/// What is watched.
+/// A watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// Our Node.
@@ -25,12 +25,12 @@ pub enum Source {
     Watermark,
     /// The pods of our node.
     Pods,
-    /// The object that stops every agent.
+    /// The emergency stop.
     Stop,
 }
 
 impl Source {
-    /// The kind, as people know it.
+    /// The kind of the objects.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Node => "Node",
@@ -41,7 +41,7 @@ impl Source {
     }
 }
 
-/// Something that the API server told.
+/// A change seen by a watch.
 #[derive(Debug)]
 pub enum Change {
     /// Of our Node.
@@ -50,31 +50,31 @@ pub enum Change {
     Watermark(Event<SeenWatermark>),
     /// Of the pods of our node.
     Pods(Event<SeenPod>),
-    /// Of the object that stops every agent.
+    /// Of the emergency stop.
     Stop(Event<DynamicObject>),
-    /// A watch failed, and is begun anew.
+    /// A watch failed and is restarted.
     Failed(Source, Failure),
 }
 
 /// Why a watch failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The HTTP code, where there was an answer.
+    /// The HTTP code, if there was an answer.
     pub code: Option<u16>,
-    /// In words, with what to do where that is known.
+    /// The reason, with what to do where that is known.
     pub why: String,
 }
 
-/// All changes, from a full list on.
+/// All changes, starting from a full list.
 pub type Feed = SelectAll<BoxStream<'static, Change>>;
 
-/// Watches everything about a node, and the object in the namespace of the Leases that stops every agent.
+/// Watches everything about a node, and the emergency stop in the namespace of the Leases.
 pub fn feed(client: &Client, node: &str, lease_namespace: &str) -> Feed {
     let all = || client.clone();
-    let named = |name: &str| format!("metadata.name={name}");
-    let this = named(node);
+    let by_name = |name: &str| format!("metadata.name={name}");
+    let this = by_name(node);
     let on_node = format!("spec.nodeName={node}");
-    let stop = named(emergency_stop::OBJECT);
+    let stop = by_name(emergency_stop::OBJECT);
     let config_maps = resource("", "v1", "ConfigMap", "configmaps");
     let config_maps = Api::namespaced_with(all(), lease_namespace, &config_maps);
     let mut feed = Feed::new();
@@ -101,8 +101,8 @@ fn changes<T>(
 where
     T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    // Listed whole: that an API server answers from its cache, as it is at this moment (consistent reads, since 1.31). Pages
-    // after the first it takes from etcd before 1.34, which goes through all pods of the cluster for each.
+    // Unpaged: the API server answers from its cache (consistent reads, since 1.31). Before 1.34 it reads later pages from
+    // etcd, scanning all pods of the cluster for each.
     let config = watcher::Config {
         page_size: None,
         ..watcher::Config::default().fields(fields)
@@ -119,27 +119,29 @@ impl Failure {
     fn of(source: Source, error: &watcher::Error) -> Self {
         let status = status(error);
         let code = status.map(|status| status.code);
-        let said = status.map_or_else(|| describe(error), |status| status.message.clone());
+        let message = status.map_or_else(|| describe(error), |status| status.message.clone());
         let why = match (source, code) {
             (Source::Watermark, Some(404)) => format!(
-                "the definition of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {said}"
+                "the CRD of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {message}"
             ),
             (Source::Stop, Some(403)) => format!(
-                "the emergency stop can't be read, so that the last that was known of it holds: {said}"
+                "failed to read the emergency stop; its last known state applies: {message}"
             ),
-            (_, Some(401)) => format!("the API server does not know who we are: {said}"),
-            _ => said,
+            (_, Some(401)) => {
+                format!("the API server does not accept the agent's credentials: {message}")
+            }
+            _ => message,
         };
         Self { code, why }
     }
 
-    /// The server answers, and will not give it: no rules of ours will come.
+    /// The server answers and refuses: no rules will come.
     pub const fn is_refusal(&self) -> bool {
         matches!(self.code, Some(401 | 403 | 404))
     }
 }
 
-/// What the server answered.
+/// The server's answer.
 fn status(error: &watcher::Error) -> Option<&Status> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -150,18 +152,18 @@ fn status(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-/// An object that is watched by its name.
+/// An object watched by name.
 #[derive(Debug)]
-pub struct Named<T> {
-    /// What is known of it.
+pub struct WatchedObject<T> {
+    /// Its last known state.
     pub seen: Seen<T>,
-    /// In how many full lists it was.
+    /// How many full lists contained it.
     pub lists: u64,
-    /// It was in the list that is being read.
+    /// It was in the list being read.
     listed: bool,
 }
 
-impl<T> Default for Named<T> {
+impl<T> Default for WatchedObject<T> {
     fn default() -> Self {
         Self {
             seen: Seen::Unknown,
@@ -171,8 +173,8 @@ impl<T> Default for Named<T> {
     }
 }
 
-impl<T> Named<T> {
-    /// Takes a change.
+impl<T> WatchedObject<T> {
+    /// Handles a watch event.
     pub fn take(&mut self, event: Event<T>) {
         match event {
             Event::Init => self.listed = false,
@@ -201,24 +203,24 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_is_not_in_a_full_list_is_not_there() {
-        let mut named = Named::default();
-        named.take(Event::Init);
-        assert!(!named.seen.is_known());
-        named.take(Event::InitDone);
-        assert!(matches!(named.seen, Seen::Absent));
-        named.take(Event::Apply(watermark()));
-        assert!(named.seen.present().is_some());
-        // While it is listed anew it is not taken for gone.
-        named.take(Event::Init);
-        assert!(named.seen.present().is_some());
-        assert_eq!(named.lists, 0, "what it shows is not of a new list yet");
-        named.take(Event::InitApply(watermark()));
-        assert_eq!(named.lists, 1);
-        named.take(Event::InitDone);
-        assert!(named.seen.present().is_some());
-        named.take(Event::Init);
-        named.take(Event::InitDone);
-        assert!(matches!(named.seen, Seen::Absent));
+    fn an_object_missing_from_a_full_list_is_absent() {
+        let mut object = WatchedObject::default();
+        object.take(Event::Init);
+        assert!(!object.seen.is_known());
+        object.take(Event::InitDone);
+        assert!(matches!(object.seen, Seen::Absent));
+        object.take(Event::Apply(watermark()));
+        assert!(object.seen.present().is_some());
+        // It stays present while it is listed again.
+        object.take(Event::Init);
+        assert!(object.seen.present().is_some());
+        assert_eq!(object.lists, 0, "the new list is not read yet");
+        object.take(Event::InitApply(watermark()));
+        assert_eq!(object.lists, 1);
+        object.take(Event::InitDone);
+        assert!(object.seen.present().is_some());
+        object.take(Event::Init);
+        object.take(Event::InitDone);
+        assert!(matches!(object.seen, Seen::Absent));
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent tells Prometheus, and its probes.
+//! The agent's Prometheus metrics and probes.
 
 mod load;
 mod throttled;
@@ -32,8 +32,8 @@ use crate::node::report::publish::Published;
 use crate::node::report::write::Writes;
 use crate::serve::{Document, ResultLabels, Source, with_one_series};
 
-/// The loop turns at least every few seconds: silent for so long it hangs.
-const HANGS: Duration = Duration::from_secs(30);
+/// The loop runs at least every few seconds: after this time without a run it hangs.
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Upper bounds of a tick's duration, in seconds.
 const TICK_BUCKETS: [f64; 8] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0];
 
@@ -87,93 +87,93 @@ pub struct KindLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct RequestLabels {
     verb: &'static str,
-    /// `none` where there was no answer.
+    /// `none` without an answer.
     code: String,
 }
 
-/// What is in force, as it was last told.
+/// The state that the metrics show.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Every rule.
     pub rules: Vec<RuleReport>,
     /// Pods that are throttled.
     pub throttled: usize,
-    /// They, each with how much: of one with several containers once for each.
+    /// The throttled cgroups; a pod with several containers may occur several times.
     pub throttled_pods: Vec<ThrottledPod>,
-    /// Pods that are looked after.
+    /// Pods with a cgroup on this node.
     pub pods: usize,
-    /// Rules and pod policies that are not kept.
+    /// Rules and pod policies that are not enforced.
     pub refused: usize,
-    /// How many things each Preview rule would have in force.
+    /// How many actions each Preview rule would have in force.
     pub would: BTreeMap<RuleId, i64>,
-    /// The scheduling that is wanted.
+    /// The wanted scheduling state.
     pub scheduling: Scheduling,
-    /// What became of events, since the start.
+    /// Results of events, since the start.
     pub events: Published,
-    /// Events for which there was no room, since the start.
+    /// Events dropped from a full queue, since the start.
     pub dropped: u64,
-    /// What became of writes of the status, since the start.
+    /// Results of status writes, since the start.
     pub writes: Writes,
 }
 
-/// What is said of single pods to whoever asks.
+/// Which data of single pods are served to any client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodData {
-    /// The pods that use most of the node, and those that are throttled most, have series of their own.
+    /// The busiest and the most throttled pods have their own series.
     pub series: bool,
-    /// The report of the node, which names its busiest pods, is served to others than those who connect over loopback.
+    /// The node's report, which names its busiest pods, is served to clients that do not connect over loopback.
     pub node_metric: bool,
 }
 
-/// All figures.
+/// All metrics of the agent.
 pub struct Metrics {
     registry: Registry,
-    /// Of names that others gave.
+    /// Metrics with names given by others, without our prefix.
     bare: Registry,
     load: Load,
     actions: Family<ActionLabels, Counter>,
     spared: Family<SparedLabels, Counter>,
     states: Family<StateLabels, Gauge>,
     values: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
-    marks: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    thresholds: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     would: Family<RuleLabel, Gauge>,
     disabled: Family<EffectLabels, Gauge>,
     throttled: Gauge,
     throttled_pods: Throttled,
     pods: Gauge,
     refused: Gauge,
-    /// 1 while everything is stopped.
+    /// 1 during an emergency stop.
     pub stopped: Gauge,
     sample_age: Gauge<f64, std::sync::atomic::AtomicU64>,
-    /// How long a tick takes.
+    /// Duration of a tick.
     pub tick: Histogram,
     evictions: Family<OutcomeLabels, Counter>,
-    /// Failures of watches.
+    /// Failed watches.
     pub watch_errors: Family<KindLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
     events: Family<ResultLabels, Counter>,
     writes: Family<ResultLabels, Counter>,
-    /// Of the Lease.
+    /// Metrics of the Lease.
     pub heartbeats: Heartbeats,
-    /// Of direct reports.
+    /// Metrics of direct reports.
     pub reports: Reports,
     pod_data: PodData,
-    told: Mutex<Told>,
+    state: Mutex<State>,
 }
 
-struct Told {
+struct State {
     figures: Figures,
-    /// Metrics of the rules.
+    /// The metric of each rule.
     names: BTreeMap<RuleId, String>,
-    beat: BootTime,
+    last_run: BootTime,
     sampled: Option<BootTime>,
     ready: Result<(), String>,
-    /// The last report, and the same as JSON.
+    /// The last report, also as JSON.
     node_metric: Option<(Arc<NodeMetric>, String)>,
 }
 
 const EVICT: &str = "evict";
-/// The words of [`action`].
+/// The results of [`action`].
 const ACTIONS: [&str; 6] = [
     "throttle",
     "unthrottle",
@@ -185,11 +185,11 @@ const ACTIONS: [&str; 6] = [
 
 /// Where the last report of the node is served.
 const NODE_METRIC: &str = "/v1/node-metric";
-/// What others are answered there than those who connect over loopback.
-const FORBIDDEN: &str = "it names pods: connect over loopback (kubectl port-forward), or start the agent with --open-node-metric";
+/// The answer to clients that do not connect over loopback.
+const FORBIDDEN: &str = "this report names pods: connect over loopback (kubectl port-forward), or start the agent with --open-node-metric";
 
 impl Metrics {
-    /// Nothing yet.
+    /// Metrics without values.
     pub fn new(now: BootTime, pod_data: PodData) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_agent"),
@@ -199,7 +199,7 @@ impl Metrics {
             spared: Family::default(),
             states: Family::default(),
             values: Family::default(),
-            marks: Family::default(),
+            thresholds: Family::default(),
             would: Family::default(),
             disabled: Family::default(),
             throttled: Gauge::default(),
@@ -217,10 +217,10 @@ impl Metrics {
             heartbeats: Heartbeats::default(),
             reports: Reports::default(),
             pod_data,
-            told: Mutex::new(Told {
+            state: Mutex::new(State {
                 figures: Figures::default(),
                 names: BTreeMap::new(),
-                beat: now,
+                last_run: now,
                 sampled: None,
                 ready: Err("starting".to_owned()),
                 node_metric: None,
@@ -236,12 +236,12 @@ impl Metrics {
         }
         metrics.heartbeats.register(&mut metrics.registry);
         metrics.reports.register(&mut metrics.registry);
-        metrics.begin();
+        metrics.initialize_counters();
         metrics
     }
 
-    /// Counts from 0 what rules do: a counter that appears with its first count has not grown, to Prometheus.
-    fn begin(&self) {
+    /// Starts the counters of actions at 0: Prometheus sees no increase in a counter that appears with its first count.
+    fn initialize_counters(&self) {
         for outcome in ["accepted", "refused"] {
             drop(self.evictions.get_or_create(&OutcomeLabels { outcome }));
         }
@@ -260,44 +260,44 @@ impl Metrics {
         let registry = &mut self.registry;
         let help = "1 for the state that the rule is in";
         registry.register("rule_state", help, self.states.clone());
-        let help = "The rule's metric as last judged, in the metric's unit";
+        let help = "The rule's metric as last evaluated, in the metric's unit";
         registry.register("rule_value", help, self.values.clone());
-        let help = "The rule's high mark, in the metric's unit";
-        registry.register("rule_mark", help, self.marks.clone());
-        let help = "What the Preview rule would have in force: pods, and the node";
+        let help = "The rule's threshold, in the metric's unit";
+        registry.register("rule_mark", help, self.thresholds.clone());
+        let help = "Pods, and the node, on which the Preview rule would have an action in force";
         registry.register("would", help, self.would.clone());
         let help = "Actions that rules took (strategy None), or would have taken (Preview): throttle and unthrottle count \
-                    each step of a pod, evict counts what the API server accepted, with Preview each pod once until the rule \
-                    is over";
+                    each step of a pod, evict counts what the API server accepted, in Preview each pod once until the rule \
+                    ends";
         registry.register("actions", help, self.actions.clone());
-        let help = "Pods that a rule passed over, by reason: counted when the reason changes";
+        let help = "Pods that a rule skipped, by reason: counted when the reason changes";
         registry.register("spared_pods", help, self.spared.clone());
-        let help = "Rules and pod policies of the NodeWatermark that this version does not keep";
+        let help = "Rules and pod policies of the NodeWatermark that this version does not enforce";
         registry.register("refused", help, self.refused.clone());
     }
 
     fn register_node(&mut self) {
         let registry = &mut self.registry;
-        let help = "1 while a rule keeps new pods away, by the effect of the taint";
+        let help = "1 while a rule disables scheduling, by the effect of the taint";
         registry.register("scheduling_disabled", help, self.disabled.clone());
         let help = "Pods that are throttled";
         registry.register("throttled_pods", help, self.throttled.clone());
-        let help = "1 while the emergency stop makes the agent do nothing";
+        let help = "1 while the emergency stop is in force";
         registry.register("stopped", help, self.stopped.clone());
-        let help = "Pods that are looked after";
+        let help = "Pods of the node that have a cgroup";
         registry.register("pods", help, self.pods.clone());
-        let help = "Evictions that rules decided on: accepted by the API server, or refused by it or whom it asks, or not to \
-                    be sent: status.refused of the NodeWatermark says why";
+        let help = "Evictions that rules decided on: accepted by the API server, or refused (also by a webhook or a budget), or \
+                    not sent; status.refused of the NodeWatermark says why";
         registry.register("evictions", help, self.evictions.clone());
-        let help = "How old the last sample of the node is";
+        let help = "Age of the last sample of the node";
         let age = self.sample_age.clone();
         registry.register_with_unit("sample_age", help, Unit::Seconds, age);
-        let help = "How long it takes to sample, judge and act";
+        let help = "Time to sample, evaluate and act";
         let tick = self.tick.clone();
         registry.register_with_unit("tick_duration", help, Unit::Seconds, tick);
         let help = "Requests to the API server";
         registry.register("api_requests", help, self.requests.clone());
-        let help = "Events: written, refused by the API server, or dropped for want of room";
+        let help = "Events: written, refused by the API server, or dropped from a full queue";
         registry.register("events", help, self.events.clone());
         let help = "Writes of the NodeWatermark's status";
         registry.register("status_writes", help, self.writes.clone());
@@ -305,45 +305,45 @@ impl Metrics {
         registry.register("watch_errors", help, self.watch_errors.clone());
     }
 
-    fn told<T>(&self, with: impl FnOnce(&mut Told) -> T) -> T {
-        with(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
+    fn state<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        with(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The loop turned.
-    pub fn beat(&self, now: BootTime) {
-        self.told(|told| told.beat = now);
+    /// The loop ran.
+    pub fn loop_ran(&self, now: BootTime) {
+        self.state(|state| state.last_run = now);
     }
 
     /// The node was sampled.
     pub fn sampled(&self, now: BootTime) {
-        self.told(|told| told.sampled = Some(now));
+        self.state(|state| state.sampled = Some(now));
     }
 
-    /// Whether the agent is of use; else what it waits for.
+    /// Sets the readiness; an error says what the agent waits for.
     pub fn ready(&self, ready: Result<(), &str>) {
-        self.told(|told| match (&told.ready, ready) {
+        self.state(|state| match (&state.ready, ready) {
             (Ok(()), Ok(())) => {}
             (Err(known), Err(why)) if known == why => {}
-            (_, ready) => told.ready = ready.map_err(str::to_owned),
+            (_, ready) => state.ready = ready.map_err(str::to_owned),
         });
     }
 
-    /// The rules are others now: each with the name of its metric.
+    /// Sets the metric name of each rule.
     pub fn rules(&self, names: BTreeMap<RuleId, String>) {
-        self.told(|told| told.names = names);
+        self.state(|state| state.names = names);
     }
 
-    /// Tells what is in force now.
+    /// Updates the state that the metrics show.
     pub fn figures(&self, fill: impl FnOnce(&mut Figures)) {
-        self.told(|told| fill(&mut told.figures));
+        self.state(|state| fill(&mut state.figures));
     }
 
-    /// Takes a report of the node, and the same as JSON.
+    /// Stores a report of the node, also as JSON.
     pub fn reported(&self, metric: Arc<NodeMetric>, json: String) {
-        self.told(|told| told.node_metric = Some((metric, json)));
+        self.state(|state| state.node_metric = Some((metric, json)));
     }
 
-    /// Counts what came of an eviction.
+    /// Counts the outcome of an eviction.
     pub fn outcome(&self, fate: &Fate) {
         let outcome = match fate {
             Fate::Accepted => "accepted",
@@ -363,8 +363,7 @@ impl Metrics {
         self.actions.get_or_create(&labels).inc();
     }
 
-    /// Counts what the rules did in an evaluation; of evictions what they would have done, since others have a say in
-    /// those: see [`Self::outcome`].
+    /// Counts the actions of an evaluation. Evictions count only in Preview: the others are counted by [`Self::outcome`].
     pub fn count(&self, transitions: &[Transition]) {
         for Transition { would, change, .. } in transitions {
             let strategy = if *would {
@@ -383,7 +382,7 @@ impl Metrics {
         }
     }
 
-    /// One series of every metric, in the text format: for the documentation.
+    /// One series of every metric in the text format, for the documentation.
     pub fn example() -> String {
         let all = PodData {
             series: true,
@@ -395,7 +394,7 @@ impl Metrics {
         metrics.reports.example();
         with_one_series(&metrics.states);
         with_one_series(&metrics.values);
-        with_one_series(&metrics.marks);
+        with_one_series(&metrics.thresholds);
         with_one_series(&metrics.would);
         with_one_series(&metrics.disabled);
         with_one_series(&metrics.spared);
@@ -418,8 +417,8 @@ impl Metrics {
         }
     }
 
-    /// Brings the figures that are asked for up to date.
-    fn refresh(&self, told: &Told) {
+    /// Updates the metrics before they are read.
+    fn refresh(&self, state: &State) {
         let Figures {
             rules,
             throttled,
@@ -431,12 +430,12 @@ impl Metrics {
             events,
             dropped,
             writes,
-        } = &told.figures;
+        } = &state.figures;
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.throttled.set(number(*throttled));
         self.pods.set(number(*pods));
         self.refused.set(number(*refused));
-        self.refresh_rules(rules, &told.names);
+        self.refresh_rules(rules, &state.names);
         self.throttled_pods.refresh(throttled_pods);
         self.would.clear();
         for (rule, count) in would {
@@ -445,12 +444,12 @@ impl Metrics {
         }
         self.disabled.clear();
         for effect in [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule] {
-            let disabled = matches!(scheduling, Scheduling::Disabled { effect: there, .. } if *there == effect);
+            let disabled = matches!(scheduling, Scheduling::Disabled { effect: disabled_effect, .. } if *disabled_effect == effect);
             let effect = effect.name();
             let gauge = self.disabled.get_or_create(&EffectLabels { effect });
             gauge.set(i64::from(disabled));
         }
-        if let Some((metric, _)) = &told.node_metric {
+        if let Some((metric, _)) = &state.node_metric {
             self.load.refresh(&metric.status);
         }
         let events = [
@@ -458,15 +457,15 @@ impl Metrics {
             ("failed", events.failed),
             ("dropped", *dropped),
         ];
-        bring_to(&self.events, &events);
-        bring_to(
+        raise_to(&self.events, &events);
+        raise_to(
             &self.writes,
             &[("done", writes.done), ("failed", writes.failed)],
         );
         let now = clock::boot_time();
         self.heartbeats.refresh(now);
         self.reports.refresh(now);
-        let age = told.sampled.map(|at| now.since(at));
+        let age = state.sampled.map(|at| now.since(at));
         self.sample_age
             .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));
     }
@@ -474,7 +473,7 @@ impl Metrics {
     fn refresh_rules(&self, rules: &[RuleReport], names: &BTreeMap<RuleId, String>) {
         self.states.clear();
         self.values.clear();
-        self.marks.clear();
+        self.thresholds.clear();
         for report in rules {
             let rule = report.id.to_string();
             for (state, name) in [
@@ -492,8 +491,8 @@ impl Metrics {
             }
             let metric = names.get(&report.id).cloned().unwrap_or_default();
             let labels = RuleLabels { rule, metric };
-            self.marks.get_or_create(&labels).set(report.watermark);
-            // While it is not known there is no value, rather than an old one.
+            self.thresholds.get_or_create(&labels).set(report.watermark);
+            // While the value is unknown there is none, rather than an old one.
             if let (Some(value), None) = (report.value, report.unknown) {
                 self.values.get_or_create(&labels).set(value);
             }
@@ -501,7 +500,7 @@ impl Metrics {
     }
 }
 
-/// What a change does, in a word.
+/// The label of a change.
 const fn action(change: &Change) -> Option<&'static str> {
     match change {
         Change::Throttle { from, to, idle, .. } if *to < *from || *idle => Some("throttle"),
@@ -517,8 +516,8 @@ const fn action(change: &Change) -> Option<&'static str> {
     }
 }
 
-/// Counts on to what was counted elsewhere.
-fn bring_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64)]) {
+/// Raises counters to counts kept elsewhere.
+fn raise_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64)]) {
     for (result, count) in counts {
         let counter = family.get_or_create(&ResultLabels { result });
         counter.inc_by(count.saturating_sub(counter.get()));
@@ -535,15 +534,15 @@ impl Observer for Metrics {
 
 impl Source for Metrics {
     fn livez(&self) -> Result<(), String> {
-        let silent = clock::boot_time().since(self.told(|told| told.beat));
-        if silent > HANGS {
-            return Err(format!("nothing was done for {} s", silent.as_secs()));
+        let idle = clock::boot_time().since(self.state(|state| state.last_run));
+        if idle > HANG_TIMEOUT {
+            return Err(format!("the loop has not run for {} s", idle.as_secs()));
         }
         Ok(())
     }
 
     fn readyz(&self) -> Result<(), String> {
-        self.told(|told| told.ready.clone())
+        self.state(|state| state.ready.clone())
     }
 
     fn documents(&self) -> &'static [&'static str] {
@@ -557,13 +556,13 @@ impl Source for Metrics {
         if !local && !self.pod_data.node_metric {
             return Some(Document::Forbidden(FORBIDDEN.to_owned()));
         }
-        let known = self.told(|told| told.node_metric.as_ref().map(|(_, json)| json.clone()));
+        let known = self.state(|state| state.node_metric.as_ref().map(|(_, json)| json.clone()));
         let missing = || Document::Missing("the node has not been measured yet".to_owned());
         Some(known.map_or_else(missing, Document::Json))
     }
 
     fn metrics(&self) -> String {
-        self.told(|told| self.refresh(told));
+        self.state(|state| self.refresh(state));
         self.text()
     }
 }

@@ -1,5 +1,4 @@
-//! The agent of one Kubernetes node: it watches what the node has to keep and the node's pods, and runs the same
-//! machine as `plimsoll run` over them.
+//! The agent of one Kubernetes node: it watches the node's rules and pods and runs the same machine as `plimsoll run`.
 //!
 //! ```text
 //! API server ─► feed ─► rules, pods ─► Machine ─► cgroups
@@ -7,21 +6,21 @@
 //!      └── taint, evictions, status ◄─────┘
 //! ```
 
+mod cgroup_locator;
 mod emergency_stop;
-mod ending;
 mod feed;
-mod memory;
 mod metrics;
 mod node_lock;
 mod objects;
-mod place;
 mod pods;
 mod reconcile;
 mod report;
+mod restore;
 mod rules;
+mod saved_state;
+mod shutdown;
 mod start;
-mod undo;
-mod vitals;
+mod telemetry;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +36,7 @@ pub use self::metrics::PodData;
 use self::node_lock::NodeLockError;
 pub use self::pods::PodRef;
 use self::reconcile::Agent;
-use self::vitals::Vitals;
+use self::telemetry::Telemetry;
 use crate::cluster::client::{self, ClientError, Server};
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
@@ -55,57 +54,57 @@ use crate::serve::{self, ServeError};
 
 type Machine = machine::Machine<ApiServer>;
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How to reach the API server; absent: the pod's service account, else the user's kubeconfig.
     pub kubeconfig: Option<PathBuf>,
     /// Name of our Node.
     pub node: String,
-    /// Where the files live that outlive the process.
+    /// The directory of the files that outlive the process.
     pub state_dir: PathBuf,
-    /// Where the cgroup trees are mounted; found by themselves where absent.
+    /// Where the cgroup trees are mounted; detected if absent.
     pub cgroup_root: Option<PathBuf>,
-    /// The kubelet's `cgroupRoot`; found where absent.
+    /// The kubelet's `cgroupRoot`; detected if absent.
     pub kubelet_root: Option<String>,
     /// Where a `/proc` is mounted.
     pub proc_root: PathBuf,
-    /// The node's `/proc/1/net/dev`, where that `/proc` is not the node's.
+    /// The node's `/proc/1/net/dev`, if that `/proc` is not the node's.
     pub net_dev: Option<PathBuf>,
-    /// The node's own address, where probes that name no host are asked.
+    /// The node's own address, for probes without a host.
     pub node_address: IpAddr,
     /// The node's files are read at least this often.
     pub sample_interval: Duration,
     /// Where probes and metrics are served.
     pub listen: SocketAddr,
-    /// What is said there of single pods.
+    /// Which data of single pods are served there.
     pub pod_data: PodData,
     /// The agent's own pod.
     pub own: Option<PodRef>,
-    /// Where the Leases of the agents are.
+    /// The namespace of the agents' Leases.
     pub lease_namespace: String,
-    /// How often ours is renewed while reports reach the controller directly.
+    /// How often the Lease is renewed while direct reports are acknowledged.
     pub lease_renew_interval: Duration,
-    /// Where they go; absent: nowhere.
+    /// Where direct reports go; absent: none are sent.
     pub reports: Option<direct_report::Options>,
 }
 
-/// What ends the agent.
+/// Why the agent stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Somebody at the keyboard: undo everything.
+    /// SIGINT from a terminal: restore everything.
     Interrupted,
-    /// The kubelet: what is in force stays, unless the agent's `DaemonSet` or its rights are gone.
+    /// SIGTERM from the kubelet: what is in force stays, unless the agent's `DaemonSet` or its rights are gone.
     Terminated,
 }
 
-/// Why the agent can't start or go on. What is in force stays so.
+/// Why the agent cannot start or continue. What is in force stays in force.
 #[derive(Debug, Error)]
 pub enum AgentError {
-    /// There is no way to an API server.
+    /// No API server can be reached.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// No cgroup trees.
+    /// No cgroup trees were found.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// No usable `/proc`.
@@ -119,22 +118,22 @@ pub enum AgentError {
         /// The first thing that went wrong there.
         reason: String,
     },
-    /// The kernel does not tell which boot this is.
+    /// The kernel's boot id cannot be read.
     #[error("failed to read the kernel's boot id: {0}; is /proc mounted?")]
     BootId(#[source] io::Error),
-    /// The node can't be kept.
+    /// The lock of the node cannot be acquired.
     #[error(transparent)]
     Lock(#[from] NodeLockError),
     /// The state directory or its journal.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The address can't be listened on.
+    /// The address cannot be listened on.
     #[error(transparent)]
     Serve(#[from] ServeError),
 }
 
 impl AgentError {
-    /// Another agent keeps the node.
+    /// Another agent runs on the node.
     pub const fn is_busy(&self) -> bool {
         matches!(
             self,
@@ -149,53 +148,56 @@ pub fn metrics_example() -> String {
     Metrics::example()
 }
 
-/// Runs until it is stopped; true where everything that had to be undone was.
+/// Runs until it is stopped; true if everything that had to be restored was.
 ///
 /// # Errors
-/// Where it cannot start, in which case nothing was changed.
+/// If it cannot start; nothing was changed then.
 pub async fn run(
     options: Options,
     stop: watch::Receiver<Option<Stop>>,
 ) -> Result<bool, AgentError> {
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
-    proc_is_there(&options, &hierarchy, now)?;
+    check_proc(&options, &hierarchy, now)?;
     let metrics = Arc::new(Metrics::new(now, options.pod_data));
     let server = Server::find(options.kubeconfig.as_deref()).await?;
     let client = server.client(metrics.clone())?;
-    let own = server.client(metrics.clone())?;
+    let heartbeat_client = server.client(metrics.clone())?;
     let listener = serve::listen(options.listen)?;
     let serving = tokio::spawn(serve::serve(listener, metrics.clone()));
     let links = Links::default();
-    let vitals = Vitals::start(&client, own, &options, &metrics, links.clone(), now);
-    let agent = Agent::new(client, options, hierarchy, metrics, vitals, links, now)?;
-    let ended = Box::pin(agent.run(stop)).await;
+    let telemetry = Telemetry::start(
+        &client,
+        heartbeat_client,
+        &options,
+        &metrics,
+        links.clone(),
+        now,
+    );
+    let agent = Agent::new(client, options, hierarchy, metrics, telemetry, links, now)?;
+    let result = Box::pin(agent.run(stop)).await;
     serving.abort();
-    ended
+    result
 }
 
-/// Undoes what an agent left in force on this node, and tells each file; true where nothing is left.
+/// Restores what an agent left in force on this node and logs each file; true if nothing is left.
 ///
 /// # Errors
-/// Where an agent still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+/// If an agent still uses that state directory, or the journal is corrupt; nothing was changed then.
 pub async fn restore(options: &Options) -> Result<bool, AgentError> {
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let client = match client::connect(options.kubeconfig.as_deref()).await {
         Ok(client) => Some(client),
         Err(error) => {
-            tracing::warn!("{error}: a taint of ours stays");
+            tracing::warn!("{error}: the node's taint, if there is one, stays");
             None
         }
     };
     let (client, now) = (client.as_ref(), clock::boot_time());
-    undo::undo_left(options, hierarchy, client, "`--restore`", now).await
+    restore::restore_leftovers(options, hierarchy, client, "`--restore`", now).await
 }
 
-fn proc_is_there(
-    options: &Options,
-    hierarchy: &Hierarchy,
-    now: BootTime,
-) -> Result<(), AgentError> {
+fn check_proc(options: &Options, hierarchy: &Hierarchy, now: BootTime) -> Result<(), AgentError> {
     let mut sampler = Sampler::new(&options.proc_root, hierarchy.clone());
     let mut sample = Sample::default();
     sampler.sample_node(now, &Demand::default(), &mut sample);
@@ -206,7 +208,7 @@ fn proc_is_there(
     Err(AgentError::Proc {
         root: options.proc_root.clone(),
         reason: fault.map_or_else(
-            || "there is no `stat` or no `meminfo` in it".to_owned(),
+            || "it has no `stat` or no `meminfo`".to_owned(),
             ToString::to_string,
         ),
     })

@@ -1,4 +1,4 @@
-//! One agent a node, whatever state directory and container it has: a lock on the very folder that it works in.
+//! One agent per node, whatever its state directory and container: a lock on the `kubepods` folder itself.
 
 use std::fs::File;
 use std::io;
@@ -9,26 +9,26 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
-/// Held while this process keeps the node; the kernel gives it up when the process dies.
+/// The lock; the kernel releases it when the process dies.
 #[derive(Debug)]
 pub struct NodeLock {
     _folder: Flock<File>,
 }
 
-/// Why the node can't be kept.
+/// Why the lock cannot be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeLockError {
-    /// Another agent has it.
+    /// Another agent holds it.
     #[error(
-        "another agent keeps this node: it has locked {}; run one agent a node, and end the other first", .0.display()
+        "another agent runs on this node: it has locked {}; run one agent per node, and stop the other one first", .0.display()
     )]
     Busy(PathBuf),
-    /// The folder can't be locked.
+    /// The folder cannot be locked.
     #[error("failed to lock {}: {source}", path.display())]
     Io {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -37,8 +37,8 @@ impl NodeLock {
     /// Locks the folder of `kubepods`.
     ///
     /// # Errors
-    /// Where another process has it, or it can't be opened.
-    pub fn take(hierarchy: &Hierarchy, kubepods: &CgroupPath) -> Result<Self, NodeLockError> {
+    /// If another process holds it, or the folder cannot be opened.
+    pub fn acquire(hierarchy: &Hierarchy, kubepods: &CgroupPath) -> Result<Self, NodeLockError> {
         let path = hierarchy.dir(Controller::Cpu, kubepods);
         Self::lock(&path.unwrap_or_default())
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_lock_on_the_same_folder_is_refused_until_the_first_is_gone() {
+    fn a_second_lock_is_refused_until_the_first_is_released() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let first = NodeLock::lock(dir.path()).expect("locked");
         let error = NodeLock::lock(dir.path()).expect_err("refused");

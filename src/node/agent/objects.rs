@@ -1,5 +1,5 @@
-//! The objects that the agent watches, each cut down to what it needs while it is decoded: a whole Pod or Node is in
-//! memory only one at a time, and only for that long.
+//! The watched objects, each reduced while it is decoded to the fields that the agent needs, so that at most one whole
+//! Pod or Node is in memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub fn uid(object: &impl Resource) -> &str {
     object.meta().uid.as_deref().unwrap_or_default()
 }
 
-/// What identifies an object.
+/// The metadata that identify an object.
 fn identity(metadata: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name,
@@ -42,19 +42,19 @@ fn identity(metadata: ObjectMeta) -> ObjectMeta {
 #[serde(from = "Typed<PodObject>")]
 pub struct SeenPod {
     metadata: ObjectMeta,
-    /// Its facts, or why they can't be told.
+    /// Its facts, or why they cannot be read.
     pub facts: Result<Arc<Pod>, String>,
-    /// What is known of its containers.
+    /// The state of its containers.
     pub containers: ContainerFacts,
-    /// The UID that its cgroup is named by: that of a static pod is the kubelet's, not the API server's.
+    /// The UID in the name of its cgroup: for a static pod the kubelet's, not the API server's.
     pub cgroup_uid: PodUid,
-    /// It has ended, and has no cgroup any more.
+    /// It has finished and has no cgroup any more.
     pub finished: bool,
-    /// Its controller, where that is a `DaemonSet`.
+    /// Its controller, if that is a `DaemonSet`.
     pub daemon_set: Option<Owner>,
 }
 
-/// Who owns an object.
+/// The owner of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Its name.
@@ -78,12 +78,12 @@ impl From<Typed<PodObject>> for SeenPod {
 
 fn facts(pod: &PodObject) -> Result<Arc<Pod>, String> {
     let mut facts = pod_facts(pod).map_err(|error| error.to_string())?;
-    by_folder(&mut facts, pod);
+    add_requests_by_folder(&mut facts, pod);
     Ok(Arc::new(facts))
 }
 
-/// Throttling by container knows a container by its cgroup's folder, which bears its id.
-fn by_folder(facts: &mut Pod, pod: &PodObject) {
+/// Container throttling finds a container by the folder of its cgroup, which contains its id.
+fn add_requests_by_folder(facts: &mut Pod, pod: &PodObject) {
     if facts.container_requests.is_empty() {
         return;
     }
@@ -114,8 +114,8 @@ fn insert_folders(facts: &mut Pod, runtime: &str, id: &str, request: MilliCpu) {
     requests.extend(folders.map(|folder| (folder, request)));
 }
 
-/// Anybody who may create a pod may annotate it, with another pod's UID too. A pod with the annotation of a mirror runs
-/// only where the kubelet made it for a static pod of its own: it runs no other such pod, so that nobody else's is Running.
+/// Any pod can be annotated with another pod's UID. But the kubelet runs a pod with the mirror annotation only if it
+/// created that pod itself for a static pod, so no forged one is ever Running.
 fn cgroup_uid(meta: &ObjectMeta) -> PodUid {
     let mirrored = annotation(meta, "kubernetes.io/config.mirror");
     let uid = mirrored.or(meta.uid.as_deref());
@@ -140,7 +140,7 @@ pub struct SeenNode {
     metadata: ObjectMeta,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Our marks on it.
+    /// Our taint and condition on it.
     pub marked: Marked,
 }
 
@@ -182,7 +182,7 @@ impl From<WholeNode> for SeenNode {
     }
 }
 
-/// What this node has to keep.
+/// The rules of this node.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = NodeWatermark)]
 #[serde(from = "WholeWatermark")]
@@ -190,13 +190,13 @@ pub struct SeenWatermark {
     metadata: ObjectMeta,
     /// `metadata.generation`
     pub generation: i64,
-    /// What it says, or why that can't be read.
+    /// Its spec, or why that cannot be read.
     pub spec: Result<Arc<NodeWatermarkSpec>, String>,
-    /// When its status was written, as that says itself.
+    /// The report time in its status.
     pub reported: Option<Timestamp>,
 }
 
-/// A `NodeWatermark`, whatever stands in it.
+/// A `NodeWatermark` with unparsed content.
 #[derive(Deserialize)]
 struct WholeWatermark {
     metadata: ObjectMeta,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_is_known_by_its_uid_and_its_cgroup_by_the_kubelets_hash() {
+    fn the_cgroup_of_a_static_pod_is_named_by_the_kubelets_hash() {
         let mirror = pod(json!({
             "metadata": {
                 "name": "etcd-n", "namespace": "kube-system", "uid": "api-uid",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pod_can_name_another_pods_cgroup() {
+    fn a_pod_cannot_claim_another_pods_cgroup() {
         let victim = "11111111-2222-3333-4444-555555555555";
         let named = pod(json!({
             "metadata": {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_containers_are_known_by_their_cgroup_folders() {
+    fn container_requests_are_found_by_cgroup_folder() {
         let seen = pod(json!({
             "metadata": {"name": "a", "namespace": "b", "uid": "u"},
             "spec": {"containers": [
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_makes_no_sense_does_not_hide_the_others() {
+    fn an_invalid_pod_does_not_hide_the_others() {
         let seen = pod(json!({
             "metadata": {"name": "a", "namespace": "b", "uid": "u"},
             "spec": {"containers": [{"name": "web", "resources": {"requests": {"cpu": "-1"}}}]},
@@ -295,22 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn only_the_controller_that_is_a_daemonset_is_kept_as_owner() {
+    fn only_a_controlling_daemonset_is_the_owner() {
         let owner = |kind: &str, controller: bool| json!({"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "y", "controller": controller});
-        let kept_owner = |owner: Value| {
+        let owner_of = |owner: Value| {
             let meta = json!({"name": "a", "namespace": "b", "ownerReferences": [owner]});
             pod(json!({"metadata": meta, "spec": {"containers": []}})).daemon_set
         };
-        assert_eq!(kept_owner(owner("ReplicaSet", true)), None);
-        assert_eq!(kept_owner(owner("DaemonSet", false)), None);
-        assert_eq!(
-            kept_owner(owner("DaemonSet", true)).expect("owner").uid,
-            "y"
-        );
+        assert_eq!(owner_of(owner("ReplicaSet", true)), None);
+        assert_eq!(owner_of(owner("DaemonSet", false)), None);
+        assert_eq!(owner_of(owner("DaemonSet", true)).expect("owner").uid, "y");
     }
 
     #[test]
-    fn a_watermark_of_another_shape_is_still_seen() {
+    fn a_watermark_with_an_unknown_shape_is_still_decoded() {
         let seen: SeenWatermark = serde_json::from_value(json!({
             "metadata": {"name": "n", "generation": 3},
             "spec": {"rules": 7},

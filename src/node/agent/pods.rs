@@ -1,4 +1,4 @@
-//! The pods of this node: as the API server tells them, with the cgroups that are found for them.
+//! The pods of this node, with their cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 
+use super::cgroup_locator::CgroupLocator;
 use super::objects::{self, Owner, SeenPod};
-use super::place::Place;
 use crate::engine::pod::PodUid;
 use crate::node::cgroup::CgroupPath;
 use crate::node::machine::workload::Workload;
@@ -26,7 +26,7 @@ pub struct PodRef {
 pub struct Pods {
     /// By UID.
     known: BTreeMap<String, Known>,
-    /// While they are listed anew: those that were listed.
+    /// During a new list: the pods listed so far.
     listed: Option<BTreeSet<String>>,
     complete: bool,
     own: Option<PodRef>,
@@ -36,13 +36,13 @@ pub struct Pods {
 #[derive(Debug)]
 struct Known {
     seen: SeenPod,
-    found: Option<(CgroupPath, u64)>,
-    /// Its cgroup has to be looked for.
-    look: bool,
+    cgroup: Option<(CgroupPath, u64)>,
+    /// Its cgroup still has to be found.
+    unresolved: bool,
 }
 
 impl Pods {
-    /// None yet. `own` is the agent's own pod, which is never acted on.
+    /// No pods yet. `own` is the agent's own pod, which is never acted on.
     pub fn new(own: Option<PodRef>) -> Self {
         Self {
             own,
@@ -50,7 +50,7 @@ impl Pods {
         }
     }
 
-    /// Takes a change.
+    /// Handles a watch event.
     pub fn take(&mut self, event: Event<SeenPod>) {
         match event {
             Event::Init => self.listed = Some(BTreeSet::new()),
@@ -81,10 +81,10 @@ impl Pods {
         match &mut seen.facts {
             Ok(facts) if own => Arc::make_mut(facts).protected = true,
             Ok(_) => {}
-            Err(why) => tracing::warn!(pod = name, %why, "this pod is left alone"),
+            Err(why) => tracing::warn!(pod = name, %why, "this pod is ignored"),
         }
         let before = self.known.remove(&uid);
-        let found = before.as_ref().and_then(|known| known.found.clone());
+        let cgroup = before.as_ref().and_then(|known| known.cgroup.clone());
         let same = before.is_some_and(|known| {
             let known = known.seen;
             known.facts == seen.facts
@@ -92,11 +92,11 @@ impl Pods {
                 && known.finished == seen.finished
         });
         self.changed |= !same;
-        // It may have got its cgroup just now, or another one.
+        // It may have a new cgroup by now.
         let known = Known {
-            look: !seen.finished,
+            unresolved: !seen.finished,
             seen,
-            found,
+            cgroup,
         };
         self.known.insert(uid, known);
     }
@@ -109,12 +109,12 @@ impl Pods {
         })
     }
 
-    /// Whether the pod is there, whatever its state.
+    /// Whether the pod exists, whatever its state.
     pub fn has(&self, uid: &PodUid) -> bool {
         self.known.contains_key(&*uid.0)
     }
 
-    /// All pods of the node have been seen.
+    /// All pods of the node have been listed.
     pub const fn are_complete(&self) -> bool {
         self.complete
     }
@@ -130,17 +130,16 @@ impl Pods {
         known.seen.daemon_set.as_ref()
     }
 
-    /// Looks for the cgroups of those that are new or were not found yet. The pods with their cgroups, where anything
-    /// has changed since the last call.
-    pub fn refresh(&mut self, place: &mut Place) -> Option<Vec<Workload>> {
+    /// Looks up missing cgroups. Returns the pods with their cgroups if anything changed since the last call.
+    pub fn refresh(&mut self, locator: &mut CgroupLocator) -> Option<Vec<Workload>> {
         for known in self.known.values_mut() {
-            self.changed |= known.look && known.find(place);
+            self.changed |= known.unresolved && known.find(locator);
         }
         std::mem::take(&mut self.changed).then(|| self.workloads())
     }
 
-    /// The next [`Self::refresh`] gives all pods anew.
-    pub const fn again(&mut self) {
+    /// Makes the next [`Self::refresh`] return all pods.
+    pub const fn mark_changed(&mut self) {
         self.changed = true;
     }
 
@@ -150,22 +149,22 @@ impl Pods {
 }
 
 impl Known {
-    /// Looks for the cgroup; true where it is not the one that was known.
-    fn find(&mut self, place: &mut Place) -> bool {
+    /// Looks up the cgroup; true if it changed.
+    fn find(&mut self, locator: &mut CgroupLocator) -> bool {
         let Ok(facts) = &self.seen.facts else {
-            self.look = false;
+            self.unresolved = false;
             return false;
         };
-        let found = place.find(&self.seen.cgroup_uid, facts.qos);
-        self.look = found.is_none();
-        let changed = found != self.found;
-        self.found = found;
+        let cgroup = locator.find(&self.seen.cgroup_uid, facts.qos);
+        self.unresolved = cgroup.is_none();
+        let changed = cgroup != self.cgroup;
+        self.cgroup = cgroup;
         changed
     }
 
     fn workload(&self) -> Option<Workload> {
         let facts = self.seen.facts.as_ref().ok()?;
-        let (cgroup, inode) = self.found.clone()?;
+        let (cgroup, inode) = self.cgroup.clone()?;
         (!self.seen.finished).then(|| Workload {
             pod: Arc::clone(facts),
             cgroup,
@@ -202,23 +201,23 @@ mod tests {
         format!("{number:08x}-0000-0000-0000-000000000000")
     }
 
-    struct Bench {
+    struct Fixture {
         dir: tempfile::TempDir,
-        place: Place,
+        locator: CgroupLocator,
         pods: Pods,
     }
 
-    impl Bench {
+    impl Fixture {
         fn new() -> Self {
             let dir = tempfile::tempdir().expect("a temp dir");
             let root = dir.path().to_owned();
-            let place = Place::new(Hierarchy::V2 { root }, None);
+            let locator = CgroupLocator::new(Hierarchy::V2 { root }, None);
             let own = PodRef {
                 namespace: "default".to_owned(),
                 name: "own".to_owned(),
             };
             let pods = Pods::new(Some(own));
-            Self { dir, place, pods }
+            Self { dir, locator, pods }
         }
 
         fn cgroup(&self, number: u8) {
@@ -227,65 +226,69 @@ mod tests {
         }
 
         fn seen(&mut self) -> Option<Vec<String>> {
-            names(self.pods.refresh(&mut self.place))
+            names(self.pods.refresh(&mut self.locator))
         }
     }
 
     #[test]
-    fn a_pod_counts_from_when_its_cgroup_is_there() {
-        let mut bench = Bench::new();
-        bench.cgroup(1);
-        bench.pods.take(Event::Init);
-        bench
+    fn a_pod_counts_once_its_cgroup_exists() {
+        let mut fixture = Fixture::new();
+        fixture.cgroup(1);
+        fixture.pods.take(Event::Init);
+        fixture
             .pods
             .take(Event::InitApply(pod("a", &uid(1), "Running")));
-        bench
+        fixture
             .pods
             .take(Event::InitApply(pod("b", &uid(2), "Pending")));
-        assert!(!bench.pods.are_complete());
-        bench.pods.take(Event::InitDone);
-        assert!(bench.pods.are_complete());
-        assert_eq!(bench.seen().expect("changed"), ["a"]);
-        assert_eq!(bench.seen(), None, "nothing has changed");
-        bench.cgroup(2);
-        assert_eq!(bench.seen().expect("b came"), ["a", "b"]);
-        // A status that changes no fact is no change.
-        bench.pods.take(Event::Apply(pod("a", &uid(1), "Running")));
-        assert_eq!(bench.seen(), None);
-        bench
+        assert!(!fixture.pods.are_complete());
+        fixture.pods.take(Event::InitDone);
+        assert!(fixture.pods.are_complete());
+        assert_eq!(fixture.seen().expect("changed"), ["a"]);
+        assert_eq!(fixture.seen(), None, "nothing has changed");
+        fixture.cgroup(2);
+        assert_eq!(fixture.seen().expect("b is new"), ["a", "b"]);
+        // A status that changes no fact counts as unchanged.
+        fixture
+            .pods
+            .take(Event::Apply(pod("a", &uid(1), "Running")));
+        assert_eq!(fixture.seen(), None);
+        fixture
             .pods
             .take(Event::Apply(pod("a", &uid(1), "Succeeded")));
-        assert_eq!(bench.seen().expect("a ended"), ["b"]);
-        bench.pods.take(Event::Delete(pod("b", &uid(2), "Running")));
-        assert_eq!(bench.seen().expect("b went"), [""; 0]);
+        assert_eq!(fixture.seen().expect("a has finished"), ["b"]);
+        fixture
+            .pods
+            .take(Event::Delete(pod("b", &uid(2), "Running")));
+        assert_eq!(fixture.seen().expect("b is deleted"), [""; 0]);
     }
 
     #[test]
-    fn what_is_not_listed_again_is_gone() {
-        let mut bench = Bench::new();
-        bench.cgroup(1);
-        bench.cgroup(2);
+    fn a_pod_missing_from_a_new_list_is_removed() {
+        let mut fixture = Fixture::new();
+        fixture.cgroup(1);
+        fixture.cgroup(2);
         for names in [&[("a", 1), ("b", 2)][..], &[("b", 2)]] {
-            bench.pods.take(Event::Init);
+            fixture.pods.take(Event::Init);
             for (name, number) in names {
-                bench
+                fixture
                     .pods
                     .take(Event::InitApply(pod(name, &uid(*number), "Running")));
             }
-            // Until all are listed nobody is taken for gone.
-            bench.pods.take(Event::InitDone);
-            assert_eq!(bench.seen().expect("changed").len(), names.len());
+            // No pod is removed until the list is complete.
+            fixture.pods.take(Event::InitDone);
+            assert_eq!(fixture.seen().expect("changed").len(), names.len());
         }
     }
 
     #[test]
     fn the_agents_own_pod_is_protected() {
-        let mut bench = Bench::new();
-        bench.cgroup(1);
-        bench
+        let mut fixture = Fixture::new();
+        fixture.cgroup(1);
+        fixture
             .pods
             .take(Event::Apply(pod("own", &uid(1), "Running")));
-        let workloads = bench.pods.refresh(&mut bench.place).expect("changed");
+        let workloads = fixture.pods.refresh(&mut fixture.locator).expect("changed");
         assert!(workloads[0].pod.protected);
     }
 }

@@ -1,4 +1,4 @@
-//! The loop: hears what the API server tells, brings the machine up to date, lets it tick, tells what happened.
+//! The agent's loop: handles watch events, updates the machine, runs its tick, reports what happened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::emergency_stop::{EmergencyStop, RELEASE};
-use super::ending::{self, Ending, NodeView};
-use super::feed::{Change, Failure, Feed, Named, Source, feed};
-use super::memory::Memory;
+use super::cgroup_locator::CgroupLocator;
+use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
+use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
 use super::metrics::{KindLabels, Metrics};
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
-use super::place::Place;
 use super::pods::Pods;
 use super::report::{Reporter, Target, log};
-use super::rules::{Rules, Seen, Trouble};
-use super::start::{Known, PREDECESSOR, Start};
-use super::undo::{undo, undo_left};
-use super::vitals::Vitals;
+use super::restore::{restore_leftovers, restore_running};
+use super::rules::{Problem, Rules, Seen};
+use super::saved_state::SavedState;
+use super::shutdown::{self, NodeView, Shutdown};
+use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
+use super::telemetry::Telemetry;
 use super::{AgentError, Machine, Options, Stop};
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
@@ -39,13 +39,13 @@ use crate::node::machine::{self, Settings};
 use crate::node::report::node_metric;
 use crate::ordered;
 
-/// While there is no machine yet, what it needs is looked for this often.
-const RETRY: Duration = Duration::from_millis(500);
-/// Meanwhile it is looked this often whether the time of something has come that the last agent left in force.
-const DEADLINES: Duration = Duration::from_mins(1);
+/// How often starting the machine is retried.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Until then, how often the journal of the last agent is checked for expired deadlines.
+const DEADLINE_INTERVAL: Duration = Duration::from_mins(1);
 
 const OFFLINE: &str =
-    "the API server does not tell: going by the rules and pods that the last agent kept";
+    "no answer from the API server: using the rules and pods saved by the last agent";
 
 /// The agent of a node.
 pub struct Agent {
@@ -54,49 +54,49 @@ pub struct Agent {
     hierarchy: Hierarchy,
     metrics: Arc<Metrics>,
     feed: Feed,
-    node: Named<SeenNode>,
-    /// The same for the task that keeps the taint.
-    marked: watch::Sender<Watched>,
-    watermark: Named<SeenWatermark>,
+    node: WatchedObject<SeenNode>,
+    /// The same for the task that reconciles the taint.
+    taint_watch: watch::Sender<Watched>,
+    watermark: WatchedObject<SeenWatermark>,
     rules: Rules,
     stop: EmergencyStop,
     pods: Pods,
-    place: Place,
-    /// Why watches fail, until they tell something again.
+    locator: CgroupLocator,
+    /// Why watches fail, until they deliver something again.
     failures: BTreeMap<Source, Failure>,
-    memory: Memory,
+    saved: SavedState,
     reporter: Reporter,
-    /// Of the `NodeMetric`.
+    /// Builds the `NodeMetric`.
     builder: node_metric::Builder,
     /// Evicts pods for this node.
     leader: Leader,
-    vitals: Vitals,
+    telemetry: Telemetry,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
-    /// When deadlines are looked at next, while there is no machine.
-    deadlines_due: BootTime,
-    begun: BootTime,
-    /// When there is something to do without being told anything.
+    /// When deadlines are checked next while there is no machine.
+    deadline_check_due: BootTime,
+    started: BootTime,
+    /// When the loop runs next without a watch event.
     due: BootTime,
-    /// What is waited for, as it was last told.
+    /// What the start waits for, as last logged.
     waiting: String,
-    /// What is wrong with the rules, as it was last told.
-    trouble: Option<Trouble>,
+    /// What is wrong with the rules, as last logged.
+    problem: Option<Problem>,
     evaluated: bool,
 }
 
 impl Agent {
-    /// Begins to watch.
+    /// Starts the watches.
     pub fn new(
         client: Client,
         options: Options,
         hierarchy: Hierarchy,
         metrics: Arc<Metrics>,
-        vitals: Vitals,
+        telemetry: Telemetry,
         links: Links,
         now: BootTime,
     ) -> Result<Self, AgentError> {
-        let mut memory = Memory::new(&options.state_dir).map_err(AgentError::BootId)?;
+        let mut saved = SavedState::new(&options.state_dir).map_err(AgentError::BootId)?;
         let this = Writer::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
@@ -110,34 +110,38 @@ impl Agent {
         Ok(Self {
             leader,
             feed: feed(&client, &options.node, &options.lease_namespace),
-            place: Place::new(hierarchy.clone(), options.kubelet_root.clone()),
+            locator: CgroupLocator::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: Pods::new(options.own.clone()),
             client,
             options,
             hierarchy,
             metrics,
-            node: Named::default(),
-            marked: watch::Sender::new(Watched::default()),
-            watermark: Named::default(),
-            rules: memory.rules().as_ref().map(Rules::kept).unwrap_or_default(),
-            stop: EmergencyStop::kept(memory.stop()),
+            node: WatchedObject::default(),
+            taint_watch: watch::Sender::new(Watched::default()),
+            watermark: WatchedObject::default(),
+            rules: saved
+                .rules()
+                .as_ref()
+                .map(Rules::from_saved)
+                .unwrap_or_default(),
+            stop: EmergencyStop::from_saved(saved.stop()),
             failures: BTreeMap::new(),
-            memory,
+            saved,
             reporter,
             builder,
-            vitals,
+            telemetry,
             lock: None,
             machine: None,
-            deadlines_due: now,
-            begun: now,
+            deadline_check_due: now,
+            started: now,
             due: now,
             waiting: String::new(),
-            trouble: None,
+            problem: None,
             evaluated: false,
         })
     }
 
-    /// Runs until it is stopped; true where everything that had to be undone was.
+    /// Runs until it is stopped; true if everything that had to be restored was.
     pub async fn run(
         mut self,
         mut stop: watch::Receiver<Option<Stop>>,
@@ -156,13 +160,13 @@ impl Agent {
                 () = sleep(left) => {}
             }
             let now = clock::boot_time();
-            self.metrics.beat(now);
+            self.metrics.loop_ran(now);
             if now >= self.due {
-                self.turn(now)?;
+                self.reconcile(now)?;
             }
         }
         let stop = (*stop.borrow()).unwrap_or(Stop::Terminated);
-        Box::pin(self.end(stop)).await
+        Box::pin(self.shut_down(stop)).await
     }
 
     fn take(&mut self, change: Change) {
@@ -171,7 +175,7 @@ impl Agent {
             Change::Node(event) => {
                 self.node.take(event);
                 let node = self.node.seen.present();
-                self.marked.send_replace(Watched {
+                self.taint_watch.send_replace(Watched {
                     node: node.map(|node| node.marked.clone()),
                     lists: self.node.lists,
                 });
@@ -205,8 +209,8 @@ impl Agent {
         }
     }
 
-    /// Does what is due.
-    fn turn(&mut self, now: BootTime) -> Result<(), AgentError> {
+    /// Applies changes, and ticks when that is due.
+    fn reconcile(&mut self, now: BootTime) -> Result<(), AgentError> {
         let uid = self
             .node
             .seen
@@ -214,36 +218,36 @@ impl Agent {
             .map(|node| objects::uid(node).to_owned());
         let changed = self
             .rules
-            .judge(self.watermark.seen.as_ref(), uid.as_deref(), now);
-        let stop_changed = self.stop.judge();
+            .evaluate(self.watermark.seen.as_ref(), uid.as_deref(), now);
+        let stop_changed = self.stop.evaluate();
         let stopped = self.stop.reason().is_some();
         self.metrics.stopped.set(i64::from(stopped));
         if stop_changed {
-            self.tell_stop();
+            self.report_stop();
         }
         if self.machine.is_none() {
             self.start(now)?;
         } else if changed || stop_changed {
-            self.give_rules();
+            self.apply_rules();
         }
-        self.memory.retry(now);
-        self.tell_trouble(now);
+        self.saved.retry(now);
+        self.report_problem(now);
         let Some(machine) = &mut self.machine else {
-            self.keep_deadlines(now);
-            self.due = now + RETRY;
+            self.enforce_deadlines(now);
+            self.due = now + RETRY_INTERVAL;
             return Ok(());
         };
         if self.pods.are_complete()
-            && let Some(workloads) = self.pods.refresh(&mut self.place)
+            && let Some(workloads) = self.pods.refresh(&mut self.locator)
         {
-            self.memory.keep_pods(&workloads);
+            self.saved.save_pods(&workloads);
             machine.set_pods(workloads);
             let pods = &self.pods;
             machine.outside_mut().set_pods(|uid| pods.has(uid));
             self.reporter.recount(machine);
             self.builder.changed();
         }
-        if now >= machine.next_tick() || self.builder.calls_for_sample(now) {
+        if now >= machine.next_tick() || self.builder.needs_sample(now) {
             self.tick();
         }
         if let Some(machine) = &self.machine {
@@ -253,42 +257,42 @@ impl Agent {
         Ok(())
     }
 
-    fn tell_stop(&mut self) {
+    fn report_stop(&mut self) {
         let reason = self.stop.reason();
         if let Some(reason) = reason {
             tracing::warn!(
                 reason,
-                "everything is stopped: what is in force is given back"
+                "everything is stopped: what is in force is being restored"
             );
         } else {
-            tracing::info!("the emergency stop is over: the rules are judged anew");
+            tracing::info!("the emergency stop is over: the rules are evaluated again");
         }
         self.reporter.stop(reason, true);
     }
 
-    /// Says where what is kept is not what the API server has.
-    fn tell_trouble(&mut self, now: BootTime) {
-        let trouble = self.rules.trouble();
+    /// Reports when the rules in force are not those of the API server.
+    fn report_problem(&mut self, now: BootTime) {
+        let problem = self.rules.problem();
         let target = self.watermark.seen.present().map(target);
         if self.machine.is_none() {
-            self.reporter.tell_waiting(&self.rules, target, now);
+            self.reporter.report_waiting(&self.rules, target, now);
             return;
         }
-        if trouble == self.trouble.as_ref() {
+        if problem == self.problem.as_ref() {
             return;
         }
-        self.reporter.again();
-        if let Some(trouble) = trouble {
-            tracing::warn!("the last rules are held: {trouble}");
+        self.reporter.mark_changed();
+        if let Some(problem) = problem {
+            tracing::warn!("the last valid rules stay in force: {problem}");
         } else {
-            tracing::info!("the rules of the API server are kept again");
+            tracing::info!("the rules of the API server are in force again");
         }
-        self.trouble = trouble.cloned();
+        self.problem = problem.cloned();
     }
 
-    fn known(&self) -> Known {
+    fn start_state(&self) -> StartState {
         let failure = self.failures.iter().next();
-        Known {
+        StartState {
             node: match &self.node.seen {
                 Seen::Unknown => None,
                 Seen::Absent => Some(false),
@@ -297,16 +301,19 @@ impl Agent {
             rules: self.watermark.seen.is_known() && self.rules.policy().is_some(),
             pods: self.pods.are_complete(),
             stop: self.stop.is_known(),
-            stop_kept: self.stop.was_kept(),
+            stop_saved: self.stop.was_saved(),
             stopped: self.stop.reason().is_some(),
-            kept: self.rules.policy().is_some(),
-            trouble: self.rules.trouble().map(ToString::to_string),
+            rules_saved: self.rules.policy().is_some(),
+            problem: self.rules.problem().map(ToString::to_string),
             failure: failure.map(|(source, failure)| (source.kind(), failure.clone())),
         }
     }
 
     fn start(&mut self, now: BootTime) -> Result<(), AgentError> {
-        match self.known().start(&self.options.node, self.begun, now) {
+        match self
+            .start_state()
+            .start(&self.options.node, self.started, now)
+        {
             Start::Wait(why) => {
                 self.wait(why);
                 return Ok(());
@@ -318,13 +325,13 @@ impl Agent {
             Start::Offline | Start::Now => {}
         }
         let workloads = if self.pods.are_complete() {
-            self.pods.again();
-            self.pods.refresh(&mut self.place).unwrap_or_default()
+            self.pods.mark_changed();
+            self.pods.refresh(&mut self.locator).unwrap_or_default()
         } else {
-            self.memory.pods(&self.hierarchy)
+            self.saved.pods(&self.hierarchy)
         };
         let known = workloads.iter().map(|workload| &workload.cgroup);
-        let kubepods = match self.place.settle(known) {
+        let kubepods = match self.locator.resolve(known) {
             Ok(kubepods) => kubepods,
             Err(error) => {
                 self.wait(error.to_string());
@@ -334,8 +341,8 @@ impl Agent {
         let opened = self.open(&kubepods, workloads, now);
         match opened {
             Ok(()) => Ok(()),
-            Err(error) if error.is_busy() && now.since(self.begun) < PREDECESSOR => {
-                self.wait(format!("{error}; it may be ending: it is waited for"));
+            Err(error) if error.is_busy() && now.since(self.started) < PREDECESSOR_TIMEOUT => {
+                self.wait(format!("{error}; waiting in case it is shutting down"));
                 Ok(())
             }
             Err(error) => Err(error),
@@ -349,7 +356,7 @@ impl Agent {
         now: BootTime,
     ) -> Result<(), AgentError> {
         if self.lock.is_none() {
-            self.lock = Some(NodeLock::take(&self.hierarchy, kubepods)?);
+            self.lock = Some(NodeLock::acquire(&self.hierarchy, kubepods)?);
         }
         let settings = Settings {
             hierarchy: self.hierarchy.clone(),
@@ -360,11 +367,14 @@ impl Agent {
             sample_interval: self.options.sample_interval,
             sample_everything: false,
         };
-        let policy = self.stop.leaves(self.rules.policy()).unwrap_or_default();
+        let policy = self
+            .stop
+            .active_part(self.rules.policy())
+            .unwrap_or_default();
         let pods = workloads.clone();
         let (client, node) = (self.client.clone(), &self.options.node);
         let leader = self.leader.clone();
-        let api = |_: &_| ApiServer::start(client, node, leader, self.marked.subscribe());
+        let api = |_: &_| ApiServer::start(client, node, leader, self.taint_watch.subscribe());
         let machine = Machine::open(settings, api, policy, workloads, now)?;
         tracing::info!(
             node = self.options.node,
@@ -372,13 +382,13 @@ impl Agent {
             rules = machine.policy().rules.len(),
             pods = pods.len(),
             adopted = machine.adopted(),
-            "keeping the node"
+            "node is enforced"
         );
         self.reporter.adopt(&machine);
         self.reporter.stop(self.stop.reason(), false);
         self.machine = Some(Box::new(machine));
-        self.memory.keep_pods(&pods);
-        self.give_rules();
+        self.saved.save_pods(&pods);
+        self.apply_rules();
         Ok(())
     }
 
@@ -390,29 +400,29 @@ impl Agent {
         }
     }
 
-    /// However long the wait: what the last agent left in force stays no longer than its journal says.
-    fn keep_deadlines(&mut self, now: BootTime) {
-        if now < self.deadlines_due {
+    /// However long the start waits, what the last agent left in force is restored at the deadline in its journal.
+    fn enforce_deadlines(&mut self, now: BootTime) {
+        if now < self.deadline_check_due {
             return;
         }
-        self.deadlines_due = now + DEADLINES;
+        self.deadline_check_due = now + DEADLINE_INTERVAL;
         let (state_dir, hierarchy) = (&self.options.state_dir, self.hierarchy.clone());
         match machine::restore_expired(state_dir, hierarchy, now).map_err(AgentError::from) {
             Ok(events) => events.iter().for_each(log),
-            // That one keeps them.
+            // Its owner enforces the deadlines.
             Err(error) if error.is_busy() => {}
             Err(error) => tracing::warn!("{error}"),
         }
     }
 
-    /// Hands the machine the rules, as far as the emergency stop leaves any.
-    fn give_rules(&mut self) {
-        let policy = self.stop.leaves(self.rules.policy());
+    /// Applies the rules to the machine, except those that the emergency stop disables.
+    fn apply_rules(&mut self) {
+        let policy = self.stop.active_part(self.rules.policy());
         let stopped = self.stop.reason();
         let Some(machine) = &mut self.machine else {
             return;
         };
-        self.memory.keep_stop(stopped);
+        self.saved.save_stop(stopped);
         let Some(policy) = policy else { return };
         let hash = self.rules.spec().map(|spec| spec.hash.as_str());
         let hash = Arc::from(hash.unwrap_or_default());
@@ -420,13 +430,13 @@ impl Agent {
         machine.outside().leave_no_trace(stopped.is_some());
         machine.set_policy(Arc::clone(&policy));
         if stopped.is_some() {
-            machine.release_within(RELEASE);
+            machine.release_within(RESTORE_WITHIN);
         }
         if self.rules.policy().is_some() {
-            self.memory.keep_rules(self.rules.spec());
+            self.saved.save_rules(self.rules.spec());
         }
         self.reporter.recount(machine);
-        // So that the Lease soon has the marks of these rules.
+        // So that the Lease gets the thresholds of these rules.
         self.builder.changed();
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
@@ -435,10 +445,10 @@ impl Agent {
             rules = policy.rules.len(),
             refused = self.rules.refused().len(),
             hash = self.rules.spec().map(|spec| &*spec.hash),
-            "rules taken"
+            "rules applied"
         );
         for refusal in self.rules.refused() {
-            tracing::warn!("not kept: {refusal}");
+            tracing::warn!("not enforced: {refusal}");
         }
     }
 
@@ -446,7 +456,7 @@ impl Agent {
         let Some(machine) = &mut self.machine else {
             return;
         };
-        // What a sample counts is divided by time: that of the reading, not of what was done before.
+        // Rates are computed over time: it must be that of the reading, not of what was done before.
         let now = clock::boot_time();
         let reports = self.builder.is_due(now);
         if reports {
@@ -458,7 +468,7 @@ impl Agent {
         }
         self.metrics.sampled(now);
         let node_uid = self.node.seen.present().map(objects::uid);
-        self.vitals.turned(node_uid, now);
+        self.telemetry.loop_ran(node_uid, now);
         if machine.outside().is_unexplained() {
             let reports: Vec<_> = machine.reports().collect();
             machine.outside_mut().explain(reports.into_iter());
@@ -466,14 +476,14 @@ impl Agent {
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
         self.reporter
-            .tell(machine, &self.rules, target, &self.metrics, now);
+            .report_tick(machine, &self.rules, target, &self.metrics, now);
         self.report(reports);
-        self.tell_ready();
+        self.update_readiness();
         let took = clock::boot_time().since(now);
         self.metrics.tick.observe(took.as_secs_f64());
     }
 
-    /// Measures the node anew where that was due; else looks whether it should be at the next tick.
+    /// Builds a report if one was due; else checks whether the next tick needs one.
     fn report(&mut self, due: bool) {
         let Some(machine) = &self.machine else { return };
         if !due {
@@ -481,7 +491,7 @@ impl Agent {
             if changes.any(|change| matches!(change, PlanChange::State { .. })) {
                 self.builder.changed();
             }
-            self.builder.see(machine.sample());
+            self.builder.observe(machine.sample());
             return;
         }
         let changed = self.builder.due().is_none();
@@ -493,13 +503,13 @@ impl Agent {
             protected: machine.protected_pods().collect(),
             reports: &machine.reports().collect::<Vec<_>>(),
         });
-        let (metric, told) = (Arc::new(metric), self.builder.told());
-        self.vitals.measured(machine, told, &metric, changed);
+        let (metric, usage) = (Arc::new(metric), self.builder.reported_usage());
+        self.telemetry.measured(machine, usage, &metric, changed);
         self.metrics.reported(metric, json);
     }
 
-    /// Ready is who has judged the rules once, or knows that there are none.
-    fn tell_ready(&self) {
+    /// The agent is ready once the rules were evaluated, or if it has none.
+    fn update_readiness(&self) {
         let refusal = self.failures.values().find(|failure| failure.is_refusal());
         let none = self
             .rules
@@ -510,22 +520,22 @@ impl Agent {
             None if self.evaluated || none => self.metrics.ready(Ok(())),
             None => self
                 .metrics
-                .ready(Err("the rules have not been judged yet")),
+                .ready(Err("the rules have not been evaluated yet")),
         }
     }
 
-    async fn end(mut self, stop: Stop) -> Result<bool, AgentError> {
-        let ending = match stop {
-            Stop::Interrupted => Ending::Restore("interrupted".to_owned()),
-            Stop::Terminated => self.ask().await,
+    async fn shut_down(mut self, stop: Stop) -> Result<bool, AgentError> {
+        let shutdown = match stop {
+            Stop::Interrupted => Shutdown::Restore("interrupted".to_owned()),
+            Stop::Terminated => self.shutdown_decision().await,
         };
         let now = clock::boot_time();
-        match ending {
-            Ending::Restore(why) => {
-                tracing::info!(why, "undoing everything");
+        match shutdown {
+            Shutdown::Restore(why) => {
+                tracing::info!(why, "restoring everything");
                 self.restore(&why, now).await
             }
-            Ending::Leave(why) => {
+            Shutdown::Leave(why) => {
                 if let Some(machine) = &mut self.machine {
                     machine.leave(now).iter().for_each(log);
                     let throttled = machine.throttled_pods();
@@ -536,31 +546,33 @@ impl Agent {
         }
     }
 
-    async fn ask(&self) -> Ending {
+    async fn shutdown_decision(&self) -> Shutdown {
         let Some(own) = &self.options.own else {
-            return ending::unowned(None);
+            return shutdown::without_owner(None);
         };
         let Some(owner) = self.pods.own_daemon_set() else {
-            return ending::unowned(self.failures.get(&Source::Pods));
+            return shutdown::without_owner(self.failures.get(&Source::Pods));
         };
         let node = NodeView {
             name: &self.options.node,
             labels: self.node.seen.present().map(|node| &node.labels),
         };
-        ending::ask(&self.client, &own.namespace, owner, node).await
+        shutdown::decide(&self.client, &own.namespace, owner, node).await
     }
 
     async fn restore(self, why: &str, now: BootTime) -> Result<bool, AgentError> {
         let (client, node) = (&self.client, &*self.options.node);
-        let undone = match self.machine {
-            Some(machine) => undo(machine, self.reporter, client, node, why, now).await,
-            None => undo_left(&self.options, self.hierarchy, Some(client), why, now).await?,
+        let restored = match self.machine {
+            Some(machine) => restore_running(machine, self.reporter, client, node, why, now).await,
+            None => {
+                restore_leftovers(&self.options, self.hierarchy, Some(client), why, now).await?
+            }
         };
-        // Where something is left, somebody should wonder where the agent is.
-        if undone {
-            self.vitals.release().await;
+        // If something is left, the controller must report a missing agent: the Lease stays.
+        if restored {
+            self.telemetry.release().await;
         }
-        Ok(undone)
+        Ok(restored)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tells what happens on the node: the status of its `NodeWatermark`, events, figures.
+//! Reports what happens on the node: the status of its `NodeWatermark`, events, metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
 use crate::node::report::conditions::{Health, Stopped, Unready};
-use crate::node::report::events::{self, Facts, Note, Teller};
+use crate::node::report::events::{self, EventBuilder, Facts, NewEvent};
 use crate::node::report::publish::Publisher;
 use crate::node::report::status::{StatusBuilder, View, this_agent};
 use crate::node::report::write::{self, Report, Writes};
@@ -37,7 +37,7 @@ pub struct Target<'a> {
     pub uid: &'a str,
     /// Its generation.
     pub generation: i64,
-    /// When the status that it has was written.
+    /// The report time of its current status.
     pub reported: Option<Timestamp>,
 }
 
@@ -47,29 +47,29 @@ impl Target<'_> {
     }
 }
 
-/// Tells.
+/// Reports the state of the machine after each tick.
 pub struct Reporter {
     agent: AgentStatus,
     builder: StatusBuilder,
-    teller: Teller,
+    event_builder: EventBuilder,
     publisher: Publisher,
     reports: watch::Sender<Option<Report>>,
-    /// The task that writes them.
+    /// The task that writes the status.
     writer: JoinHandle<()>,
-    /// What became of writes of the status.
+    /// Results of status writes.
     writes: watch::Receiver<Writes>,
-    /// What stood on the Node, as it was last told.
+    /// The taint state on the Node, as last reported.
     standing: Standing,
-    /// Whether everything was judged by which scheduling is decided, and of each rule whether it has a value, or why not.
-    judged: (bool, Vec<(bool, Option<Unknown>)>),
-    /// To whom was reported last, of which generation, and over the status of which time.
+    /// Whether scheduling was decided, and for each rule whether it has a value, or why not.
+    evaluated_rules: (bool, Vec<(bool, Option<Unknown>)>),
+    /// UID and generation of the object that was last reported to, and the report time of the status that was overwritten.
     target: Option<(String, i64, Option<Timestamp>)>,
-    /// The status may be another.
+    /// The status may have changed.
     changed: bool,
-    /// When it will be, by the passing of time alone.
+    /// When it changes by the passing of time alone.
     changes_at: Option<BootTime>,
-    notes: Vec<Note>,
-    /// Why everything is stopped, and whether all has been told to be given back.
+    new_events: Vec<NewEvent>,
+    /// The reason of the emergency stop, and whether the status says that everything is restored.
     stopped: Option<(String, bool)>,
 }
 
@@ -82,32 +82,33 @@ impl Reporter {
         Self {
             agent: this_agent(boot_id),
             builder: StatusBuilder::default(),
-            teller: Teller::default(),
+            event_builder: EventBuilder::default(),
             publisher: Publisher::start(client.clone(), node),
             reports,
             writer: tokio::spawn(run),
             writes,
             standing: Standing::default(),
-            judged: (false, Vec::new()),
+            evaluated_rules: (false, Vec::new()),
             target: None,
             changed: true,
             changes_at: None,
-            notes: Vec::new(),
+            new_events: Vec::new(),
             stopped: None,
         }
     }
 
-    /// The machine goes on from where an earlier process was, which told of it.
+    /// Adopts what an earlier process left in force and already reported.
     pub fn adopt(&mut self, machine: &Machine) {
-        self.teller.adopt(machine.records(), machine.policy());
+        self.event_builder
+            .adopt(machine.records(), machine.policy());
     }
 
-    /// Everything is stopped, for this reason, or not (any more); `news`: since just now.
-    pub fn stop(&mut self, reason: Option<&str>, news: bool) {
+    /// Sets the reason of the emergency stop, if there is one; `is_new` also sends an event.
+    pub fn stop(&mut self, reason: Option<&str>, is_new: bool) {
         self.stopped = reason.map(|reason| (reason.to_owned(), false));
         self.changed = true;
-        if news {
-            self.notes.push(events::stopped(reason));
+        if is_new {
+            self.new_events.push(events::stopped(reason));
         }
     }
 
@@ -118,8 +119,8 @@ impl Reporter {
         self.changed = true;
     }
 
-    /// Tells what happened in a tick. Allocates nothing where nothing did, between evaluations and at rest.
-    pub fn tell(
+    /// Reports what happened in a tick. Allocates nothing if nothing did, between evaluations.
+    pub fn report_tick(
         &mut self,
         machine: &mut Machine,
         rules: &Rules,
@@ -132,22 +133,25 @@ impl Reporter {
             metrics.outcome(&outcome.fate);
         }
         let standing = machine.outside().standing();
-        let stands = standing != self.standing;
+        let standing_changed = standing != self.standing;
         let evaluated = machine.plan().evaluated;
         metrics.count(&machine.plan().transitions);
-        self.changed |= self.builder.hear(machine.events()) || stands || !outcomes.is_empty();
+        self.changed |=
+            self.builder.record(machine.events()) || standing_changed || !outcomes.is_empty();
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();
-            let judged = machine.plan().scheduling != Scheduling::Hold;
+            let decided = machine.plan().scheduling != Scheduling::Hold;
             let known = reports
                 .iter()
                 .map(|report| (report.value.is_some(), report.unknown));
-            // A first judgement is nobody's news, but the status changes by it.
-            if judged != self.judged.0 || !known.clone().eq(self.judged.1.iter().copied()) {
-                self.judged = (judged, known.collect());
+            // A first evaluation sends no event, but it changes the status.
+            if decided != self.evaluated_rules.0
+                || !known.clone().eq(self.evaluated_rules.1.iter().copied())
+            {
+                self.evaluated_rules = (decided, known.collect());
                 self.changed = true;
             }
-            self.note(machine, &reports, &outcomes, &standing);
+            self.collect_events(machine, &reports, &outcomes, &standing);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();
                 figures.throttled_pods = throttled_pods(machine);
@@ -162,15 +166,15 @@ impl Reporter {
         }
         self.standing = standing;
         let uid = target.map_or("", |target| target.uid);
-        for note in self.notes.drain(..) {
+        for event in self.new_events.drain(..) {
             self.publisher
-                .publish(note, Some(uid).filter(|uid| !uid.is_empty()));
+                .publish(event, Some(uid).filter(|uid| !uid.is_empty()));
         }
         self.report(machine, rules, target, now);
     }
 
-    /// Notes what people should see in `kubectl describe`.
-    fn note(
+    /// Collects the events that `kubectl describe` shows.
+    fn collect_events(
         &mut self,
         machine: &Machine,
         reports: &[RuleReport],
@@ -179,28 +183,31 @@ impl Reporter {
     ) {
         let policy = machine.policy();
         let facts = Facts { policy, reports };
-        self.teller.hear(machine.events(), facts, &mut self.notes);
-        self.teller.forget(|uid| machine.pods().contains_key(uid));
+        self.event_builder
+            .record(machine.events(), facts, &mut self.new_events);
+        self.event_builder
+            .forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
-            if self.builder.hear_outcome(outcome) {
-                self.notes.push(events::held_up(outcome));
+            if self.builder.record_outcome(outcome) {
+                self.new_events.push(events::evictions_blocked(outcome));
             }
-            self.teller.outcome(outcome, &mut self.notes);
+            self.event_builder.outcome(outcome, &mut self.new_events);
         }
         if *standing != self.standing {
             let words = machine.outside().why_closed();
-            self.teller.stands(standing, &words, &mut self.notes);
+            self.event_builder
+                .standing(standing, &words, &mut self.new_events);
         }
     }
 
-    /// What was told last is not so any more.
-    pub const fn again(&mut self) {
+    /// The last status is out of date.
+    pub const fn mark_changed(&mut self) {
         self.changed = true;
     }
 
-    /// Tells why nothing is kept, before there is a machine: only where the reason is in the `NodeWatermark`.
-    pub fn tell_waiting(&mut self, rules: &Rules, target: Option<Target<'_>>, now: BootTime) {
-        let (Some(target), Some(trouble)) = (target, rules.trouble()) else {
+    /// Reports why no rules are enforced, before there is a machine: only if the reason is in the `NodeWatermark`.
+    pub fn report_waiting(&mut self, rules: &Rules, target: Option<Target<'_>>, now: BootTime) {
+        let (Some(target), Some(problem)) = (target, rules.problem()) else {
             return;
         };
         let known = self.target.as_ref();
@@ -211,7 +218,7 @@ impl Reporter {
         }
         self.target = Some(target.to_owned());
         let health = Health {
-            unready: Some(Unready::Held(trouble.to_string())),
+            unready: Some(Unready::LastRulesHeld(problem.to_string())),
             ..Health::default()
         };
         let status = self.builder.build(&View {
@@ -229,16 +236,16 @@ impl Reporter {
             standing: Standing::default(),
             evicted: Vec::new(),
             health,
-            left_out: Vec::new(),
+            not_enforced: Vec::new(),
         });
         self.send(target, status);
     }
 
-    /// Writes nothing any more; what is being written comes to its end first, within `most`.
-    pub async fn end(self, most: Duration) {
+    /// Stops writing; a write in progress may finish within `timeout_after`.
+    pub async fn shut_down(self, timeout_after: Duration) {
         drop(self.reports);
         let mut writer = self.writer;
-        if timeout(most, &mut writer).await.is_err() {
+        if timeout(timeout_after, &mut writer).await.is_err() {
             writer.abort();
         }
     }
@@ -247,20 +254,20 @@ impl Reporter {
         self.reports.send_replace(Some(Report {
             uid: target.uid.to_owned(),
             status,
-            over: target.reported,
+            replaces: target.reported,
         }));
     }
 
     fn health(&self, machine: &Machine, rules: &Rules) -> Health {
-        let judged = machine.plan().scheduling != Scheduling::Hold;
+        let decided = machine.plan().scheduling != Scheduling::Hold;
         let stopped = self.stopped.as_ref().map(|(reason, _)| Stopped {
             reason: reason.clone(),
             ..Stopped::default()
         });
-        let unready = match rules.trouble() {
-            Some(trouble) => Some(Unready::Held(trouble.to_string())),
+        let unready = match rules.problem() {
+            Some(problem) => Some(Unready::LastRulesHeld(problem.to_string())),
             None if stopped.is_some() => Some(Unready::Stopped),
-            None => (!judged).then_some(Unready::Starting),
+            None => (!decided).then_some(Unready::Starting),
         };
         Health {
             unready,
@@ -269,8 +276,8 @@ impl Reporter {
         }
     }
 
-    /// Hands the status as it is now to the task that writes it, where it may be another. While something is in
-    /// force that is after every evaluation: the task writes the values every few minutes.
+    /// Passes the status to the task that writes it, if it may have changed. While something is in force this is after every
+    /// evaluation: the task writes the values every few minutes.
     fn report(
         &mut self,
         machine: &Machine,
@@ -316,7 +323,7 @@ impl Reporter {
             standing: machine.outside().standing(),
             evicted,
             health: self.health(machine, rules),
-            left_out: left_out(rules),
+            not_enforced: not_enforced(rules),
         });
         if let Some((_, released)) = &mut self.stopped {
             *released = is_released(&status);
@@ -325,12 +332,12 @@ impl Reporter {
     }
 }
 
-/// Tells the log what happened.
+/// Logs an event.
 pub fn log(event: &Event) {
     tracing::info!("{event}");
 }
 
-/// Every cgroup file that is throttled, by its pod.
+/// Every throttled cgroup file, with its pod.
 fn throttled_pods(machine: &Machine) -> Vec<ThrottledPod> {
     let pods = machine.records().filter_map(|record| {
         let name = machine.name(&record.uid)?;
@@ -345,21 +352,21 @@ fn throttled_pods(machine: &Machine) -> Vec<ThrottledPod> {
     pods.collect()
 }
 
-/// Whether it says that all is given back.
+/// Whether the status says that everything is restored.
 fn is_released(status: &NodeWatermarkStatus) -> bool {
     let is_stop = |it: &&Condition| it.type_ == condition::STOPPED;
     let stop = status.conditions.iter().find(is_stop);
     stop.is_some_and(|it| it.reason == stopped::RELEASED)
 }
 
-fn left_out(rules: &Rules) -> Vec<(&'static str, String, String)> {
+fn not_enforced(rules: &Rules) -> Vec<(&'static str, String, String)> {
     let refused = rules.refused().iter();
     refused
         .map(|refusal| (refusal.what, refusal.name.clone(), refusal.why.to_string()))
         .collect()
 }
 
-/// On how many pods, and the node, each Preview rule would have something in force; each counts once for a rule.
+/// Counts for each Preview rule the pods, and the node, on which it would have an action in force.
 fn would(previews: &[Decision]) -> BTreeMap<RuleId, i64> {
     let subject = |it: &Decision| {
         let uid = it.transition.change.pod().cloned();
@@ -380,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_a_preview_throttles_and_evicts_counts_once() {
+    fn a_pod_counts_once_in_a_preview_that_throttles_and_evicts_it() {
         let decision = |change: &serde_json::Value| {
             let mut decision = json!({"at": 0, "rule": "q/r", "would": true});
             let fields = change.as_object().expect("an object").clone();

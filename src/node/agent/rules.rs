@@ -1,5 +1,5 @@
-//! Which rules the agent keeps: what its `NodeWatermark` says, where that is meant for this node and understood; else
-//! the last that were.
+//! The rules that the agent enforces: those of its `NodeWatermark` if it is for this node and understood, else the last
+//! valid ones.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use crate::crd::node_watermark::Refusal;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 
-/// A `NodeWatermark` that is gone is made anew by the controller; rules that nobody made anew for so long are over.
-const REMADE_WITHIN: Duration = Duration::from_mins(1);
+/// The controller recreates a deleted `NodeWatermark`; after this time without one the rules end.
+const RECREATE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What is known of an object that is watched by name.
+/// The known state of an object that is watched by name.
 #[derive(Clone, Debug, Default)]
 pub enum Seen<T> {
-    /// Nothing: it was never listed.
+    /// It was never listed.
     #[default]
     Unknown,
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// It is there.
+    /// It exists.
     Present(T),
 }
 
 impl<T> Seen<T> {
-    /// It, where it is there.
+    /// The object, if it exists.
     pub const fn present(&self) -> Option<&T> {
         match self {
             Self::Present(object) => Some(object),
@@ -44,33 +44,33 @@ impl<T> Seen<T> {
         }
     }
 
-    /// Whether there is one is known.
+    /// Whether it was listed.
     pub const fn is_known(&self) -> bool {
         !matches!(self, Self::Unknown)
     }
 }
 
-/// Why not (all of) the `NodeWatermark` is kept.
+/// Why the current `NodeWatermark` is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// There is none.
+pub enum Problem {
+    /// It does not exist.
     Missing,
     /// It is for a node of another UID.
     OtherNode(String),
-    /// It says what this version does not understand.
+    /// This version does not understand it.
     Unreadable(String),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => write!(
                 f,
-                "there is no NodeWatermark for this node: does the controller run?"
+                "there is no NodeWatermark for this node: is the controller running?"
             ),
             Self::OtherNode(uid) => write!(
                 f,
-                "the NodeWatermark is for a node with the UID {uid}, which this is not"
+                "the NodeWatermark is for a node with the UID {uid}, not for this one"
             ),
             Self::Unreadable(why) => write!(f, "the NodeWatermark is not understood: {why}"),
         }
@@ -81,44 +81,44 @@ impl fmt::Display for Trouble {
 #[derive(Debug, Default)]
 pub struct Rules {
     policy: Option<Arc<PolicySet>>,
-    /// What they come from.
+    /// The spec that they come from.
     spec: Option<Arc<NodeWatermarkSpec>>,
     refused: Vec<Refusal>,
-    trouble: Option<Trouble>,
-    /// Since when there is none for this node.
+    problem: Option<Problem>,
+    /// Since when there is no `NodeWatermark` for this node.
     missing: Option<BootTime>,
 }
 
 impl Rules {
-    /// The rules that an earlier process kept, until the API server says otherwise.
-    pub fn kept(spec: &Arc<NodeWatermarkSpec>) -> Self {
+    /// Starts from the rules that an earlier process saved.
+    pub fn from_saved(spec: &Arc<NodeWatermarkSpec>) -> Self {
         let mut rules = Self::default();
         rules.take(spec);
         rules
     }
 
-    /// What to keep; `None` where nothing is known yet: hold.
+    /// The rules to enforce; `None` if none are known yet.
     pub const fn policy(&self) -> Option<&Arc<PolicySet>> {
         self.policy.as_ref()
     }
 
-    /// What the rules come from; `None` where that is gone.
+    /// The spec that the rules come from; `None` if it is deleted.
     pub const fn spec(&self) -> Option<&Arc<NodeWatermarkSpec>> {
         self.spec.as_ref()
     }
 
-    /// What is left out of them.
+    /// The parts that are not enforced.
     pub fn refused(&self) -> &[Refusal] {
         &self.refused
     }
 
-    /// Why not the last `NodeWatermark` is kept.
-    pub const fn trouble(&self) -> Option<&Trouble> {
-        self.trouble.as_ref()
+    /// Why the current `NodeWatermark` is not enforced.
+    pub const fn problem(&self) -> Option<&Problem> {
+        self.problem.as_ref()
     }
 
-    /// Looks at what was seen of the `NodeWatermark`, and of the node's UID; true where something else is kept now.
-    pub fn judge(
+    /// Evaluates the current `NodeWatermark` and the node's UID; true if the rules changed.
+    pub fn evaluate(
         &mut self,
         seen: Seen<&SeenWatermark>,
         node_uid: Option<&str>,
@@ -126,13 +126,13 @@ impl Rules {
     ) -> bool {
         let watermark = match (seen, node_uid) {
             (Seen::Unknown, _) | (Seen::Present(_), None) => return false,
-            (Seen::Absent, _) => return self.miss(Trouble::Missing, now),
+            (Seen::Absent, _) => return self.keep_while_missing(Problem::Missing, now),
             (Seen::Present(watermark), Some(_)) => watermark,
         };
         match &watermark.spec {
-            Err(why) => self.hold(why),
+            Err(why) => self.keep_last(why),
             Ok(spec) if Some(&*spec.node_uid) != node_uid => {
-                self.miss(Trouble::OtherNode(spec.node_uid.clone()), now)
+                self.keep_while_missing(Problem::OtherNode(spec.node_uid.clone()), now)
             }
             Ok(spec) => {
                 self.missing = None;
@@ -144,47 +144,47 @@ impl Rules {
     fn take(&mut self, spec: &Arc<NodeWatermarkSpec>) -> bool {
         let known = self.spec.as_ref().is_some_and(|known| known == spec);
         if known {
-            self.trouble = None;
+            self.problem = None;
             return false;
         }
         match spec.read() {
-            Err(why) => self.hold(&why.to_string()),
+            Err(why) => self.keep_last(&why.to_string()),
             Ok(read) => {
                 if self.policy.as_deref() != Some(&read.policy) {
                     self.policy = Some(Arc::new(read.policy));
                 }
                 self.refused = read.refused;
-                self.trouble = None;
+                self.problem = None;
                 self.spec = Some(Arc::clone(spec));
                 true
             }
         }
     }
 
-    /// What is not understood may concern every rule: the last that were understood stay.
-    fn hold(&mut self, why: &str) -> bool {
+    /// Keeps the last valid rules: what is not understood may concern every rule.
+    fn keep_last(&mut self, why: &str) -> bool {
         self.missing = None;
-        if !matches!(&self.trouble, Some(Trouble::Unreadable(known)) if known == why) {
-            self.trouble = Some(Trouble::Unreadable(why.to_owned()));
+        if !matches!(&self.problem, Some(Problem::Unreadable(known)) if known == why) {
+            self.problem = Some(Problem::Unreadable(why.to_owned()));
         }
         false
     }
 
-    fn miss(&mut self, trouble: Trouble, now: BootTime) -> bool {
+    fn keep_while_missing(&mut self, problem: Problem, now: BootTime) -> bool {
         let since = *self.missing.get_or_insert(now);
-        if self.trouble.as_ref() != Some(&trouble) {
-            self.trouble = Some(trouble);
+        if self.problem.as_ref() != Some(&problem) {
+            self.problem = Some(problem);
         }
-        if now.since(since) < REMADE_WITHIN {
+        if now.since(since) < RECREATE_TIMEOUT {
             return false;
         }
         self.refused.clear();
-        let over = self.policy.as_deref() != Some(&PolicySet::default());
-        let over = self.spec.take().is_some() || over;
-        if over {
+        let ended = self.policy.as_deref() != Some(&PolicySet::default());
+        let ended = self.spec.take().is_some() || ended;
+        if ended {
             self.policy = Some(Arc::default());
         }
-        over
+        ended
     }
 }
 
@@ -227,41 +227,41 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_this_node_are_kept_and_told_once() {
+    fn the_rules_of_this_node_are_taken_once() {
         let mut rules = Rules::default();
-        assert!(!rules.judge(Seen::Unknown, NODE, at(0)));
-        assert_eq!(count(&rules), None, "not known: hold");
+        assert!(!rules.evaluate(Seen::Unknown, NODE, at(0)));
+        assert_eq!(count(&rules), None, "not known yet");
         let seen = Seen::Present(spec(&json!({})));
         assert!(
-            !rules.judge(seen.as_ref(), None, at(1)),
+            !rules.evaluate(seen.as_ref(), None, at(1)),
             "the node is not known"
         );
-        assert!(rules.judge(seen.as_ref(), NODE, at(2)));
-        assert!(!rules.judge(seen.as_ref(), NODE, at(3)));
+        assert!(rules.evaluate(seen.as_ref(), NODE, at(2)));
+        assert!(!rules.evaluate(seen.as_ref(), NODE, at(3)));
         assert_eq!(count(&rules), Some(1));
         let action = &rules.policy().expect("rules").rules[0].action;
         let no_schedule = crate::engine::policy::TaintEffect::NoSchedule;
         assert_eq!(action.scheduling, Some(no_schedule));
         let soft = Seen::Present(spec(&json!({"softenScheduling": true})));
-        assert!(rules.judge(soft.as_ref(), NODE, at(4)));
+        assert!(rules.evaluate(soft.as_ref(), NODE, at(4)));
         let action = &rules.policy().expect("rules").rules[0].action;
         assert!(action.scheduling < Some(no_schedule));
     }
 
     #[test]
-    fn what_is_not_understood_holds_the_last_rules_and_says_so() {
+    fn the_last_rules_stay_when_a_spec_is_not_understood() {
         let mut rules = Rules::default();
-        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(0));
-        let later = Seen::Present(spec(&json!({"moonPhase": "full"})));
-        assert!(!rules.judge(later.as_ref(), NODE, at(1)));
+        rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(0));
+        let newer = Seen::Present(spec(&json!({"moonPhase": "full"})));
+        assert!(!rules.evaluate(newer.as_ref(), NODE, at(1)));
         assert_eq!(count(&rules), Some(1));
-        let trouble = rules.trouble().expect("told");
-        assert!(trouble.to_string().contains("spec.moonPhase"), "{trouble}");
+        let problem = rules.problem().expect("a problem");
+        assert!(problem.to_string().contains("spec.moonPhase"), "{problem}");
         let broken = watermark(&json!({"rules": 7}));
-        assert!(!rules.judge(Seen::Present(&broken), NODE, at(999)));
+        assert!(!rules.evaluate(Seen::Present(&broken), NODE, at(999)));
         assert_eq!(count(&rules), Some(1));
-        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(1000));
-        assert_eq!(rules.trouble(), None);
+        rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(1000));
+        assert_eq!(rules.problem(), None);
     }
 
     #[test]
@@ -275,50 +275,50 @@ mod tests {
         strange["gravity"] = 7.into();
         seen["rules"].as_array_mut().expect("a list").push(strange);
         let mut rules = Rules::default();
-        assert!(rules.judge(Seen::Present(&spec(&seen)), NODE, at(0)));
+        assert!(rules.evaluate(Seen::Present(&spec(&seen)), NODE, at(0)));
         assert_eq!(count(&rules), Some(1));
         assert_eq!(rules.refused()[0].name, "q/strange");
     }
 
     #[test]
-    fn rules_that_are_gone_are_held_for_a_minute_and_then_over() {
+    fn deleted_rules_end_after_a_minute() {
         let mut rules = Rules::default();
-        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(0));
-        assert!(!rules.judge(Seen::Absent, NODE, at(100)));
-        assert!(!rules.judge(Seen::Absent, NODE, at(159)));
+        rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(0));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(100)));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(159)));
         assert_eq!(count(&rules), Some(1));
-        // Made anew in time: the minute begins anew next time.
-        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(159));
-        assert!(!rules.judge(Seen::Absent, NODE, at(200)));
-        assert!(rules.judge(Seen::Absent, NODE, at(260)));
+        // Created again in time: the minute starts again next time.
+        rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(159));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(200)));
+        assert!(rules.evaluate(Seen::Absent, NODE, at(260)));
         assert_eq!(count(&rules), Some(0));
-        assert_eq!(rules.trouble(), Some(&Trouble::Missing));
-        assert!(rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(300)));
+        assert_eq!(rules.problem(), Some(&Problem::Missing));
+        assert!(rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(300)));
         assert_eq!(count(&rules), Some(1));
     }
 
     #[test]
-    fn what_is_not_understood_is_there_all_the_same_so_that_the_minute_begins_anew() {
+    fn an_unreadable_watermark_restarts_the_minute() {
         let mut rules = Rules::default();
-        rules.judge(Seen::Present(&spec(&json!({}))), NODE, at(0));
-        assert!(!rules.judge(Seen::Absent, NODE, at(100)));
+        rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(0));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(100)));
         let broken = watermark(&json!({"rules": 7}));
-        assert!(!rules.judge(Seen::Present(&broken), NODE, at(150)));
-        assert!(!rules.judge(Seen::Absent, NODE, at(200)));
-        assert!(!rules.judge(Seen::Absent, NODE, at(259)));
+        assert!(!rules.evaluate(Seen::Present(&broken), NODE, at(150)));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(200)));
+        assert!(!rules.evaluate(Seen::Absent, NODE, at(259)));
         assert_eq!(count(&rules), Some(1));
-        assert!(rules.judge(Seen::Absent, NODE, at(260)));
+        assert!(rules.evaluate(Seen::Absent, NODE, at(260)));
     }
 
     #[test]
-    fn the_watermark_of_another_node_of_the_same_name_is_not_kept() {
+    fn the_watermark_of_a_former_node_is_not_enforced() {
         let mut rules = Rules::default();
         let other = Seen::Present(spec(&json!({"nodeUID": "former"})));
-        assert!(!rules.judge(other.as_ref(), NODE, at(0)));
+        assert!(!rules.evaluate(other.as_ref(), NODE, at(0)));
         assert_eq!(count(&rules), None);
-        assert!(rules.judge(other.as_ref(), NODE, at(61)));
+        assert!(rules.evaluate(other.as_ref(), NODE, at(61)));
         assert_eq!(count(&rules), Some(0));
-        let trouble = rules.trouble().expect("told");
-        assert!(trouble.to_string().contains("former"), "{trouble}");
+        let problem = rules.problem().expect("a problem");
+        assert!(problem.to_string().contains("former"), "{problem}");
     }
 }

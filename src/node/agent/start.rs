@@ -5,73 +5,73 @@ use std::time::Duration;
 use super::feed::Failure;
 use crate::engine::time::BootTime;
 
-/// Another agent may be on its way out, as the one before a rolling upgrade is: it is waited for so long.
-pub const PREDECESSOR: Duration = Duration::from_secs(40);
-/// The API server has so long to tell everything, before what an earlier process kept is gone by.
+/// How long to wait for another agent that may be shutting down, as in a rolling upgrade.
+pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(40);
+/// After this time without everything from the API server the saved state is used.
 pub const OFFLINE_AFTER: Duration = Duration::from_secs(10);
 
-/// What is known at the start.
+/// What is known while the agent starts.
 #[derive(Clone, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each comes from elsewhere and is asked by itself"
+    reason = "each comes from another source and is read separately"
 )]
-pub struct Known {
-    /// The API server said whether the node is there; `Some(false)`: it is not.
+pub struct StartState {
+    /// Whether the Node exists, if known.
     pub node: Option<bool>,
-    /// The API server told the rules, or that there are none for long enough.
+    /// The rules are read from the API server, or known to be missing for long enough.
     pub rules: bool,
-    /// What is wrong with what it told.
-    pub trouble: Option<String>,
+    /// What is wrong with them.
+    pub problem: Option<String>,
     /// All pods are listed.
     pub pods: bool,
-    /// The API server said whether everything is stopped.
+    /// The emergency stop is read.
     pub stop: bool,
-    /// An earlier process kept whether everything was stopped.
-    pub stop_kept: bool,
-    /// Everything is stopped, as it said or an earlier process kept: no rules are needed to undo what is in force.
+    /// An earlier process saved the state of the emergency stop.
+    pub stop_saved: bool,
+    /// Everything is stopped, as read or saved: no rules are needed to restore what is in force.
     pub stopped: bool,
-    /// An earlier process kept rules.
-    pub kept: bool,
+    /// An earlier process saved rules.
+    pub rules_saved: bool,
     /// Why a watch fails.
     pub failure: Option<(&'static str, Failure)>,
 }
 
-/// What is to be done.
+/// How to proceed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Everything is known.
+    /// Start: everything is known.
     Now,
-    /// The API server does not tell: go by what was kept.
+    /// Start from the saved state: the API server does not answer.
     Offline,
-    /// Not yet; in words what is waited for.
+    /// Wait, for this.
     Wait(String),
 }
 
-impl Known {
-    /// What is to be done, so long after the process began. Pure.
-    pub fn start(&self, node: &str, begun: BootTime, now: BootTime) -> Start {
+impl StartState {
+    /// How to proceed at `now` in a process started at `started`. Pure.
+    pub fn start(&self, node: &str, started: BootTime, now: BootTime) -> Start {
         if self.node == Some(false) {
             return Start::Wait(format!(
-                "node {node} does not exist: it is waited for; is --node-name right?"
+                "node {node} does not exist; waiting for it; is --node-name right?"
             ));
         }
-        let late = now.since(begun) >= OFFLINE_AFTER;
-        let told = self.node.is_some() && (self.rules || self.stopped) && self.pods;
-        if told && (self.stop || self.stop_kept && late) {
+        let late = now.since(started) >= OFFLINE_AFTER;
+        let complete = self.node.is_some() && (self.rules || self.stopped) && self.pods;
+        if complete && (self.stop || self.stop_saved && late) {
             return Start::Now;
         }
-        if (self.kept || self.stopped) && (self.stop || self.stop_kept) && late {
+        if (self.rules_saved || self.stopped) && (self.stop || self.stop_saved) && late {
             return Start::Offline;
         }
-        Start::Wait(match (&self.failure, &self.trouble, self) {
+        Start::Wait(match (&self.failure, &self.problem, self) {
             (Some((kind, failure)), ..) => format!("{kind}: {}", failure.why),
             (None, _, Self { node: None, .. }) => "node not read yet".to_owned(),
             (None, _, Self { pods: false, .. }) => "pods not listed yet".to_owned(),
-            (None, _, Self { stop: false, .. }) if told => {
-                "not read yet whether everything is stopped".to_owned()
+            (None, _, Self { stop: false, .. }) if complete => {
+                "emergency stop not read yet".to_owned()
             }
-            (None, Some(trouble), _) => trouble.clone(),
+            (None, Some(problem), _) => problem.clone(),
             (None, None, _) => "no rules read yet".to_owned(),
         })
     }
@@ -85,17 +85,17 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    fn start(known: &Known, seconds: u64) -> Start {
+    fn start(known: &StartState, seconds: u64) -> Start {
         known.start("n", at(0), at(seconds))
     }
 
-    fn everything() -> Known {
-        Known {
+    fn everything() -> StartState {
+        StartState {
             node: Some(true),
             rules: true,
             pods: true,
             stop: true,
-            ..Known::default()
+            ..StartState::default()
         }
     }
 
@@ -103,15 +103,15 @@ mod tests {
     fn it_starts_when_node_rules_and_pods_are_known() {
         assert_eq!(start(&everything(), 0), Start::Now);
         for missing in [
-            Known {
+            StartState {
                 node: None,
                 ..everything()
             },
-            Known {
+            StartState {
                 rules: false,
                 ..everything()
             },
-            Known {
+            StartState {
                 pods: false,
                 ..everything()
             },
@@ -124,59 +124,59 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_gone_by_when_the_api_server_does_not_tell_in_time() {
-        let known = Known {
-            kept: true,
-            stop_kept: true,
-            ..Known::default()
+    fn the_saved_state_is_used_when_the_api_server_is_late() {
+        let known = StartState {
+            rules_saved: true,
+            stop_saved: true,
+            ..StartState::default()
         };
         assert!(matches!(start(&known, 9), Start::Wait(_)));
         assert_eq!(start(&known, 10), Start::Offline);
-        let unsure = Known {
-            stop_kept: false,
+        let unsure = StartState {
+            stop_saved: false,
             ..known
         };
         assert!(matches!(start(&unsure, 10), Start::Wait(_)));
     }
 
     #[test]
-    fn whether_everything_is_stopped_is_waited_for_and_then_gone_by_what_was_kept() {
-        let unread = Known {
+    fn it_waits_for_the_emergency_stop_then_uses_the_saved_one() {
+        let unread = StartState {
             stop: false,
             ..everything()
         };
-        let wait = Start::Wait("not read yet whether everything is stopped".to_owned());
-        assert_eq!(start(&unread, 600), wait, "nobody ever knew: hold");
-        let kept = Known {
-            stop_kept: true,
+        let wait = Start::Wait("emergency stop not read yet".to_owned());
+        assert_eq!(start(&unread, 600), wait, "never known: it waits");
+        let saved = StartState {
+            stop_saved: true,
             ..unread
         };
-        assert_eq!(start(&kept, 9), wait);
-        assert_eq!(start(&kept, 10), Start::Now);
+        assert_eq!(start(&saved, 9), wait);
+        assert_eq!(start(&saved, 10), Start::Now);
     }
 
     #[test]
-    fn while_everything_is_stopped_no_rules_are_waited_for() {
-        let stopped = Known {
+    fn during_a_stop_it_does_not_wait_for_rules() {
+        let stopped = StartState {
             rules: false,
             stopped: true,
             ..everything()
         };
         assert_eq!(start(&stopped, 0), Start::Now);
-        let kept = Known {
+        let saved = StartState {
             stopped: true,
-            stop_kept: true,
-            ..Known::default()
+            stop_saved: true,
+            ..StartState::default()
         };
-        assert!(matches!(start(&kept, 9), Start::Wait(_)));
-        assert_eq!(start(&kept, 10), Start::Offline);
+        assert!(matches!(start(&saved, 9), Start::Wait(_)));
+        assert_eq!(start(&saved, 10), Start::Offline);
     }
 
     #[test]
-    fn on_a_node_that_does_not_exist_nothing_is_done() {
-        let known = Known {
+    fn on_a_node_that_does_not_exist_it_waits() {
+        let known = StartState {
             node: Some(false),
-            kept: true,
+            rules_saved: true,
             ..everything()
         };
         let Start::Wait(why) = start(&known, 999) else {
@@ -186,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_names_the_watch_that_fails() {
+    fn the_wait_reason_names_the_failing_watch() {
         let failure = Failure {
             code: Some(403),
             why: "nodes is forbidden".to_owned(),
         };
-        let known = Known {
+        let known = StartState {
             failure: Some(("Node", failure)),
-            ..Known::default()
+            ..StartState::default()
         };
         let wait = Start::Wait("Node: nodes is forbidden".to_owned());
         assert_eq!(start(&known, 1), wait);

@@ -1,15 +1,15 @@
-//! Whether the controller hears of the node without its Lease. Pure.
+//! Whether the leader acknowledges direct reports, so that the Lease can be renewed less often. Pure.
 
 use std::time::Duration;
 
-use super::DEADLINE;
+use super::TIMEOUT;
 use crate::crd::report::Acknowledgement;
 use crate::engine::time::BootTime;
 
-/// So many reports in a row may go without an acknowledgement of the leader, as they do while another takes over.
-const INTERVALS: u32 = 2;
+/// How many reports in a row may lack an acknowledgement of the leader, as during a failover.
+const MAX_LOST_REPORTS: u32 = 2;
 
-/// What the leader acknowledged.
+/// The last acknowledgement of the leader.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Acknowledged {
     epoch: u64,
@@ -17,26 +17,25 @@ pub struct Acknowledged {
 }
 
 impl Acknowledged {
-    /// A replica answered a report that was sent then; whether that was an acknowledgement of the leader. One of an
-    /// earlier term is none, while that of a later one holds: whoever was stopped for a while may not know yet that it
-    /// leads no more.
-    pub fn hear(&mut self, sent: BootTime, answer: &Acknowledgement) -> bool {
+    /// Records a replica's answer to a report sent at `sent`; true if the leader acknowledged it. An answer from an earlier
+    /// term does not count while a later one is valid: a replica that was paused may not know yet that it lost the lead.
+    pub fn record(&mut self, sent: BootTime, answer: &Acknowledgement) -> bool {
         let epoch = answer.epoch.unwrap_or_default();
-        let is_past = epoch < self.epoch && self.left(sent).is_some();
+        let is_past = epoch < self.epoch && self.remaining(sent).is_some();
         let counts = answer.leading && !is_past;
         if counts {
             self.epoch = epoch;
             self.until = self
                 .until
-                .max(sent + answer.next_interval() * INTERVALS + DEADLINE);
+                .max(sent + answer.next_interval() * MAX_LOST_REPORTS + TIMEOUT);
         }
         counts
     }
 
-    /// For how long it still holds; `None`: the controller knows the node by its Lease alone.
-    pub fn left(&self, now: BootTime) -> Option<Duration> {
-        let left = self.until.since(now);
-        (!left.is_zero()).then_some(left)
+    /// How long the acknowledgement is still valid; `None`: only the Lease counts.
+    pub fn remaining(&self, now: BootTime) -> Option<Duration> {
+        let remaining = self.until.since(now);
+        (!remaining.is_zero()).then_some(remaining)
     }
 }
 
@@ -57,41 +56,41 @@ mod tests {
     }
 
     #[test]
-    fn two_reports_may_go_astray_and_no_more() {
+    fn at_most_two_reports_may_be_lost() {
         let mut known = Acknowledged::default();
-        assert_eq!(known.left(at(0)), None);
-        assert!(known.hear(at(0), &answer(7, true)));
-        assert_eq!(known.left(at(24)), Some(Duration::from_secs(1)));
-        assert_eq!(known.left(at(25)), None);
-        assert!(known.hear(
+        assert_eq!(known.remaining(at(0)), None);
+        assert!(known.record(at(0), &answer(7, true)));
+        assert_eq!(known.remaining(at(24)), Some(Duration::from_secs(1)));
+        assert_eq!(known.remaining(at(25)), None);
+        assert!(known.record(
             at(30),
             &Acknowledgement {
                 next_interval_seconds: 30,
                 ..answer(7, true)
             }
         ));
-        assert_eq!(known.left(at(94)), Some(Duration::from_secs(1)));
+        assert_eq!(known.remaining(at(94)), Some(Duration::from_secs(1)));
     }
 
     #[test]
-    fn a_standby_acknowledges_nothing() {
+    fn an_answer_of_a_standby_is_no_acknowledgement() {
         let mut known = Acknowledged::default();
-        assert!(!known.hear(at(0), &answer(7, false)));
-        assert_eq!(known.left(at(0)), None);
-        known.hear(at(0), &answer(7, true));
-        assert!(!known.hear(at(10), &answer(7, false)));
-        assert_eq!(known.left(at(25)), None, "it prolongs nothing");
+        assert!(!known.record(at(0), &answer(7, false)));
+        assert_eq!(known.remaining(at(0)), None);
+        known.record(at(0), &answer(7, true));
+        assert!(!known.record(at(10), &answer(7, false)));
+        assert_eq!(known.remaining(at(25)), None, "it extends nothing");
     }
 
     #[test]
-    fn who_led_before_acknowledges_nothing_while_another_does() {
+    fn a_former_leader_does_not_count_while_a_later_one_does() {
         let mut known = Acknowledged::default();
-        known.hear(at(0), &answer(7, true));
-        assert!(known.hear(at(1), &answer(9, true)));
-        assert!(!known.hear(at(10), &answer(7, true)));
-        assert_eq!(known.left(at(26)), None);
-        // Versions begin anew where an API server is put back from a backup.
-        assert!(known.hear(at(30), &answer(3, true)));
-        assert!(known.left(at(30)).is_some());
+        known.record(at(0), &answer(7, true));
+        assert!(known.record(at(1), &answer(9, true)));
+        assert!(!known.record(at(10), &answer(7, true)));
+        assert_eq!(known.remaining(at(26)), None);
+        // Epochs start again when an API server is restored from a backup.
+        assert!(known.record(at(30), &answer(3, true)));
+        assert!(known.remaining(at(30)).is_some());
     }
 }

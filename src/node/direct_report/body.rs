@@ -1,4 +1,4 @@
-//! What is sent. Pure.
+//! The body of a report. Pure.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,8 @@ use crate::crd::NodeMetricStatus;
 use crate::crd::report::Report;
 use crate::node::report::node_metric::fit;
 
-/// The report as JSON of at most [`crate::crd::report::MOST_BYTES`]: where names are so long that it is larger, the least
-/// of the pods go first, then breached rules.
+/// The report as JSON of at most [`crate::crd::report::MOST_BYTES`]: if it is larger, the least busy pods are dropped
+/// first, then breached rules.
 pub fn body(mut report: Report<Cow<'_, NodeMetricStatus>>) -> String {
     fit(&mut report, |report| report.status.to_mut())
 }
@@ -57,7 +57,7 @@ mod tests {
         }
     }
 
-    /// Every figure is there, and as long as it gets.
+    /// Every value is present and as long as possible.
     fn full(pods: Vec<PodUsage>, breached: Vec<String>) -> NodeMetricStatus {
         let stalled = Stalled {
             avg10: 99.99,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_ten_pods_with_usual_names_is_whole() {
+    fn a_report_of_ten_pods_with_usual_names_is_complete() {
         let pod = |number| PodUsage {
             namespace: "team-payments".to_owned(),
             name: format!("checkout-7d9c5b8f6d-x2k{number:02}"),
@@ -157,10 +157,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// However long the names are: it never takes more than an agent may send, what it leaves out is the end of the
-        /// list of pods, and rules go only when no pod is left.
+        /// With any names: it never exceeds the limit, drops pods from the end of the list, and rules only when no pod is left.
         #[test]
-        fn a_report_always_fits_and_leaves_out_the_least(
+        fn a_report_always_fits_and_drops_the_least_busy_pods(
             node in "[a-z]{1,253}",
             pods in prop::collection::vec(pod(), 0..=MOST_PODS),
             breached in prop::collection::vec("[a-z]{1,63}/[a-z\"]{1,63}", 0..=MOST_BREACHED),
@@ -177,7 +176,7 @@ mod tests {
             let rest = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..read.status };
             let expected = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..status.clone() };
             prop_assert_eq!(rest, expected);
-            // No more is left out than has to be.
+            // No more is dropped than necessary.
             if kept < status.top_pods.len() {
                 let more = NodeMetricStatus { top_pods: status.top_pods[..=kept].to_vec(), ..status.clone() };
                 let larger = serde_json::to_string(&Report { status: more, ..Report::parse(text.as_bytes()).unwrap() });

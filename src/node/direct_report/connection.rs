@@ -1,4 +1,4 @@
-//! A connection to one replica: HTTP/2 over TLS, kept while it works.
+//! A connection to one replica: HTTP/2 over TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,54 +18,54 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use super::DEADLINE;
+use super::TIMEOUT;
 use super::credentials::Credentials;
 use crate::crd::report::{Acknowledgement, PATH};
 
-/// No answer is read further.
-const MOST_ANSWER: usize = 16 << 10;
-/// Of what a replica gives as its reason, so much is told.
-const MOST_WORDS: usize = 300;
+/// Largest answer that is read.
+const MAX_ANSWER_BYTES: usize = 16 << 10;
+/// Longest logged reason of a replica, in characters.
+const MAX_REASON_CHARS: usize = 300;
 
-/// Why a report was not taken.
+/// Why a report was not accepted.
 #[derive(Debug, Error)]
 pub enum SendError {
-    /// There is no answer.
-    #[error("no answer within {} s", DEADLINE.as_secs())]
+    /// No answer in time.
+    #[error("no answer within {} s", TIMEOUT.as_secs())]
     TimedOut,
-    /// The connection failed, or the handshake: also where the certificate is not that of the Service.
+    /// The connection or the handshake failed, for example because the certificate is not for the Service.
     #[error("failed to connect")]
     Connect(#[from] std::io::Error),
-    /// The name can't be in a certificate.
+    /// The name is not valid in a certificate.
     #[error("failed to use {0} as the name of the Service")]
     Name(String),
     /// The connection broke.
     #[error("failed to send the report")]
     Http(#[from] hyper::Error),
-    /// The request can't be written.
+    /// The request cannot be built.
     #[error("failed to write the request")]
     Request(#[from] hyper::http::Error),
-    /// The answer is too long, or broke off.
+    /// The answer is too long or incomplete.
     #[error("failed to read the answer: {0}")]
     Body(String),
-    /// The answer is none of ours.
+    /// The answer is not an acknowledgement.
     #[error("failed to understand the answer")]
     Answer(#[from] serde_json::Error),
-    /// The replica does not take it now.
+    /// The replica refused it.
     #[error("{0}{1}")]
     Refused(StatusCode, String, Option<Duration>),
 }
 
-/// The connection; it ends with the value.
+/// The connection; it is closed when dropped.
 pub(super) struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    /// By what the replica was known.
+    /// The TLS configuration it was opened with.
     tls: Arc<ClientConfig>,
     task: JoinHandle<()>,
 }
 
 impl Connection {
-    /// To the replica at `address`, whose certificate has to be for `name`.
+    /// Connects to the replica at `address`, whose certificate has to be for `name`.
     pub(super) async fn open(
         address: SocketAddr,
         name: &str,
@@ -82,13 +82,13 @@ impl Connection {
         Ok(Self { sender, tls, task })
     }
 
-    /// What else is sent by it.
+    /// A sender for other requests on this connection.
     pub(super) fn sender(&self) -> SendRequest<Full<Bytes>> {
         self.sender.clone()
     }
 
-    /// Whether it can still be used by who knows the replica so.
-    pub(super) fn is_of(&self, credentials: &Credentials) -> bool {
+    /// Whether it is open and was opened with these credentials.
+    pub(super) fn is_usable_with(&self, credentials: &Credentials) -> bool {
         !self.sender.is_closed() && Arc::ptr_eq(&self.tls, &credentials.tls)
     }
 
@@ -104,26 +104,26 @@ impl Connection {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
         self.sender.ready().await?;
-        understood(self.sender.send_request(request).await?).await
+        parse_answer(self.sender.send_request(request).await?).await
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A peer that does not answer would not let it end by itself.
+        // With a peer that does not answer it would not end by itself.
         self.task.abort();
     }
 }
 
-async fn understood(answer: Response<Incoming>) -> Result<Acknowledgement, SendError> {
+async fn parse_answer(answer: Response<Incoming>) -> Result<Acknowledgement, SendError> {
     let (status, wait) = (answer.status(), retry_after(answer.headers()));
-    let body = Limited::new(answer.into_body(), MOST_ANSWER)
+    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()
         .await;
     let body = body.map_err(|error| SendError::Body(error.to_string()))?;
     let body = body.to_bytes();
     if status != StatusCode::OK {
-        return Err(SendError::Refused(status, words(&body), wait));
+        return Err(SendError::Refused(status, reason(&body), wait));
     }
     Ok(serde_json::from_slice(&body)?)
 }
@@ -134,13 +134,13 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     seconds.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// What the replica says of its reason.
-fn words(body: &[u8]) -> String {
+/// The reason that the replica gives.
+fn reason(body: &[u8]) -> String {
     let status: Option<Status> = serde_json::from_slice(body).ok();
     let message = status.and_then(|status| status.message).unwrap_or_default();
     if message.is_empty() {
         return message;
     }
-    let words: String = message.chars().take(MOST_WORDS).collect();
-    format!(": {words}")
+    let reason: String = message.chars().take(MAX_REASON_CHARS).collect();
+    format!(": {reason}")
 }

@@ -1,4 +1,4 @@
-//! The agent's token, and the authorities by which it knows the controller: files that others write, and replace.
+//! The agent's token and the CA certificates of the controller: mounted files that the kubelet replaces.
 
 use std::fs;
 use std::io;
@@ -13,65 +13,64 @@ use thiserror::Error;
 
 use crate::cluster::mounted::{Stamp, stamp};
 
-/// The bound token of our `ServiceAccount`.
+/// File of the bound `ServiceAccount` token.
 const TOKEN: &str = "token";
-/// The authorities' certificates, as PEM.
+/// File of the CA certificates, in PEM.
 const AUTHORITIES: &str = "ca.crt";
 
 /// Why there are no credentials.
 #[derive(Debug, Error)]
 pub enum CredentialsError {
-    /// A file is not there, or can't be read.
+    /// A file is missing or cannot be read.
     #[error("failed to read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// It holds no token.
-    #[error("failed to read {}: it holds no token", .0.display())]
+    /// It contains no token.
+    #[error("failed to read {}: it contains no token", .0.display())]
     Token(PathBuf),
-    /// It holds no usable certificate.
-    #[error("failed to read {}: it holds no certificate of an authority", .0.display())]
+    /// It contains no usable certificate.
+    #[error("failed to read {}: it contains no CA certificate", .0.display())]
     Authorities(PathBuf),
-    /// The TLS library can't be set up.
+    /// TLS cannot be set up.
     #[error("failed to set up TLS")]
     Tls(#[from] rustls::Error),
 }
 
 impl CredentialsError {
-    /// Nobody has put the file there: nothing is wrong with it.
+    /// The file does not exist: direct reports are not configured.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Read(_, error) if error.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Who we are, and whom we believe.
+/// The agent's credentials and trust roots.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// `authorization`
+    /// The `Authorization` header.
     pub authorization: HeaderValue,
-    /// For connections. Another one where the authorities have changed.
+    /// For connections; a new one after a change of the CA certificates.
     pub tls: Arc<ClientConfig>,
 }
 
-/// Reads them, and again when the files change.
+/// Reads the files, and again when they change.
 #[derive(Debug)]
 pub struct Files {
-    token: Kept<HeaderValue>,
-    authorities: Kept<Arc<ClientConfig>>,
+    token: CachedFile<HeaderValue>,
+    authorities: CachedFile<Arc<ClientConfig>>,
 }
 
 impl Files {
-    /// Those in this folder.
+    /// The files in `folder`.
     pub fn new(folder: &Path) -> Self {
         Self {
-            token: Kept::new(folder.join(TOKEN)),
-            authorities: Kept::new(folder.join(AUTHORITIES)),
+            token: CachedFile::new(folder.join(TOKEN)),
+            authorities: CachedFile::new(folder.join(AUTHORITIES)),
         }
     }
 
-    /// The credentials as they are now. Reads a file only where it is another than before: the files are in memory
-    /// (`tmpfs`), and asking for what they are takes microseconds.
+    /// The current credentials. Reads a file only if it was replaced; checking that takes microseconds.
     ///
     /// # Errors
-    /// A file is missing or of no use.
+    /// If a file is missing or not valid.
     pub fn current(&mut self) -> Result<Credentials, CredentialsError> {
         Ok(Credentials {
             authorization: self.token.current(authorization)?,
@@ -80,15 +79,15 @@ impl Files {
     }
 }
 
-/// What was made of a file, what that held, and which file it was. The kubelet replaces all files of a volume by way of a
-/// symbolic link, so that with a new token the path of the authorities leads elsewhere, too.
+/// A parsed file, with its content and stamp. The kubelet replaces all files of a volume together by a symbolic link, so
+/// a new token changes the stamp of the unchanged CA file, too.
 #[derive(Debug)]
-struct Kept<T> {
+struct CachedFile<T> {
     path: PathBuf,
     last: Option<(Stamp, Vec<u8>, T)>,
 }
 
-impl<T: Clone> Kept<T> {
+impl<T: Clone> CachedFile<T> {
     const fn new(path: PathBuf) -> Self {
         Self { path, last: None }
     }
@@ -154,7 +153,7 @@ mod tests {
         pair.cert.pem()
     }
 
-    /// As the kubelet does: a folder for each version, and a link that is replaced.
+    /// Updates the files as the kubelet does: a folder for each version and a replaced link.
     fn publish(folder: &Path, version: u32, token: &str, authorities: &str) {
         let data = folder.join(format!("..{version}"));
         fs::create_dir(&data).unwrap();
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_again_when_the_kubelet_has_replaced_them() {
+    fn files_are_read_again_after_the_kubelet_replaced_them() {
         let folder = tempfile::tempdir().unwrap();
         let mut files = Files::new(folder.path());
         let missing = files.current().unwrap_err();
@@ -197,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_or_no_certificate_is_said_with_its_path() {
+    fn an_invalid_token_or_certificate_is_reported_with_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let mut files = Files::new(folder.path());
         publish(folder.path(), 1, " \n", &authority());
         let error = files.current().unwrap_err();
         assert!(!error.is_missing());
         assert!(
-            error.to_string().ends_with("/token: it holds no token"),
+            error.to_string().ends_with("/token: it contains no token"),
             "{error}"
         );
         publish(folder.path(), 2, "a\u{7f}b", &authority());
@@ -212,7 +211,7 @@ mod tests {
         publish(folder.path(), 3, "token", "no PEM");
         let error = files.current().unwrap_err().to_string();
         assert!(
-            error.contains("/ca.crt: it holds no certificate"),
+            error.contains("/ca.crt: it contains no CA certificate"),
             "{error}"
         );
     }

@@ -1,4 +1,4 @@
-//! Which replicas of the controller are ready, from the `EndpointSlice`s of their Service. Pure.
+//! The ready replicas of the controller, from the `EndpointSlice`s of their Service. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -7,23 +7,23 @@ use serde_json::Value;
 
 use crate::cluster::watch::Change;
 
-/// No more replicas than this are reported to: a controller has two or three.
-const MOST: usize = 8;
+/// At most this many replicas get reports; a controller has two or three.
+const MAX_REPLICAS: usize = 8;
 
-/// One ready replica: its Pod where that is known, and where it listens.
+/// One ready replica: the UID of its Pod (else its address) and its address.
 type Endpoint = (String, SocketAddr);
 
-/// The slices, as far as the API server told.
+/// The known slices.
 #[derive(Debug, Default)]
 pub struct Endpoints {
     slices: BTreeMap<String, Vec<Endpoint>>,
-    /// While they are listed anew: what was known stays until all are there.
+    /// During a new list: the slices listed so far. The known ones stay valid until it is complete.
     listed: Option<BTreeMap<String, Vec<Endpoint>>>,
     complete: bool,
 }
 
 impl Endpoints {
-    /// Takes a change; a failure changes nothing.
+    /// Handles a watch event; a failure changes nothing.
     pub fn take(&mut self, change: Change) {
         let slices = self.listed.as_mut().unwrap_or(&mut self.slices);
         match change {
@@ -42,20 +42,19 @@ impl Endpoints {
         }
     }
 
-    /// Where the ready replicas listen; `None`: the API server has not told yet. A Pod that has several addresses is one
-    /// replica.
+    /// The addresses of the ready replicas; `None`: not listed yet. A Pod with several addresses is one replica.
     pub fn replicas(&self) -> Option<BTreeSet<SocketAddr>> {
         let all: BTreeSet<&Endpoint> = self.slices.values().flatten().collect();
         let mut replicas = BTreeMap::new();
         for (pod, address) in all {
             replicas.entry(pod).or_insert(*address);
         }
-        let replicas = replicas.into_values().take(MOST).collect();
+        let replicas = replicas.into_values().take(MAX_REPLICAS).collect();
         self.complete.then_some(replicas)
     }
 }
 
-/// The ready endpoints of a slice. What is not said to be unready is ready, as the API has it.
+/// The ready endpoints of a slice. By the API an unset condition means ready.
 fn ready(slice: &Value) -> Vec<Endpoint> {
     let port = slice["ports"][0]["port"].as_u64();
     let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else {
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn while_all_are_listed_anew_those_known_stay() {
+    fn known_replicas_stay_during_a_new_list() {
         let mut endpoints = Endpoints::default();
         endpoints.take(apply("s1", slice(1, &[("a", "10.0.0.1", None)])));
         endpoints.take(Change::Complete);
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_two_addresses_is_one_replica_and_what_is_no_address_none() {
+    fn a_pod_with_two_addresses_is_one_replica() {
         let mut endpoints = Endpoints::default();
         endpoints.take(Change::Restarted);
         endpoints.take(apply("s4", slice(1, &[("a", "10.0.0.1", None)])));
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_not_followed() {
+    fn the_number_of_replicas_is_limited() {
         let mut endpoints = Endpoints::default();
         endpoints.take(Change::Restarted);
         for number in 0..100 {
@@ -169,6 +168,6 @@ mod tests {
             endpoints.take(apply(&address, slice(1, &[(&address, &address, None)])));
         }
         endpoints.take(Change::Complete);
-        assert_eq!(replicas(&endpoints).len(), MOST);
+        assert_eq!(replicas(&endpoints).len(), MAX_REPLICAS);
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the controller's leader to evict pods: by the connection that reports go by, and where that fails through the API server.
+//! Requests evictions from the controller's leader: over the connection of the reports, else through the API server.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,31 +23,31 @@ use crate::engine::policy::RuleId;
 use crate::node::actuate::evict_api::Requester;
 use crate::node::clock;
 
-/// No answer is read further.
-const MAX_ANSWER: usize = 16 << 10;
+/// Largest answer that is read.
+const MAX_ANSWER_BYTES: usize = 16 << 10;
 
-/// The controller's leader, as one node's agent asks it.
+/// A client of the controller's leader for one node.
 #[derive(Clone)]
 pub struct Leader {
     client: Client,
     node: String,
     boot_id: String,
     links: Links,
-    /// The name in replicas' certificates, and what proves which node asks; `None`: there are no direct reports.
+    /// The name in the replicas' certificates and the agent's credentials; `None`: direct reports are off.
     direct: Option<(String, Arc<Mutex<Files>>)>,
 }
 
-/// What came of asking a replica.
+/// The answer of a replica.
 enum Direct {
     Answer(Answer),
-    /// It does not lead.
+    /// It is not the leader.
     Misdirected(Misdirected),
-    /// It has taken nothing, as one of an earlier version.
+    /// It did not accept the request, for example because it is older.
     Refused(String),
 }
 
 impl Leader {
-    /// For the agent of `node`, whose kernel has this boot id; `reports` say how replicas are reached.
+    /// For the agent of `node`; `reports` are the options of direct reports.
     pub fn new(
         client: Client,
         node: &str,
@@ -66,8 +66,8 @@ impl Leader {
         }
     }
 
-    /// The answer by the connection of reports. `Err` says why there is none, and whether the request may have arrived.
-    async fn ask_directly(&self, body: &Bytes) -> Result<Answer, (String, bool)> {
+    /// Sends the request over the connection of the reports. `Err` has the reason, and whether the request may have arrived.
+    async fn request_directly(&self, body: &Bytes) -> Result<Answer, (String, bool)> {
         let not_sent = |why: &str| (why.to_owned(), false);
         let (name, authorization) = self
             .credentials()
@@ -75,13 +75,13 @@ impl Leader {
         let none = || not_sent("no connection to the controller");
         let mut sender = self.links.best().ok_or_else(none)?;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        // A standby names the leader, which may change meanwhile.
+        // A standby names the leader.
         for _ in 0..2 {
             if sender.ready().await.is_err() {
                 return Err(not_sent("the connection to the controller broke"));
             }
             let sent = send(&mut sender, &name, &authorization, body.clone());
-            let lost = |why: String| (why, true);
+            let unanswered = |why: String| (why, true);
             match timeout_at(deadline, sent).await {
                 Ok(Ok(Direct::Answer(answer))) => return Ok(answer),
                 Ok(Ok(Direct::Misdirected(Misdirected { leader }))) => {
@@ -89,10 +89,10 @@ impl Leader {
                     sender = leader.ok_or_else(|| not_sent("no connection to the leader"))?;
                 }
                 Ok(Ok(Direct::Refused(why))) => return Err((why, false)),
-                Ok(Err(error)) => return Err(lost(error.to_string())),
+                Ok(Err(error)) => return Err(unanswered(error.to_string())),
                 Err(_) => {
                     let seconds = ANSWER_TIMEOUT.as_secs();
-                    return Err(lost(format!("no answer within {seconds} s")));
+                    return Err(unanswered(format!("no answer within {seconds} s")));
                 }
             }
         }
@@ -106,7 +106,7 @@ impl Leader {
         Some((name.clone(), credentials.authorization))
     }
 
-    async fn ask_by_api_server(&self, body: &Bytes) -> Result<Answer, CallError> {
+    async fn request_through_api_server(&self, body: &Bytes) -> Result<Answer, CallError> {
         let request = Request::post(api_path(&self.node))
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_vec());
@@ -120,7 +120,7 @@ impl Requester for Leader {
         let request = EvictionRequest {
             key: Key {
                 boot_id: self.boot_id.clone(),
-                // Grows over restarts of the agent, too.
+                // Increases across restarts of the agent, too.
                 sequence: clock::boot_time().as_nanos(),
             },
             target: target.clone(),
@@ -134,30 +134,30 @@ impl Requester for Leader {
                 return Answer::Refused { why };
             }
         };
-        let (why, may_have_arrived) = match self.ask_directly(&body).await {
+        let (why, may_have_arrived) = match self.request_directly(&body).await {
             Ok(answer) => return answer,
             Err(failed) => failed,
         };
-        // The same request: one that has arrived is not carried out again.
-        match self.ask_by_api_server(&body).await {
-            // Another leader may not know what the first one has done.
+        // The same key: a request that has arrived is not carried out again.
+        match self.request_through_api_server(&body).await {
+            // Another leader may not know what the first one did.
             Ok(answer) if may_have_arrived && answer.why().is_some() => Answer::Unknown { why },
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
-            Err(error) if may_have_been_done(&error) => Answer::Unknown { why: error.words() },
+            Err(error) if may_be_processed(&error) => Answer::Unknown { why: error.words() },
             Err(error) => unreachable_leader(&why, &error),
         }
     }
 }
 
-/// The request has left, and no answer says what became of it.
-fn may_have_been_done(error: &CallError) -> bool {
+/// The request was sent and its result is unknown.
+fn may_be_processed(error: &CallError) -> bool {
     let is_lost = error.code().is_none_or(|code| code >= 500);
-    is_lost && !was_not_sent(error) && !was_not_passed_on(error)
+    is_lost && !was_not_sent(error) && !was_not_forwarded(error)
 }
 
-/// Whether the API server found no controller to pass the request on to. Other 5xx may come after the controller has taken it.
-fn was_not_passed_on(error: &CallError) -> bool {
+/// Whether the API server had no controller to forward the request to. Other 5xx may follow a processed request.
+fn was_not_forwarded(error: &CallError) -> bool {
     let words = error.words();
     let found_none = words.contains("service unavailable") || words.contains("dial ");
     error.code() == Some(503) && found_none
@@ -165,13 +165,13 @@ fn was_not_passed_on(error: &CallError) -> bool {
 
 fn unreachable_leader(direct: &str, error: &CallError) -> Answer {
     let by_api_server = match error.code() {
-        Some(404) => "the controller takes no requests through the API server".to_owned(),
+        Some(404) => "the controller accepts no requests through the API server".to_owned(),
         _ => error.words(),
     };
     Answer::Wait {
         wait: error.retry_after().unwrap_or_default().max(LEADERLESS_WAIT),
         by: Delay::Leader,
-        why: format!("the controller can't be asked: {direct}; {by_api_server}"),
+        why: format!("the controller cannot be reached: {direct}; {by_api_server}"),
     }
 }
 
@@ -185,21 +185,21 @@ async fn send(
         .header(AUTHORIZATION, authorization)
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(body))?;
-    understood(sender.send_request(request).await?).await
+    parse_answer(sender.send_request(request).await?).await
 }
 
-async fn understood(
+async fn parse_answer(
     answer: Response<Incoming>,
 ) -> Result<Direct, Box<dyn std::error::Error + Send + Sync>> {
     let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect();
+    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect();
     let body = body.await?.to_bytes();
     Ok(match status {
         StatusCode::OK => Direct::Answer(serde_json::from_slice(&body)?),
         StatusCode::MISDIRECTED_REQUEST => {
-            // Without a body that says so it is not known where the leader is.
+            // Without a readable body the leader is unknown.
             Direct::Misdirected(serde_json::from_slice(&body).unwrap_or_default())
         }
-        _ => Direct::Refused(format!("the controller answers {status}")),
+        _ => Direct::Refused(format!("the controller answered {status}")),
     })
 }

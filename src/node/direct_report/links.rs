@@ -1,4 +1,4 @@
-//! The connections by which reports reach replicas: requests to evict go by the one to the leader.
+//! The open connections to replicas. Eviction requests use the one to the leader.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +8,10 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::client::conn::http2::SendRequest;
 
-/// One connection.
+/// A connection.
 pub(super) type Sender = SendRequest<Full<Bytes>>;
 
-/// Those that work, by the replica's address; a clone is the same ones.
+/// The open connections by the replica's address; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Links(Arc<Mutex<BTreeMap<SocketAddr, Link>>>);
 
@@ -23,7 +23,7 @@ struct Link {
 }
 
 impl Link {
-    /// Reports notice a connection that broke only when the next one is due.
+    /// A broken connection stays listed until the next report fails.
     fn is_open(&self) -> bool {
         !self.sender.is_closed()
     }
@@ -49,7 +49,7 @@ impl Links {
         }
     }
 
-    /// The connection to the leader, or else to any replica, which knows where the leader is.
+    /// The connection to the leader, else to any replica, which knows the leader's address.
     pub(super) fn best(&self) -> Option<Sender> {
         let links = self.lock();
         let mut open = links.values().filter(|link| link.is_open());

@@ -1,4 +1,4 @@
-//! What the agent tells Prometheus of its direct reports.
+//! Prometheus metrics of direct reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::engine::time::BootTime;
 use crate::serve::{ResultLabels, with_one_series};
 
-/// Upper bounds of the time until an answer, in seconds.
+/// Bucket bounds of the answer time, in seconds.
 const BUCKETS: [f64; 8] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0];
 
-/// The figures; a clone is the same figures.
+/// The metrics; clones share their values.
 #[derive(Clone, Debug)]
 pub struct Reports {
     results: Family<ResultLabels, Counter>,
@@ -24,8 +24,8 @@ pub struct Reports {
     lag: Gauge<f64, AtomicU64>,
     interval: Gauge<f64, AtomicU64>,
     answered: Histogram,
-    /// When the newest report was measured that the leader acknowledged; before the first, when they began to be sent; in
-    /// nanoseconds on the boot clock. 0: none are.
+    /// Sample time of the newest acknowledged report, before the first one the start of the agent; nanoseconds on the boot
+    /// clock. 0: reports are off.
     acknowledged: Arc<AtomicU64>,
 }
 
@@ -45,36 +45,36 @@ impl Default for Reports {
 }
 
 impl Reports {
-    /// Makes them known.
+    /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Direct reports to replicas of the controller: acknowledged by the leader, taken by a standby; \
-                    throttled (429), unready (503), refused (any other code), timeout or failed, each of which is tried \
-                    again; unconfigured where there is no token or no authority";
+        let help = "Direct reports to replicas of the controller: acknowledged by the leader, accepted by a standby; \
+                    throttled (429), unready (503), refused (any other code), timeout or failed, each of which is \
+                    retried; unconfigured without a token or a CA certificate";
         registry.register("reports", help, self.results.clone());
         let help = "Ready replicas of the controller that reports go to";
         registry.register("report_replicas", help, self.replicas.clone());
-        let help = "How old the newest report is that the leader has acknowledged; before the first, how long the agent runs; \
-             NaN where none are sent";
+        let help = "Age of the newest report that the leader acknowledged; before the first, how long the agent has been running; \
+             NaN if reports are off";
         registry.register_with_unit("report_lag", help, Unit::Seconds, self.lag.clone());
-        let help = "How often the leader wants reports that tell of no change; NaN before its first answer";
+        let help = "Interval at which the leader wants reports without a change; NaN before its first answer";
         registry.register_with_unit(
             "report_interval",
             help,
             Unit::Seconds,
             self.interval.clone(),
         );
-        let help = "How long it takes until a report is answered, with connecting where there is no connection";
+        let help = "Time until a report is answered, including connecting if needed";
         let answered = self.answered.clone();
         registry.register_with_unit("report_duration", help, Unit::Seconds, answered);
     }
 
-    /// One series of each, for their labels.
+    /// One series of each, for the documentation.
     pub fn example(&self) {
         with_one_series(&self.results);
     }
 
-    /// Reports are sent since then.
-    pub(super) fn begin(&self, started: BootTime) {
+    /// Reports are sent since `started`.
+    pub(super) fn start(&self, started: BootTime) {
         self.measured(started);
     }
 
@@ -83,7 +83,7 @@ impl Reports {
             .fetch_max(at.as_nanos(), Ordering::Relaxed);
     }
 
-    /// A report came to its end.
+    /// Counts the result of a report.
     pub(super) fn count(&self, result: &'static str) {
         self.results.get_or_create(&ResultLabels { result }).inc();
     }
@@ -96,13 +96,13 @@ impl Reports {
         self.replicas.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The leader acknowledged what was measured then, and wants the next after so long.
+    /// The leader acknowledged the sample of `measured` and requested this interval.
     pub(super) fn acknowledged(&self, measured: BootTime, interval: Duration) {
         self.measured(measured);
         self.interval.set(interval.as_secs_f64());
     }
 
-    /// Brings the lag up to date.
+    /// Updates the lag.
     pub fn refresh(&self, now: BootTime) {
         let measured = BootTime::from_nanos(self.acknowledged.load(Ordering::Relaxed));
         let known = measured != BootTime::default();
@@ -135,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_never_acknowledged_lags_since_it_began() {
+    fn without_an_acknowledgement_the_lag_counts_from_the_start() {
         let reports = Reports::default();
         assert_eq!(figures(&reports, 1000), ["NaN", "NaN"], "none are sent");
-        reports.begin(at(1000));
+        reports.start(at(1000));
         assert_eq!(figures(&reports, 1130), ["130.0", "NaN"]);
         reports.acknowledged(at(1128), Duration::from_secs(10));
         assert_eq!(figures(&reports, 1130), ["2.0", "10.0"]);

@@ -1,12 +1,12 @@
-//! Tells the controller directly how the node is: every ready replica hears each report, so that any of them can take
-//! over warm, and while the one that leads acknowledges them the Lease may be renewed seldom.
+//! Reports the node's state directly to the controller. Every ready replica gets each report, so that any of them can take
+//! over with warm data. While the leader acknowledges them the Lease is renewed less often.
 //!
 //! ```text
 //! sampling loop ─► the newest report ─► one task for each replica ─► controller
 //!                                          │ answers
 //!                        heartbeat ◄── Acknowledged
 //! ```
-//! The loop hands its reports over and never waits. None is queued: what a replica is told next is the newest one by then.
+//! The sampling loop never waits, and nothing is queued: each replica gets the newest report.
 
 mod acknowledged;
 mod body;
@@ -36,13 +36,13 @@ use crate::engine::time::BootTime;
 pub use self::leader::Leader;
 pub use self::links::Links;
 
-/// A report is given up that was not answered within so long; the connection is then taken for dead.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// Timeout of a report; the connection is then considered dead.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where reports go, and from whom.
+/// Options of direct reports.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The Service of the controller's replicas. It has one port.
+    /// The Service of the controller's replicas, with one port.
     pub service: String,
     /// Its namespace.
     pub namespace: String,
@@ -59,13 +59,13 @@ impl Options {
     }
 }
 
-/// What the sampling loop hands over.
+/// A report of the sampling loop.
 #[derive(Clone, Debug)]
 struct Measured {
     /// When the node was sampled.
     at: BootTime,
     metric: Arc<NodeMetric>,
-    /// The last report that told of a change, and is worth telling at once.
+    /// Sequence of the last report with a change, which is sent at once.
     changed: i64,
 }
 
@@ -83,15 +83,15 @@ fn sequence(metric: &NodeMetric) -> i64 {
     agent.map_or(0, |agent| agent.sequence)
 }
 
-/// The tasks that send reports; they end with it.
+/// The tasks that send reports; they end when it is dropped.
 pub struct DirectReports {
     newest: watch::Sender<Option<Measured>>,
     task: JoinHandle<()>,
 }
 
 impl DirectReports {
-    /// Starts them. `started` is when this process began; `acknowledged` is kept true while the leader acknowledges; `links` follow
-    /// the connections.
+    /// Starts the tasks. `started` is the start of this process; `acknowledged` is true while the leader acknowledges; `links`
+    /// track the connections.
     pub fn start(
         client: Client,
         options: Options,
@@ -100,7 +100,7 @@ impl DirectReports {
         metrics: Reports,
         links: Links,
     ) -> Self {
-        metrics.begin(started);
+        metrics.start(started);
         let (newest, taken) = watch::channel(None);
         let run = run::run(
             client,
@@ -117,8 +117,8 @@ impl DirectReports {
         }
     }
 
-    /// Hands over what was measured `at`, whose agent has a sequence; `changed`: something changed that is worth telling at once.
-    pub fn tell(&self, at: BootTime, metric: Arc<NodeMetric>, changed: bool) {
+    /// Submits the report of the sample taken `at`; `changed`: it has a change and is sent at once.
+    pub fn submit(&self, at: BootTime, metric: Arc<NodeMetric>, changed: bool) {
         self.newest.send_modify(|newest| {
             let sequence = sequence(&metric);
             let before = newest.as_ref().map(|before| before.changed);

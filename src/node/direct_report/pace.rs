@@ -1,4 +1,5 @@
-//! When one replica is told. Pure: the time, the newest report and what came of the last one in, the next step out.
+//! Decides when a report is sent to one replica. Pure: takes the time, the newest report and the last outcome, returns the
+//! next step.
 
 use std::time::Duration;
 
@@ -9,41 +10,41 @@ use crate::cluster::backoff::backoff;
 use crate::crd::report::{INTERVAL, LONGEST_INTERVAL};
 use crate::engine::time::BootTime;
 
-/// Between two reports, whatever they tell; longer where the replica wants fewer of them.
-const LEAST: Duration = Duration::from_secs(1);
-/// A change is told after this part of the interval at the earliest.
-const PARTS: u32 = 10;
-/// The pause after a failure; it doubles with each further one, up to the other. By chance up to twice as long.
-const PAUSES: [Duration; 2] = [LEAST, Duration::from_secs(5)];
-/// Who is asked to wait waits up to this part longer, so that not everybody comes back at once.
-const SPREAD: f64 = 0.25;
+/// Minimum interval of reports; longer if the replica wants fewer.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// A change waits at least for this fraction of the interval (1/10).
+const CHANGE_FRACTION: u32 = 10;
+/// First and longest pause after failures; jittered by up to the pause itself.
+const RETRY_PAUSES: [Duration; 2] = [MIN_INTERVAL, Duration::from_secs(5)];
+/// Jitter of a Retry-After, so that not all agents come back at once.
+const RETRY_AFTER_JITTER: f64 = 0.25;
 
 /// Which report is the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
-    /// Its number.
+    /// Its sequence.
     pub sequence: i64,
-    /// The number of the last one that told of a change.
+    /// The sequence of the last report with a change.
     pub changed: i64,
 }
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send the newest report, and tell [`Pace::came`] what came of it.
+    /// Send the newest report and pass the outcome to [`Pace::record`].
     Send,
-    /// Nothing for so long.
+    /// Wait this long.
     Wait(Duration),
-    /// Nothing until there is a newer one.
+    /// Wait for a newer report.
     Rest,
 }
 
-/// What came of a report.
+/// The outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The replica took it, and wants the next after so long.
-    Taken(Duration),
-    /// It did not, or did not answer; it may have said how long to wait.
+    /// The replica accepted it and wants the next after this interval.
+    Accepted(Duration),
+    /// It failed or was refused, with the replica's Retry-After.
     Failed(Option<Duration>),
 }
 
@@ -51,26 +52,25 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Pace {
     random: Rng,
-    /// Nothing is sent before.
+    /// No report before then.
     due: BootTime,
     interval: Duration,
-    /// The last report that was taken: its number, and when it was sent.
-    taken: Option<(i64, BootTime)>,
-    /// The same of the last one that was sent.
+    /// The last accepted report: its sequence and when it was sent.
+    accepted: Option<(i64, BootTime)>,
+    /// The same for the last sent report.
     sent: (i64, BootTime),
-    /// While it fails.
+    /// Set after a failure.
     backoff: Option<ExponentialBackoff>,
 }
 
 impl Pace {
-    /// The first report goes out at a random moment of the first interval: when a replica appears, every agent of the
-    /// cluster sees it at once.
+    /// The first report is sent at a random moment of the first interval, because all agents see a new replica at once.
     pub fn new(now: BootTime, mut random: Rng) -> Self {
         Self {
             due: now + INTERVAL.mul_f64(random.f64()),
             random,
             interval: INTERVAL,
-            taken: None,
+            accepted: None,
             sent: (0, now),
             backoff: None,
         }
@@ -89,37 +89,36 @@ impl Pace {
         Step::Send
     }
 
-    /// One that was taken is not told again, and one that tells of no change is left out where the one after it is still
-    /// in time.
+    /// An accepted report is not sent again. A report without a change is skipped if the next one is still in time.
     fn is_wanted(&self, now: BootTime, newest: Newest) -> bool {
-        let Some((taken, at)) = self.taken else {
+        let Some((accepted, at)) = self.accepted else {
             return true;
         };
-        let news = newest.changed > taken || self.backoff.is_some();
+        let is_urgent = newest.changed > accepted || self.backoff.is_some();
         let in_time = now + INTERVAL <= at + self.interval;
-        newest.sequence > taken && (news || !in_time)
+        newest.sequence > accepted && (is_urgent || !in_time)
     }
 
-    /// What came of the report that was sent.
-    pub fn came(&mut self, now: BootTime, outcome: Outcome) {
+    /// Records the outcome of the sent report.
+    pub fn record(&mut self, now: BootTime, outcome: Outcome) {
         match outcome {
-            Outcome::Taken(interval) => {
+            Outcome::Accepted(interval) => {
                 self.interval = interval;
-                self.taken = Some(self.sent);
+                self.accepted = Some(self.sent);
                 self.backoff = None;
-                self.due = self.sent.1 + LEAST.max(self.interval / PARTS);
+                self.due = self.sent.1 + MIN_INTERVAL.max(self.interval / CHANGE_FRACTION);
             }
             Outcome::Failed(wait) => {
                 let wait = wait.unwrap_or_default().min(LONGEST_INTERVAL);
-                let wait = wait.mul_f64(1.0 + SPREAD * self.random.f64());
-                let [least, most] = PAUSES;
-                let backoff = self.backoff.get_or_insert_with(|| backoff(least, most));
-                self.due = now + wait.max(backoff.next().unwrap_or(most));
+                let wait = wait.mul_f64(1.0 + RETRY_AFTER_JITTER * self.random.f64());
+                let [min, max] = RETRY_PAUSES;
+                let backoff = self.backoff.get_or_insert_with(|| backoff(min, max));
+                self.due = now + wait.max(backoff.next().unwrap_or(max));
             }
         }
     }
 
-    /// The next report is to be expected within so long.
+    /// The interval within which the next report is expected.
     pub const fn interval(&self) -> Duration {
         self.interval
     }

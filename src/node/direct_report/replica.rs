@@ -1,4 +1,4 @@
-//! Tells one replica: carries out what [`Pace`] decides.
+//! Sends reports to one replica, as [`Pace`] decides.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -16,29 +16,29 @@ use super::connection::{Connection, SendError};
 use super::credentials::{Credentials, CredentialsError, Files};
 use super::metrics::Reports;
 use super::pace::{Outcome, Pace, Step};
-use super::{DEADLINE, Links, Measured, Options};
+use super::{Links, Measured, Options, TIMEOUT};
 use crate::cluster::client::describe;
 use crate::crd::report::{Acknowledgement, Report};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
-/// What all replicas are told by.
+/// Shared by the tasks of all replicas.
 pub(super) struct Sending {
     pub(super) options: Options,
-    /// When this process began.
+    /// Start of this process.
     pub(super) started: BootTime,
     pub(super) newest: watch::Receiver<Option<Measured>>,
-    pub(super) heard: watch::Sender<Acknowledged>,
+    pub(super) acknowledged: watch::Sender<Acknowledged>,
     pub(super) metrics: Reports,
     links: Links,
     files: Mutex<Source>,
 }
 
-/// The credentials' files.
+/// The credential files.
 struct Source {
     files: Files,
-    /// What is wrong with them, as it was last told.
-    trouble: String,
+    /// What is wrong with them, as last logged.
+    problem: String,
 }
 
 impl Sending {
@@ -46,7 +46,7 @@ impl Sending {
         options: Options,
         started: BootTime,
         newest: watch::Receiver<Option<Measured>>,
-        heard: watch::Sender<Acknowledged>,
+        acknowledged: watch::Sender<Acknowledged>,
         metrics: Reports,
         links: Links,
     ) -> Self {
@@ -55,31 +55,31 @@ impl Sending {
             options,
             started,
             newest,
-            heard,
+            acknowledged,
             metrics,
             links,
             files: Mutex::new(Source {
                 files,
-                trouble: String::new(),
+                problem: String::new(),
             }),
         }
     }
 
-    /// `None`, said once, where there are none.
+    /// The credentials; `None`, logged once, if there are none.
     fn credentials(&self) -> Option<Credentials> {
         let mut source = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let current = source.files.current();
         let missing = current.as_ref().is_err_and(CredentialsError::is_missing);
-        let trouble = current.as_ref().err().map(|error| describe(error));
-        let trouble = trouble.unwrap_or_default();
-        if trouble != source.trouble {
-            tell(&trouble, missing, &self.options.credentials);
-            source.trouble = trouble;
+        let problem = current.as_ref().err().map(|error| describe(error));
+        let problem = problem.unwrap_or_default();
+        if problem != source.problem {
+            log_problem(&problem, missing, &self.options.credentials);
+            source.problem = problem;
         }
         current.ok()
     }
 
-    /// The report for one replica, which expects the next within its interval.
+    /// The report for one replica.
     fn body(&self, measured: &Measured, pace: &Pace) -> String {
         let status = &measured.metric.status;
         let agent = status.agent.as_ref();
@@ -95,31 +95,31 @@ impl Sending {
     }
 }
 
-fn tell(trouble: &str, missing: bool, folder: &Path) {
+fn log_problem(problem: &str, missing: bool, folder: &Path) {
     let folder = folder.display();
-    if trouble.is_empty() {
-        tracing::info!("there are credentials for direct reports");
+    if problem.is_empty() {
+        tracing::info!("credentials for direct reports found");
     } else if missing {
         tracing::info!(
-            why = trouble,
-            "no direct reports, the Lease tells of this node: mount a token of audience plimsoll.dev/report and the \
+            why = problem,
+            "no direct reports, only the Lease is renewed: mount a token of audience plimsoll.dev/report and the \
              controller's ca.crt at {folder}"
         );
     } else {
         tracing::warn!(
-            why = trouble,
-            "no direct reports, the Lease tells of this node"
+            why = problem,
+            "no direct reports, only the Lease is renewed"
         );
     }
 }
 
-/// One replica.
+/// The task of one replica.
 pub(super) struct Replica {
     address: SocketAddr,
     sending: Arc<Sending>,
     connection: Option<Connection>,
     pace: Pace,
-    /// Why reports fail, as it was last told.
+    /// Why reports fail, as last logged.
     failure: String,
 }
 
@@ -134,7 +134,7 @@ impl Replica {
         }
     }
 
-    /// Runs until nothing is measured any more.
+    /// Runs until the sampling loop ends.
     pub(super) async fn run(mut self) {
         let mut newest = self.sending.newest.clone();
         loop {
@@ -142,8 +142,8 @@ impl Replica {
             let number = measured.as_ref().map(Measured::newest);
             match (self.pace.step(clock::boot_time(), number), measured) {
                 (Step::Send, Some(measured)) => {
-                    let outcome = self.tell(&measured).await;
-                    self.pace.came(clock::boot_time(), outcome);
+                    let outcome = self.report(&measured).await;
+                    self.pace.record(clock::boot_time(), outcome);
                 }
                 (Step::Wait(left), _) => sleep(left).await,
                 (Step::Send | Step::Rest, _) => {
@@ -155,7 +155,7 @@ impl Replica {
         }
     }
 
-    async fn tell(&mut self, measured: &Measured) -> Outcome {
+    async fn report(&mut self, measured: &Measured) -> Outcome {
         let sending = Arc::clone(&self.sending);
         let Some(credentials) = sending.credentials() else {
             self.connection = None;
@@ -163,11 +163,11 @@ impl Replica {
             sending.metrics.count("unconfigured");
             return Outcome::Failed(None);
         };
-        let begun = clock::boot_time();
+        let sent_at = clock::boot_time();
         let body = sending.body(measured, &self.pace);
-        let sent = timeout(DEADLINE, self.send(&credentials, body)).await;
+        let sent = timeout(TIMEOUT, self.send(&credentials, body)).await;
         match sent.unwrap_or(Err(SendError::TimedOut)) {
-            Ok(answer) => self.taken(&answer, begun, measured.at),
+            Ok(answer) => self.accepted(&answer, sent_at, measured.at),
             Err(error) => self.failed(&error),
         }
     }
@@ -181,7 +181,7 @@ impl Replica {
         self.connection = self
             .connection
             .take()
-            .filter(|connection| connection.is_of(credentials));
+            .filter(|connection| connection.is_usable_with(credentials));
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
@@ -194,13 +194,18 @@ impl Replica {
         connection.send(&name, credentials, body).await
     }
 
-    fn taken(&mut self, answer: &Acknowledgement, begun: BootTime, measured: BootTime) -> Outcome {
+    fn accepted(
+        &mut self,
+        answer: &Acknowledgement,
+        sent_at: BootTime,
+        measured: BootTime,
+    ) -> Outcome {
         let metrics = &self.sending.metrics;
-        metrics.answered(clock::boot_time().since(begun));
-        let outcome = Outcome::Taken(answer.next_interval());
+        metrics.answered(clock::boot_time().since(sent_at));
+        let outcome = Outcome::Accepted(answer.next_interval());
         let mut counts = false;
-        self.sending.heard.send_modify(|heard| {
-            counts = heard.hear(begun, answer);
+        self.sending.acknowledged.send_modify(|acknowledged| {
+            counts = acknowledged.record(sent_at, answer);
         });
         self.sending.links.leads(self.address, counts);
         if counts {
@@ -208,7 +213,7 @@ impl Replica {
         }
         metrics.count(if counts { "acknowledged" } else { "standby" });
         if !std::mem::take(&mut self.failure).is_empty() {
-            tracing::info!(replica = %self.address, "direct reports are taken again");
+            tracing::info!(replica = %self.address, "direct reports are accepted again");
         }
         outcome
     }
@@ -228,7 +233,7 @@ impl Replica {
         }
         let why = describe(error);
         if self.failure != why {
-            tracing::warn!(replica = %self.address, why, "failed to report directly; trying again");
+            tracing::warn!(replica = %self.address, why, "failed to send a direct report; retrying");
             self.failure = why;
         }
         Outcome::Failed(wait)

@@ -1,4 +1,4 @@
-//! Follows the replicas, and what they acknowledge.
+//! Runs one task per ready replica and tracks the leader's acknowledgements.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::cluster::watch::{self as objects, Change};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
-/// Runs for ever.
+/// Never ends.
 pub(super) async fn run(
     client: Client,
     options: Options,
@@ -32,28 +32,29 @@ pub(super) async fn run(
     let kind = objects::resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
     let labels = format!("kubernetes.io/service-name={}", options.service);
     let mut changes = objects::labelled(client, &kind, &options.namespace, &labels);
-    let (heard, mut answers) = watch::channel(Acknowledged::default());
-    let sending = Sending::new(options, started, newest, heard, metrics, links);
+    let (recorded, mut answers) = watch::channel(Acknowledged::default());
+    let sending = Sending::new(options, started, newest, recorded, metrics, links);
     let mut replicas = Replicas::new(Arc::new(sending));
     loop {
-        let left = answers.borrow_and_update().left(clock::boot_time());
-        acknowledged
-            .send_if_modified(|now| std::mem::replace(now, left.is_some()) != left.is_some());
+        let remaining = answers.borrow_and_update().remaining(clock::boot_time());
+        acknowledged.send_if_modified(|now| {
+            std::mem::replace(now, remaining.is_some()) != remaining.is_some()
+        });
         tokio::select! {
             Some(change) = changes.next() => replicas.take(change),
             Ok(()) = answers.changed() => {}
-            () = rest(left) => {}
+            () = rest(remaining) => {}
         }
     }
 }
 
-/// The tasks that tell the replicas.
+/// The tasks of the replicas.
 struct Replicas {
     sending: Arc<Sending>,
     endpoints: Endpoints,
     tasks: BTreeMap<SocketAddr, Task>,
-    /// What was last said of them, and of the watch.
-    told: Option<BTreeSet<SocketAddr>>,
+    /// The replicas as last logged.
+    known: Option<BTreeSet<SocketAddr>>,
     failure: String,
 }
 
@@ -63,7 +64,7 @@ impl Replicas {
             sending,
             endpoints: Endpoints::default(),
             tasks: BTreeMap::new(),
-            told: None,
+            known: None,
             failure: String::new(),
         }
     }
@@ -80,16 +81,16 @@ impl Replicas {
         }
         self.endpoints.take(change);
         let replicas = self.endpoints.replicas();
-        if self.told == replicas {
+        if self.known == replicas {
             return;
         }
         if let Some(replicas) = &replicas {
             self.follow(replicas);
         }
-        self.told = replicas;
+        self.known = replicas;
     }
 
-    /// Tells exactly these.
+    /// Runs tasks for exactly these replicas.
     fn follow(&mut self, replicas: &BTreeSet<SocketAddr>) {
         self.tasks.retain(|address, _| replicas.contains(address));
         for address in replicas {
@@ -103,7 +104,7 @@ impl Replicas {
         if replicas.is_empty() {
             tracing::info!(
                 service,
-                "no replica takes direct reports: the Lease tells of this node"
+                "no replica accepts direct reports: only the Lease is renewed"
             );
         } else {
             tracing::info!(service, ?replicas, "reporting to the controller directly");
@@ -111,7 +112,7 @@ impl Replicas {
     }
 }
 
-/// Ends with the value.
+/// A task that is aborted when dropped.
 struct Task(JoinHandle<()>);
 
 impl Drop for Task {

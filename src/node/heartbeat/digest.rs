@@ -1,4 +1,4 @@
-//! The node's health and load in one line, from what its last report was made of. Pure.
+//! Builds the summary of the node's health and load from the data of its last report. Pure.
 
 use crate::crd::Summary;
 use crate::crd::summary::{Percent, Scheduling};
@@ -8,24 +8,24 @@ use crate::engine::plan::RuleState;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::NodeSample;
 
-/// What a summary is made of.
+/// The input of a summary.
 #[derive(Debug)]
 pub struct Facts<'a, R> {
-    /// The node as it was sampled for its last report.
+    /// The sample of the last report.
     pub node: &'a NodeSample,
-    /// CPU and memory in use, in percent of the node, as that report tells them.
+    /// CPU and memory in use, in percent of the node, as in that report.
     pub used: [Option<f64>; 2],
     /// Its policies.
     pub policy: &'a PolicySet,
-    /// How the rules stand.
+    /// The state of the rules.
     pub reports: R,
-    /// Pods that are throttled.
+    /// Number of throttled pods.
     pub throttled: usize,
-    /// What stands on the Node; `None`: not known.
+    /// The scheduling state of the Node, if known.
     pub scheduling: Option<Scheduling>,
 }
 
-/// The summary; its sequence is that of the Lease, and not known here.
+/// The summary, without its sequence, which is set with the Lease.
 pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
     let Facts {
         node,
@@ -40,7 +40,7 @@ pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
         .map(|report| report.id)
         .collect();
     let [cpu, memory] = used.map(|percent| percent.and_then(Percent::of));
-    let [cpu_mark, memory_mark] = marks(policy, node);
+    let [cpu_mark, memory_mark] = thresholds(policy, node);
     Summary {
         sequence: None,
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -63,13 +63,13 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// The lowest high marks over CPU and memory, in percent of the node. One above 100 is never reached, and left out.
-fn marks(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
+/// The lowest thresholds of CPU and memory, in percent of the node. Those above 100 are never reached and are left out.
+fn thresholds(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
     let cpus = node.cpu.map(|cpu| f64::from(cpu.online));
     let total = node.memory.map(|memory| memory.total.0 as f64);
     let mut lowest = [None, None];
     for rule in &policy.rules {
-        let (resource, mark) = match rule.metric {
+        let (resource, threshold) = match rule.metric {
             Metric::CpuUtilization => (0, Some(rule.watermark)),
             // One CPU is 1000 millicores: a percent of it is ten.
             Metric::CpuUsage => (0, cpus.map(|cpus| rule.watermark / cpus / 10.0)),
@@ -77,8 +77,10 @@ fn marks(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
             Metric::MemoryUsage => (1, total.map(|total| rule.watermark * 100.0 / total)),
             _ => continue,
         };
-        let mark = mark.filter(|mark| *mark <= 100.0).and_then(Percent::of);
-        lowest[resource] = lowest[resource].into_iter().chain(mark).min();
+        let threshold = threshold
+            .filter(|threshold| *threshold <= 100.0)
+            .and_then(Percent::of);
+        lowest[resource] = lowest[resource].into_iter().chain(threshold).min();
     }
     lowest
 }
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    fn told(node: &NodeSample, used: [Option<f64>; 2], policy: &PolicySet) -> Summary {
+    fn summarize(node: &NodeSample, used: [Option<f64>; 2], policy: &PolicySet) -> Summary {
         let reports = [
             report("q/cpu", RuleState::Breached),
             report("q/mem", RuleState::Cooling),
@@ -147,22 +149,22 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_the_last_report_did_and_leaves_out_what_that_did_not_know() {
+    fn it_has_the_values_of_the_last_report_and_omits_unknown_ones() {
         let policy = PolicySet::default();
-        let known = told(&node(), [Some(74.96), Some(33.3)], &policy);
+        let known = summarize(&node(), [Some(74.96), Some(33.3)], &policy);
         assert_eq!(known.cpu, Percent::of(75.0));
         assert_eq!(known.memory, Percent::of(33.3));
         assert_eq!(known.pressure, [Percent::of(1.5), None, None]);
         assert_eq!(known.throttled, Some(2));
         assert_eq!(known.breached, Some(1));
         assert_eq!(known.breached_rules, [RuleId::from("q/cpu")]);
-        let unknown = told(&NodeSample::default(), [None; 2], &policy);
+        let unknown = summarize(&NodeSample::default(), [None; 2], &policy);
         assert_eq!((unknown.cpu, unknown.memory), (None, None));
         assert_eq!(unknown.pressure, [None; 3]);
     }
 
     #[test]
-    fn marks_are_the_lowest_in_percent_of_the_node() {
+    fn the_lowest_thresholds_are_in_percent_of_the_node() {
         let policy = PolicySet {
             rules: vec![
                 rule("cpu_total_usage", 6000.0),
@@ -172,11 +174,15 @@ mod tests {
             ],
             ..PolicySet::default()
         };
-        let known = told(&node(), [None; 2], &policy);
+        let known = summarize(&node(), [None; 2], &policy);
         assert_eq!(known.cpu_mark, Percent::of(75.0));
-        assert_eq!(known.memory_mark, None, "above all memory there is");
+        assert_eq!(known.memory_mark, None, "above the node's memory");
         assert_eq!(known.rules, Some(4));
-        let unknown = told(&NodeSample::default(), [None; 2], &policy);
-        assert_eq!(unknown.cpu_mark, Percent::of(90.0), "CPUs are not known");
+        let unknown = summarize(&NodeSample::default(), [None; 2], &policy);
+        assert_eq!(
+            unknown.cpu_mark,
+            Percent::of(90.0),
+            "the number of CPUs is unknown"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The Lease as the agent writes it. Pure.
+//! Builds the Lease that the agent writes. Pure.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::Pulse;
 use crate::crd::Summary;
 use crate::crd::summary::ANNOTATION;
 
-/// A Lease that was never written.
+/// A new Lease.
 pub(super) fn new(namespace: &str, node: &str) -> Lease {
     Lease {
         metadata: ObjectMeta {
@@ -23,8 +23,13 @@ pub(super) fn new(namespace: &str, node: &str) -> Lease {
     }
 }
 
-/// The Lease renewed: the next sequence, the node as its owner where its UID is known. Fields that others set stay.
-pub(super) fn renewed(mut lease: Lease, pulse: &Pulse, holds: Duration, now: Timestamp) -> Lease {
+/// The renewed Lease: with the next sequence, and owned by the Node if its UID is known. Fields of other writers stay.
+pub(super) fn renewed(
+    mut lease: Lease,
+    pulse: &Pulse,
+    duration: Duration,
+    now: Timestamp,
+) -> Lease {
     let node = lease.metadata.name.clone().unwrap_or_default();
     if let Some(uid) = &pulse.node_uid {
         let owners = lease.metadata.owner_references.get_or_insert_default();
@@ -47,22 +52,22 @@ pub(super) fn renewed(mut lease: Lease, pulse: &Pulse, holds: Duration, now: Tim
     annotations.insert(ANNOTATION.to_owned(), summary.to_string());
     let is_first = lease.spec.is_none();
     let spec = lease.spec.take().unwrap_or_default();
-    // An agent that left for good has released it.
-    let taken = spec.holder_identity.as_ref() != Some(&node);
-    let acquired = spec.acquire_time.filter(|_| !taken);
+    // A removed agent has released it.
+    let acquired_now = spec.holder_identity.as_ref() != Some(&node);
+    let acquired = spec.acquire_time.filter(|_| !acquired_now);
     let transitions = spec.lease_transitions.unwrap_or(0);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(node),
-        lease_duration_seconds: i32::try_from(holds.as_secs()).ok(),
+        lease_duration_seconds: i32::try_from(duration.as_secs()).ok(),
         renew_time: Some(MicroTime(now)),
         acquire_time: acquired.or(Some(MicroTime(now))),
-        lease_transitions: Some(transitions.saturating_add(i32::from(taken && !is_first))),
+        lease_transitions: Some(transitions.saturating_add(i32::from(acquired_now && !is_first))),
         ..spec
     });
     lease
 }
 
-/// The Lease given back; `None` where it is not ours to give.
+/// The released Lease; `None` if it is not held by this node.
 pub(super) fn released(mut lease: Lease, node: &str) -> Option<Lease> {
     let spec = lease.spec.as_mut()?;
     if spec.holder_identity.as_deref() != Some(node) {
@@ -76,7 +81,7 @@ pub(super) fn released(mut lease: Lease, node: &str) -> Option<Lease> {
 mod tests {
     use super::*;
 
-    const HOLDS: Duration = Duration::from_secs(40);
+    const DURATION: Duration = Duration::from_secs(40);
 
     fn pulse(uid: Option<&str>) -> Pulse {
         Pulse {
@@ -90,7 +95,7 @@ mod tests {
     }
 
     fn renew(lease: Lease, uid: Option<&str>) -> Lease {
-        renewed(lease, &pulse(uid), HOLDS, Timestamp::UNIX_EPOCH)
+        renewed(lease, &pulse(uid), DURATION, Timestamp::UNIX_EPOCH)
     }
 
     fn owners(lease: &Lease) -> Vec<(String, String)> {
@@ -105,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_names_holder_duration_time_and_owner_and_counts_on() {
+    fn a_renewal_sets_holder_duration_time_owner_and_sequence() {
         let first = renew(new("leases", "worker"), Some("u"));
         let spec = first.spec.clone().expect("a spec");
         assert_eq!(spec.holder_identity.as_deref(), Some("worker"));
@@ -118,16 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_node_does_not_stop_it_and_another_node_of_that_name_takes_over() {
+    fn the_owner_is_set_once_known_and_replaced_by_a_new_node() {
         let lease = renew(new("leases", "worker"), None);
         assert_eq!(owners(&lease), []);
         let lease = renew(renew(lease, Some("old")), Some("new"));
         assert_eq!(owners(&lease), [("Node".to_owned(), "new".to_owned())]);
-        assert_eq!(owners(&renew(lease, None)).len(), 1, "it is not forgotten");
+        assert_eq!(owners(&renew(lease, None)).len(), 1, "the owner stays");
     }
 
     #[test]
-    fn what_others_set_stays() {
+    fn fields_of_other_writers_stay() {
         let mut lease = new("leases", "worker");
         let other = OwnerReference {
             kind: "Thing".to_owned(),
@@ -143,25 +148,25 @@ mod tests {
     }
 
     #[test]
-    fn a_released_lease_that_is_taken_again_counts_a_transition() {
+    fn acquiring_a_released_lease_counts_a_transition() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let first = renewed(new("leases", "worker"), &pulse(None), HOLDS, at(1));
+        let first = renewed(new("leases", "worker"), &pulse(None), DURATION, at(1));
         let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|it| it.lease_transitions);
         assert_eq!(transitions(&first), Some(0));
-        let second = renewed(first, &pulse(None), HOLDS, at(2));
+        let second = renewed(first, &pulse(None), DURATION, at(2));
         assert_eq!(transitions(&second), Some(0));
         let lease = released(second, "worker").expect("ours");
-        let again = renewed(lease, &pulse(None), HOLDS, at(3));
+        let again = renewed(lease, &pulse(None), DURATION, at(3));
         assert_eq!(transitions(&again), Some(1));
         let spec = again.spec.expect("a spec");
         assert_eq!(spec.acquire_time, Some(MicroTime(at(3))));
     }
 
     #[test]
-    fn only_our_own_lease_is_given_back() {
+    fn only_our_own_lease_is_released() {
         let lease = renew(new("leases", "worker"), None);
         assert!(released(lease.clone(), "other").is_none());
-        let given = released(lease, "worker").and_then(|lease| lease.spec);
-        assert_eq!(given.expect("a spec").holder_identity, None);
+        let released_spec = released(lease, "worker").and_then(|lease| lease.spec);
+        assert_eq!(released_spec.expect("a spec").holder_identity, None);
     }
 }

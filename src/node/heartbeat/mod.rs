@@ -1,15 +1,15 @@
-//! The agent's heartbeat: it renews one Lease, named as its node, with a line on the node's health and load.
+//! The agent's heartbeat: renews the Lease of its node, with a summary of the node's health and load.
 //!
 //! ```text
-//! sampling loop ─► Pulse ─► Beat (when, and what next) ─► Lease ─► API server
+//! sampling loop ─► Pulse ─► Schedule (what to call, and when) ─► Lease ─► API server
 //! ```
-//! A heartbeat says that the agent works, not that its process runs: where the sampling loop stands still there is none.
+//! A heartbeat means that the agent works, not only that its process runs: a stuck sampling loop stops it.
 
-pub mod beat;
 pub mod digest;
 mod lease;
 pub mod metrics;
 mod run;
+pub mod schedule;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,34 +22,34 @@ use self::metrics::Heartbeats;
 use crate::crd::Summary;
 use crate::engine::time::BootTime;
 
-/// The Lease is renewed this often unless reports reach the controller directly.
+/// Interval of Lease renewals unless direct reports are acknowledged.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How the heartbeat is sent.
+/// Options of the heartbeat.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the Leases are; it has to exist.
+    /// Namespace of the Leases; it has to exist.
     pub namespace: String,
-    /// Name of the node, and of its Lease.
+    /// Name of the node and of its Lease.
     pub node: String,
-    /// The Lease is renewed this often while reports reach the controller directly. At least [`INTERVAL`].
+    /// Interval of renewals while direct reports are acknowledged. At least [`INTERVAL`].
     pub relaxed: Duration,
-    /// The sampling loop stands still when it has not turned for so long.
+    /// The sampling loop is stuck after this time without a run.
     pub stuck_after: Duration,
 }
 
-/// What the sampling loop tells.
+/// The state of the sampling loop.
 #[derive(Clone, Debug, Default)]
 pub struct Pulse {
-    /// When it turned last; `None`: not yet.
-    pub turned: Option<BootTime>,
-    /// UID of our Node, where it is known.
+    /// Its last run, if any.
+    pub last_run: Option<BootTime>,
+    /// UID of our Node, if known.
     pub node_uid: Option<Arc<str>>,
-    /// The node's health and load; its sequence is not the loop's to know.
+    /// The node's health and load, without the sequence.
     pub summary: Summary,
 }
 
-/// The task that sends it.
+/// The task that renews the Lease.
 pub struct Heartbeat {
     client: Client,
     options: Options,
@@ -57,8 +57,8 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts it. While `acknowledged` is true the controller hears of the node by other means, and the Lease is
-    /// renewed only as often as [`Options::relaxed`] says. `client` must not repeat requests by itself.
+    /// Starts the task. While `acknowledged` is true the interval is [`Options::relaxed`]. `client` must not retry requests
+    /// by itself.
     pub fn start(
         client: Client,
         options: Options,
@@ -80,13 +80,13 @@ impl Heartbeat {
         }
     }
 
-    /// Ends it and gives the Lease back, so that nobody waits for an agent that left for good.
+    /// Stops renewing and releases the Lease, so that a removed agent is not reported as unresponsive.
     pub async fn release(self) {
         self.task.abort();
         if let Err(error) = run::release(&self.client, &self.options).await {
             tracing::warn!(
                 why = error.words(),
-                "failed to give the Lease back: the controller will tell of a silent agent"
+                "failed to release the Lease: the controller will report an unresponsive agent"
             );
         }
     }

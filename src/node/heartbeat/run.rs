@@ -1,4 +1,4 @@
-//! Carries out what [`Beat`] decides.
+//! Makes the calls that [`Schedule`] decides on.
 
 use fastrand::Rng;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -7,15 +7,15 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::beat::{Beat, Call, Outcome, Step};
 use super::lease;
 use super::metrics::Heartbeats;
+use super::schedule::{Call, Outcome, Schedule, Step};
 use super::{Options, Pulse};
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::crd::summary::Percent;
 use crate::node::clock;
 
-/// Runs until the sampling loop is gone.
+/// Runs until the sampling loop ends.
 pub(super) async fn run(
     client: Client,
     options: Options,
@@ -24,87 +24,87 @@ pub(super) async fn run(
     metrics: Heartbeats,
 ) {
     let (relaxed, stuck_after) = (options.relaxed, options.stuck_after);
-    let mut beat = Beat::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
-    let mut heart = Heart::new(client, options, metrics);
+    let mut schedule = Schedule::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
+    let mut writer = LeaseWriter::new(client, options, metrics);
     loop {
-        let turned = pulse.borrow_and_update().turned;
+        let last_run = pulse.borrow_and_update().last_run;
         let relaxed = *acknowledged.borrow_and_update();
-        let step = beat.step(clock::boot_time(), turned, relaxed);
-        heart.metrics.stalled(matches!(step, Step::Stalled(_)));
+        let step = schedule.step(clock::boot_time(), last_run, relaxed);
+        writer.metrics.stuck(matches!(step, Step::Stuck(_)));
         match step {
             Step::Wait(left) => tokio::select! {
                 () = sleep(left) => {}
                 () = changed(&mut acknowledged) => {}
-                () = heart.marks_change(&mut pulse) => beat.hurry(clock::boot_time()),
+                () = writer.thresholds_changed(&mut pulse) => schedule.renew_soon(clock::boot_time()),
             },
-            Step::Stalled(left) => tokio::select! {
+            Step::Stuck(left) => tokio::select! {
                 () = sleep(left) => {}
-                turns = pulse.changed() => if turns.is_err() { return },
+                run = pulse.changed() => if run.is_err() { return },
             },
-            Step::Call { call, holds } => {
+            Step::Call { call, duration } => {
                 let pulse = pulse.borrow().clone();
-                let outcome = heart.call(call, &pulse, holds).await;
-                beat.came(clock::boot_time(), outcome);
-                heart.metrics.every(beat.interval());
+                let outcome = writer.call(call, &pulse, duration).await;
+                schedule.record(clock::boot_time(), outcome);
+                writer.metrics.set_interval(schedule.interval());
             }
         }
     }
 }
 
-/// Where nobody is left to change it, it stays as it is.
+/// Never completes if the sender is dropped.
 async fn changed(acknowledged: &mut watch::Receiver<bool>) {
     if acknowledged.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// The marks over CPU and memory.
-type Marks = [Option<Percent>; 2];
+/// The thresholds of CPU and memory.
+type Thresholds = [Option<Percent>; 2];
 
-fn marks(pulse: &Pulse) -> Marks {
+fn thresholds(pulse: &Pulse) -> Thresholds {
     [pulse.summary.cpu_mark, pulse.summary.memory_mark]
 }
 
-struct Heart {
+struct LeaseWriter {
     api: Api<Lease>,
     options: Options,
     metrics: Heartbeats,
-    /// As the API server returned it last.
+    /// As last returned by the API server.
     lease: Lease,
-    /// The marks that it has; `None`: it was not written yet.
-    marks: Option<Marks>,
-    /// Why the last call failed, as it was last told.
+    /// The thresholds in the Lease; `None`: it was not written yet.
+    thresholds: Option<Thresholds>,
+    /// Why the last call failed, as last logged.
     failure: Option<String>,
 }
 
-impl Heart {
+impl LeaseWriter {
     fn new(client: Client, options: Options, metrics: Heartbeats) -> Self {
         Self {
             api: Api::namespaced(client, &options.namespace),
             lease: lease::new(&options.namespace, &options.node),
-            marks: None,
+            thresholds: None,
             options,
             metrics,
             failure: None,
         }
     }
 
-    /// Waits until the marks are others than those of the Lease, which it has from then on.
-    async fn marks_change(&mut self, pulse: &mut watch::Receiver<Pulse>) {
-        let Some(written) = &mut self.marks else {
+    /// Waits until the thresholds differ from those in the Lease, and takes them as written.
+    async fn thresholds_changed(&mut self, pulse: &mut watch::Receiver<Pulse>) {
+        let Some(written) = &mut self.thresholds else {
             return std::future::pending().await;
         };
-        let changed = pulse.wait_for(|pulse| marks(pulse) != *written).await;
-        match changed.map(|pulse| marks(&pulse)) {
-            Ok(marks) => *written = marks,
+        let changed = pulse.wait_for(|pulse| thresholds(pulse) != *written).await;
+        match changed.map(|pulse| thresholds(&pulse)) {
+            Ok(thresholds) => *written = thresholds,
             Err(_) => std::future::pending().await,
         }
     }
 
-    async fn call(&mut self, what: Call, pulse: &Pulse, holds: std::time::Duration) -> Outcome {
+    async fn call(&mut self, what: Call, pulse: &Pulse, duration: std::time::Duration) -> Outcome {
         let (api, name) = (&self.api, &self.options.node);
         let params = PostParams::default();
-        let renewed = |lease| lease::renewed(lease, pulse, holds, clock::wall_time());
+        let renewed = |lease| lease::renewed(lease, pulse, duration, clock::wall_time());
         let answer = match what {
             Call::Read => call(stored(api.get(name))).await,
             Call::Create => {
@@ -118,11 +118,11 @@ impl Heart {
         };
         match answer {
             Ok(mut lease) => {
-                // Who wrote which field is of no use here, and the larger part of it.
+                // Not needed here, and larger than the rest.
                 lease.metadata.managed_fields = None;
                 self.lease = lease;
                 if what != Call::Read {
-                    self.marks = Some(marks(pulse));
+                    self.thresholds = Some(thresholds(pulse));
                 }
                 self.succeeded(what)
             }
@@ -145,7 +145,7 @@ impl Heart {
 
     fn failed(&mut self, what: Call, error: &CallError) -> Outcome {
         let (result, outcome) = match (what, error.code()) {
-            // Without the namespace nothing can be created in it.
+            // A 404 to a create means that the namespace is missing.
             (Call::Read | Call::Renew, Some(404)) => ("missing", Outcome::Missing),
             (Call::Create | Call::Renew, Some(409)) => ("conflict", Outcome::Conflict),
             (_, Some(429)) => ("throttled", Outcome::Failed(error.retry_after())),
@@ -154,14 +154,14 @@ impl Heart {
         };
         self.metrics.count(result);
         if let Outcome::Failed(_) = outcome {
-            self.tell(what, error);
+            self.log_failure(what, error);
         } else {
-            tracing::debug!(why = error.words(), "the Lease is not as it was");
+            tracing::debug!(why = error.words(), "the Lease was changed or deleted");
         }
         outcome
     }
 
-    fn tell(&mut self, what: Call, error: &CallError) {
+    fn log_failure(&mut self, what: Call, error: &CallError) {
         let mut why = error.words();
         if (what, error.code()) == (Call::Create, Some(404)) {
             let namespace = &self.options.namespace;
@@ -171,13 +171,13 @@ impl Heart {
         }
         if self.failure.as_ref() != Some(&why) {
             let lease = format!("{}/{}", self.options.namespace, self.options.node);
-            tracing::warn!(lease, why, "failed to renew the Lease; trying again");
+            tracing::warn!(lease, why, "failed to renew the Lease; retrying");
             self.failure = Some(why);
         }
     }
 }
 
-/// Gives the Lease back.
+/// Releases the Lease.
 pub(super) async fn release(client: &Client, options: &Options) -> Result<(), CallError> {
     let api: Api<Lease> = Api::namespaced(client.clone(), &options.namespace);
     let Some(lease) = found(call(stored(api.get(&options.node))).await)? else {

@@ -1,4 +1,4 @@
-//! `Ready`, `Contested`, `Degraded` and `Stopped` of a `NodeWatermark`.
+//! The conditions `Ready`, `Contested`, `Degraded` and `Stopped` of a `NodeWatermark`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -10,63 +10,63 @@ use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
 use crate::node::machine::wording::unknown_reason;
 
-/// The longest message that an API server takes is 32 KiB; nobody reads that.
-const LONGEST: usize = 1024;
+/// Longest message of a condition, in bytes. The API server allows 32 KiB.
+const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// What speaks for and against all being well. Each list is empty where nothing is wrong.
+/// The health of the agent. Each list is empty if nothing is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Why the spec is not kept (any more).
+    /// Why the spec is not enforced.
     pub unready: Option<Unready>,
-    /// Which of the rules that are kept are judged.
-    pub rules: Judged,
-    /// What somebody else keeps undoing.
+    /// Which of the rules are evaluated.
+    pub rules: Evaluated,
+    /// What another writer keeps changing.
     pub contested: Vec<String>,
-    /// What can't be handled, each with one word for it.
+    /// Problems, each with its reason and message.
     pub degraded: Vec<(&'static str, String)>,
-    /// Everything is stopped.
+    /// The emergency stop, if there is one.
     pub stopped: Option<Stopped>,
 }
 
-/// How many rules there are, and those that have no usable sample.
+/// The number of rules, and those without a usable sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct Evaluated {
     rules: usize,
-    /// Each with the reason, in words.
-    unjudged: Vec<String>,
-    /// All of that passes by itself, as after a start.
-    passing: bool,
+    /// Each with the reason.
+    not_evaluated: Vec<String>,
+    /// All reasons are transient, as after a start.
+    transient: bool,
 }
 
-impl Judged {
-    /// By the last evaluation.
+impl Evaluated {
+    /// From the last evaluation.
     pub fn of(reports: &[RuleReport]) -> Self {
-        let passes = |why: &Unknown| matches!(why, Unknown::Rebased | Unknown::Sparse);
+        let is_transient = |why: &Unknown| matches!(why, Unknown::Rebased | Unknown::Sparse);
         let unknown = || reports.iter().filter_map(|it| Some((it, it.unknown?)));
         let words = |(report, why): (&RuleReport, Unknown)| {
             format!("{} ({})", report.id, unknown_reason(why))
         };
         Self {
             rules: reports.len(),
-            unjudged: unknown().map(words).collect(),
-            passing: unknown().all(|(_, why)| passes(&why)),
+            not_evaluated: unknown().map(words).collect(),
+            transient: unknown().all(|(_, why)| is_transient(&why)),
         }
     }
 
     /// Status, reason and message of `Ready`.
     fn condition(&self) -> (bool, &'static str, String) {
-        let (rules, unjudged) = (self.rules, self.unjudged.len());
-        let named = self.unjudged.join(", ");
-        let message = match (rules, unjudged) {
-            (0, _) => "no rule is for this node".to_owned(),
-            (_, 0) => "every rule is judged".to_owned(),
-            _ if rules == unjudged => format!("no rule is judged: {named}"),
+        let (rules, not_evaluated) = (self.rules, self.not_evaluated.len());
+        let named = self.not_evaluated.join(", ");
+        let message = match (rules, not_evaluated) {
+            (0, _) => "this node has no rules".to_owned(),
+            (_, 0) => "all rules are evaluated".to_owned(),
+            _ if rules == not_evaluated => format!("no rule can be evaluated: {named}"),
             _ => format!(
-                "{} of {rules} rules are judged; not judged: {named}",
-                rules - unjudged
+                "{} of {rules} rules are evaluated; not evaluated: {named}",
+                rules - not_evaluated
             ),
         };
-        if rules > 0 && rules == unjudged && !self.passing {
+        if rules > 0 && rules == not_evaluated && !self.transient {
             (false, NONE_JUDGED, message)
         } else {
             (true, "RulesKept", message)
@@ -74,12 +74,12 @@ impl Judged {
     }
 }
 
-/// How far an emergency stop has come.
+/// The progress of an emergency stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stopped {
-    /// Why; empty where nobody said.
+    /// Why; empty if no reason was given.
     pub reason: String,
-    /// What is not given back yet, in words.
+    /// What is not restored yet.
     pub left: Vec<String>,
 }
 
@@ -91,26 +91,26 @@ impl Stopped {
             [] => (RELEASED, format!("{words}; nothing is in force")),
             left => {
                 let left = left.join(", ");
-                (RELEASING, format!("{words}; being given back: {left}"))
+                (RELEASING, format!("{words}; being restored: {left}"))
             }
         }
     }
 }
 
-/// Why a spec is not kept.
+/// Why a spec is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unready {
-    /// No rule has been judged yet.
+    /// Not every rule has been evaluated yet.
     Starting,
-    /// The last rules that were understood are kept instead.
-    Held(String),
-    /// The agent has ended and undone everything; in words why.
+    /// The last valid rules are enforced instead, for this reason.
+    LastRulesHeld(String),
+    /// The agent has restored everything and ended, for this reason.
     Ended(String),
-    /// Everything is stopped.
+    /// The emergency stop, if there is one.
     Stopped,
 }
 
-/// The conditions, from those before: the time of transition changes with the status alone.
+/// Builds the conditions from the previous ones: the transition time changes only with the status.
 pub fn conditions(
     health: &Health,
     generation: Option<i64>,
@@ -125,7 +125,7 @@ pub fn conditions(
             type_: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: cut(message, LONGEST),
+            message: cut(message, MAX_MESSAGE_BYTES),
             observed_generation: generation,
             last_transition_time: since.map_or(Time(now), |it| it.last_transition_time.clone()),
         }
@@ -136,19 +136,19 @@ pub fn conditions(
             make(READY, status, reason, message)
         }
         Some(Unready::Starting) => {
-            let message = "not every rule has been judged yet".to_owned();
+            let message = "not every rule has been evaluated yet".to_owned();
             make(READY, false, "Starting", message)
         }
-        Some(Unready::Held(why)) => make(READY, false, "LastRulesHeld", why.clone()),
+        Some(Unready::LastRulesHeld(why)) => make(READY, false, "LastRulesHeld", why.clone()),
         Some(Unready::Ended(why)) => make(READY, false, "AgentEnded", why.clone()),
         Some(Unready::Stopped) => {
-            let message = "everything is stopped: no rule acts".to_owned();
+            let message = "everything is stopped: rules take no action".to_owned();
             make(READY, false, "Stopped", message)
         }
     };
     let contested = match health.contested.as_slice() {
         [] => make(CONTESTED, false, "NotContested", String::new()),
-        whom => make(CONTESTED, true, "UndoneByOthers", whom.join("; ")),
+        writers => make(CONTESTED, true, "UndoneByOthers", writers.join("; ")),
     };
     let degraded = match health.degraded.as_slice() {
         [] => make(DEGRADED, false, "AllInOrder", String::new()),
@@ -168,10 +168,10 @@ pub fn conditions(
         .collect()
 }
 
-/// At most so many bytes of it.
-pub fn cut(mut text: String, most: usize) -> String {
-    if text.len() > most {
-        let end = (0..=most.saturating_sub(3)).rev();
+/// Truncates to at most `max` bytes.
+pub fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        let end = (0..=max.saturating_sub(3)).rev();
         let end = end.into_iter().find(|end| text.is_char_boundary(*end));
         text.truncate(end.unwrap_or(0));
         text.push_str("...");
@@ -184,12 +184,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_transition_changes_with_the_status_alone() {
+    fn the_transition_time_changes_only_with_the_status() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let well = Health::default();
-        let first = conditions(&well, Some(1), &[], at(100));
+        let healthy = Health::default();
+        let first = conditions(&healthy, Some(1), &[], at(100));
         let held = Health {
-            unready: Some(Unready::Held("the spec is not understood".to_owned())),
+            unready: Some(Unready::LastRulesHeld(
+                "the spec is not understood".to_owned(),
+            )),
             ..Health::default()
         };
         let second = conditions(&held, Some(2), &first, at(200));
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_shown_while_it_lasts_with_who_and_why_and_what_is_left() {
+    fn a_stop_shows_its_reason_and_what_is_not_restored() {
         let at = Timestamp::UNIX_EPOCH;
         let shown = |stopped: Option<Stopped>| {
             let health = Health {
@@ -215,7 +217,7 @@ mod tests {
         };
         assert!(shown(None).iter().all(|it| it.type_ != STOPPED));
         let releasing = Stopped {
-            reason: "bad marks (by ann)".to_owned(),
+            reason: "bad thresholds (by ann)".to_owned(),
             left: vec!["CPU of 2 pods".to_owned(), "our taint".to_owned()],
         };
         let conditions = shown(Some(releasing));
@@ -229,8 +231,8 @@ mod tests {
             (STOPPED, "True")
         );
         assert_eq!(stopped.reason, RELEASING);
-        let told = "stopped: bad marks (by ann); being given back: CPU of 2 pods, our taint";
-        assert_eq!(stopped.message, told);
+        let expected = "stopped: bad thresholds (by ann); being restored: CPU of 2 pods, our taint";
+        assert_eq!(stopped.message, expected);
         let released = shown(Some(Stopped::default()));
         let stopped = released.last().expect("a condition");
         assert_eq!(stopped.reason, RELEASED);

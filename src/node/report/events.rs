@@ -1,13 +1,12 @@
-//! Events: what `kubectl describe` tells of a node, of its `NodeWatermark` and of its pods. Transitions alone, never
-//! a tick, never a step; and each once, about the object that people look at for it.
+//! Events on the Node, its `NodeWatermark` and its pods: one for each transition, never one per tick or throttle step.
 //!
-//! | on | about |
+//! | object | events |
 //! |---|---|
-//! | the Node | its rules: breached, cooling, ended; new pods: kept away, welcome; the emergency stop |
-//! | the pod | its throttle: begins, floor, ends; its eviction: done, refused |
-//! | the `NodeWatermark` | what keeps the agent from doing what the rules say |
+//! | Node | rules: breached, cooling, ended; scheduling disabled, enabled; the emergency stop |
+//! | Pod | throttle: start, floor, end; eviction: accepted, refused |
+//! | `NodeWatermark` | what prevents the agent from carrying out the rules |
 //!
-//! A Preview rule tells of its actions what it would tell with `strategy: None`, with a reason that begins with Would.
+//! A Preview rule has the events that it would have with `strategy: None`, with reasons that start with `Would`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +27,7 @@ use self::throttles::Throttles;
 
 /// The object that an event regards.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum About {
+pub enum Regarding {
     /// Our Node.
     Node,
     /// Our `NodeWatermark`.
@@ -44,7 +43,7 @@ pub enum About {
     },
 }
 
-impl About {
+impl Regarding {
     /// The pod of a `namespace/name`.
     fn pod(full_name: Option<&str>, uid: &PodUid) -> Option<Self> {
         let (namespace, name) = full_name?.split_once('/')?;
@@ -56,40 +55,40 @@ impl About {
     }
 }
 
-/// One event to be.
+/// An event to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    /// What it regards.
-    pub about: About,
-    /// Somebody should look.
+pub struct NewEvent {
+    /// The object.
+    pub regarding: Regarding,
+    /// Its type is Warning.
     pub warning: bool,
-    /// One word.
+    /// Its reason.
     pub reason: &'static str,
-    /// What happened.
+    /// Its message.
     pub message: String,
 }
 
-/// What a decision is called, done and in Preview.
-type Words = (&'static str, &'static str);
+/// The reasons of an action: enforced, and in Preview.
+type Reasons = (&'static str, &'static str);
 
-const THROTTLED: Words = ("PodThrottled", "WouldThrottle");
-const AT_FLOOR: Words = ("PodAtThrottleFloor", "WouldThrottleToFloor");
-const RESTORED: Words = ("PodRestored", "WouldRestore");
-const RECLAIMED: Words = ("PageCacheReclaimed", "WouldReclaim");
-const EVICTED: Words = ("PodEvicted", "WouldEvict");
-const CLOSED: Words = ("SchedulingDisabled", "WouldDisableScheduling");
-const OPENED: Words = ("SchedulingEnabled", "WouldEnableScheduling");
+const THROTTLED: Reasons = ("PodThrottled", "WouldThrottle");
+const AT_FLOOR: Reasons = ("PodAtThrottleFloor", "WouldThrottleToFloor");
+const RESTORED: Reasons = ("PodRestored", "WouldRestore");
+const RECLAIMED: Reasons = ("PageCacheReclaimed", "WouldReclaim");
+const EVICTED: Reasons = ("PodEvicted", "WouldEvict");
+const CLOSED: Reasons = ("SchedulingDisabled", "WouldDisableScheduling");
+const OPENED: Reasons = ("SchedulingEnabled", "WouldEnableScheduling");
 
-const fn of((done, would): Words, is_would: bool) -> &'static str {
+const fn reason_of((done, would): Reasons, is_would: bool) -> &'static str {
     if is_would { would } else { done }
 }
 
-/// What the notes are written from besides the events.
+/// The state that messages are built from.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The policies in force.
     pub policy: &'a PolicySet,
-    /// The rules as they stand.
+    /// The state of the rules.
     pub reports: &'a [RuleReport],
 }
 
@@ -97,7 +96,7 @@ fn rule<'a>(policy: &'a PolicySet, id: &RuleId) -> Option<&'a Rule> {
     policy.rules.iter().find(|rule| rule.id == *id)
 }
 
-/// The ratio that a rule's throttle does not go below.
+/// The lowest ratio of a rule's throttle.
 fn floor(policy: &PolicySet, id: &RuleId) -> Option<u8> {
     let throttle = rule(policy, id)?.action.throttle?;
     Some(throttle.min_ratio)
@@ -108,7 +107,7 @@ impl Facts<'_> {
         rule(self.policy, id)
     }
 
-    /// `q/r: cpu_total_usage 7200m, mark 4000m`
+    /// `q/r: cpu_total_usage 7200m, threshold 4000m`
     fn why(&self, id: &RuleId) -> String {
         let report = self.reports.iter().find(|report| report.id == *id);
         let metric = self.rule(id).map(|rule| rule.metric.to_string());
@@ -117,24 +116,27 @@ impl Facts<'_> {
         };
         let value = |value| format_value(Some(&metric), value);
         let now = report.value.map_or_else(|| "unknown".to_owned(), value);
-        format!("{id}: {metric} {now}, mark {}", value(report.watermark))
+        format!(
+            "{id}: {metric} {now}, threshold {}",
+            value(report.watermark)
+        )
     }
 }
 
-/// Makes notes of what happens.
+/// Builds events from decisions and outcomes.
 #[derive(Debug, Default)]
-pub struct Teller {
+pub struct EventBuilder {
     throttles: Throttles,
-    /// Rules that were told to be unknown.
+    /// Rules that were reported as unknown.
     unknown: BTreeSet<RuleId>,
-    /// What stood on the Node, as it was last told.
+    /// The taint state on the Node, as last reported.
     standing: Option<Standing>,
-    /// Evictions that were decided, in words.
+    /// Messages of the evictions that were decided.
     evicting: BTreeMap<PodUid, String>,
 }
 
-impl Teller {
-    /// Knows of what an earlier process throttled: it told of it.
+impl EventBuilder {
+    /// Adopts throttles that an earlier process already reported.
     pub fn adopt(&mut self, records: impl Iterator<Item = Record>, policy: &PolicySet) {
         for record in records {
             let floor = floor(policy, &record.rule);
@@ -142,22 +144,22 @@ impl Teller {
         }
     }
 
-    /// Forgets the pods that are gone.
+    /// Forgets deleted pods.
     pub fn forget(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         self.throttles.forget(is_there);
     }
 
-    /// Takes in what happened in a tick.
-    pub fn hear(&mut self, events: &[Event], facts: Facts, out: &mut Vec<Note>) {
+    /// Adds the events of a tick.
+    pub fn record(&mut self, events: &[Event], facts: Facts, out: &mut Vec<NewEvent>) {
         for event in events {
             match event {
                 Event::Decision(decision) => self.decided(decision, facts, out),
-                Event::Notice(notice) => noticed(&notice.news, out),
+                Event::Notice(notice) => notice_event(&notice.news, out),
             }
         }
     }
 
-    fn decided(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
+    fn decided(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
         let Transition {
             rule,
             would,
@@ -167,14 +169,14 @@ impl Teller {
         match change {
             Change::State { from, to, .. } => {
                 if (*from, *to) == (RuleState::Normal, RuleState::Breached) {
-                    self.throttles.begin(rule, *would);
+                    self.throttles.start(rule, *would);
                 }
                 state(decision, facts, out);
             }
-            Change::Unknown { reason } => self.lost(rule, *reason, decision, out),
+            Change::Unknown { reason } => self.value_unknown(rule, *reason, decision, out),
             Change::Known { .. } if self.unknown.remove(rule) => {
-                let message = format!("{} is known again", facts.why(rule));
-                out.push(note(About::Watermark, false, "RuleKnown", message));
+                let message = format!("{} has a value again", facts.why(rule));
+                out.push(new_event(Regarding::Watermark, false, "RuleKnown", message));
             }
             Change::Throttle { .. } => {
                 let floor = floor(facts.policy, rule);
@@ -187,34 +189,45 @@ impl Teller {
             } => self.throttles.floor(decision, out),
             Change::Reclaim { pod, amount } => {
                 let message = format!("{}; up to {amount} of page cache", facts.why(rule));
-                let about = About::pod(decision.pod_name.as_deref(), pod);
-                let reason = of(RECLAIMED, *would);
-                out.extend(about.map(|about| note(about, false, reason, message)));
+                let regarding = Regarding::pod(decision.pod_name.as_deref(), pod);
+                let reason = reason_of(RECLAIMED, *would);
+                out.extend(regarding.map(|regarding| new_event(regarding, false, reason, message)));
             }
             Change::Evict { .. } => self.evict(decision, facts, out),
             Change::SchedulingDisabled { effect } if *would => {
                 let message = closed(*effect, &facts.why(rule));
-                out.push(on_node(true, of(CLOSED, true), message));
+                out.push(on_node(true, reason_of(CLOSED, true), message));
             }
             Change::SchedulingEnabled if *would => {
-                out.push(on_node(false, of(OPENED, true), facts.why(rule)));
+                out.push(on_node(false, reason_of(OPENED, true), facts.why(rule)));
             }
             _ => {}
         }
     }
 
-    /// The first look after a start has nothing to compare with, which is nobody's news.
-    fn lost(&mut self, rule: &RuleId, why: Unknown, decision: &Decision, out: &mut Vec<Note>) {
+    /// A rule has no value. The first sample after a start has nothing to compare with: that is no event.
+    fn value_unknown(
+        &mut self,
+        rule: &RuleId,
+        why: Unknown,
+        decision: &Decision,
+        out: &mut Vec<NewEvent>,
+    ) {
         if matches!(why, Unknown::Rebased | Unknown::Sparse) || !self.unknown.insert(rule.clone()) {
             return;
         }
         let metric = decision.metric.as_deref().unwrap_or("its metric");
         let why = unknown_reason(why);
-        let message = format!("{rule}: {metric} cannot be judged: {why}; what is in force is held");
-        out.push(note(About::Watermark, true, "RuleUnknown", message));
+        let message = format!("{rule}: {metric} cannot be evaluated: {why}; actions in force stay");
+        out.push(new_event(
+            Regarding::Watermark,
+            true,
+            "RuleUnknown",
+            message,
+        ));
     }
 
-    fn evict(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
+    fn evict(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
         let Change::Evict {
             pod,
             grace,
@@ -230,19 +243,19 @@ impl Teller {
         let why = facts.why(&decision.transition.rule);
         let words = format!("{why}; grace {}{release}", short(*grace));
         if decision.transition.would {
-            let about = About::pod(decision.pod_name.as_deref(), pod);
-            let reason = of(EVICTED, true);
-            out.extend(about.map(|about| note(about, true, reason, words)));
+            let regarding = Regarding::pod(decision.pod_name.as_deref(), pod);
+            let reason = reason_of(EVICTED, true);
+            out.extend(regarding.map(|regarding| new_event(regarding, true, reason, words)));
         } else {
             self.evicting.insert(pod.clone(), words);
         }
     }
 
-    /// Takes in what came of an eviction. What keeps every pod from being evicted is not the pod's: see [`held_up`].
-    pub fn outcome(&mut self, outcome: &Outcome, out: &mut Vec<Note>) {
+    /// Adds the event of an eviction's outcome. What blocks all evictions is not the pod's event: see [`evictions_blocked`].
+    pub fn outcome(&mut self, outcome: &Outcome, out: &mut Vec<NewEvent>) {
         let target = &outcome.request.target;
         let uid = outcome.request.uid();
-        let about = About::Pod {
+        let regarding = Regarding::Pod {
             namespace: target.namespace.clone(),
             name: target.name.clone(),
             uid: uid.clone(),
@@ -252,21 +265,21 @@ impl Teller {
             Fate::Accepted => {
                 let words = self.evicting.remove(&uid);
                 let words = words.unwrap_or_else(|| outcome.request.rule.to_string());
-                out.push(note(about, true, of(EVICTED, false), words));
+                out.push(new_event(regarding, true, reason_of(EVICTED, false), words));
             }
             Fate::Terminating | Fate::Gone => drop(self.evicting.remove(&uid)),
             Fate::Refused { why, .. } => {
                 self.evicting.remove(&uid);
                 if why.obstacle().is_none() {
                     let words = format!("{}: {why}", outcome.request.rule);
-                    out.push(note(about, true, "EvictionRefused", words));
+                    out.push(new_event(regarding, true, "EvictionRefused", words));
                 }
             }
         }
     }
 
-    /// Takes in what stands on the Node; `words` say which rules want it, by which values.
-    pub fn stands(&mut self, standing: &Standing, words: &str, out: &mut Vec<Note>) {
+    /// Adds the events of a changed taint state; `words` say which rules want it, with their values.
+    pub fn standing(&mut self, standing: &Standing, words: &str, out: &mut Vec<NewEvent>) {
         if !standing.known {
             return;
         }
@@ -275,43 +288,48 @@ impl Teller {
         };
         if before.effect != standing.effect {
             if let Some(effect) = standing.effect {
-                out.push(on_node(true, of(CLOSED, false), closed(effect, words)));
+                out.push(on_node(
+                    true,
+                    reason_of(CLOSED, false),
+                    closed(effect, words),
+                ));
             } else {
-                let message = "no rule keeps new pods away any more: our taint is gone".to_owned();
-                out.push(on_node(false, of(OPENED, false), message));
+                let message =
+                    "no rule disables scheduling any more: the taint is removed".to_owned();
+                out.push(on_node(false, reason_of(OPENED, false), message));
             }
         }
         if standing.contested && !before.contested {
             let message =
-                "somebody keeps undoing our taint and condition: left alone for a while".to_owned();
+                "another writer keeps changing our taint and condition: leaving them alone for a while".to_owned();
             out.push(on_node(true, "TaintContested", message));
         }
     }
 }
 
-/// A rule met what keeps every pod from being evicted.
-pub fn held_up(outcome: &Outcome) -> Note {
+/// The event for an obstacle that blocks all evictions of a rule.
+pub fn evictions_blocked(outcome: &Outcome) -> NewEvent {
     let message = format!(
         "{}: no pod is evicted: {}",
         outcome.request.rule, outcome.fate
     );
-    note(About::Watermark, true, "EvictionRefused", message)
+    new_event(Regarding::Watermark, true, "EvictionRefused", message)
 }
 
-/// The emergency stop began, for this reason, or is over.
-pub fn stopped(reason: Option<&str>) -> Note {
+/// The event for an emergency stop that started for this reason, or ended.
+pub fn stopped(reason: Option<&str>) -> NewEvent {
     let message = match reason {
         Some(reason) => format!(
-            "{}; what is in force is given back, and nothing more is done",
+            "{}; everything in force is being restored, and no new action is taken",
             emergency_stop::words(reason)
         ),
-        None => "the emergency stop is over: the rules are judged anew".to_owned(),
+        None => "the emergency stop is over: the rules are evaluated again".to_owned(),
     };
-    let word = reason.map_or("EmergencyStopEnded", |_| "EmergencyStop");
-    note(About::Node, reason.is_some(), word, message)
+    let event_reason = reason.map_or("EmergencyStopEnded", |_| "EmergencyStop");
+    new_event(Regarding::Node, reason.is_some(), event_reason, message)
 }
 
-fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
+fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
     let Change::State {
         to,
         value,
@@ -327,23 +345,24 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
     let rule = facts.rule(id);
     let named = metric.unwrap_or("its metric");
     let now = value.map_or_else(|| "unknown".to_owned(), |it| format_value(metric, it));
-    let mark = format_value(metric, *watermark);
+    let threshold = format_value(metric, *watermark);
     let preview = if decision.transition.would {
-        " (Preview: nothing is done)"
+        " (Preview: no action is taken)"
     } else {
         ""
     };
     match to {
         RuleState::Breached => {
             let action = rule.map_or("", |rule| rule.action.name.as_str());
-            let message =
-                format!("{id}: {named} {now} is above its mark {mark}; action {action}{preview}");
+            let message = format!(
+                "{id}: {named} {now} is above its threshold {threshold}; action {action}{preview}"
+            );
             out.push(on_node(true, "RuleBreached", message));
         }
         RuleState::Cooling => {
             let cool = rule.map_or_else(String::new, |rule| short(rule.action.cool_down));
             let message = format!(
-                "{id}: {named} {now}, mark {mark}: what is in force is held for {cool} after the last breach{preview}"
+                "{id}: {named} {now}, threshold {threshold}: actions stay in force for {cool} after the last breach{preview}"
             );
             out.push(on_node(false, "RuleCooling", message));
         }
@@ -351,9 +370,9 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<Note>) {
             let why = if *unknown_too_long {
                 format!("{named} has been unknown for too long")
             } else {
-                format!("{named} {now}, mark {mark}")
+                format!("{named} {now}, threshold {threshold}")
             };
-            let message = format!("{id}: {why}: what is in force is undone{preview}");
+            let message = format!("{id}: {why}: all actions are restored{preview}");
             out.push(on_node(*unknown_too_long, "RuleEnded", message));
         }
     }
@@ -367,20 +386,25 @@ fn closed(effect: TaintEffect, why: &str) -> String {
     format!("{why}; {taint}")
 }
 
-const fn note(about: About, warning: bool, reason: &'static str, message: String) -> Note {
-    Note {
-        about,
+const fn new_event(
+    regarding: Regarding,
+    warning: bool,
+    reason: &'static str,
+    message: String,
+) -> NewEvent {
+    NewEvent {
+        regarding,
         warning,
         reason,
         message,
     }
 }
 
-const fn on_node(warning: bool, reason: &'static str, message: String) -> Note {
-    note(About::Node, warning, reason, message)
+const fn on_node(warning: bool, reason: &'static str, message: String) -> NewEvent {
+    new_event(Regarding::Node, warning, reason, message)
 }
 
-fn noticed(news: &News, out: &mut Vec<Note>) {
+fn notice_event(news: &News, out: &mut Vec<NewEvent>) {
     let (reason, message) = match news {
         News::ThrottleFailed { pod_name, reason } => {
             let pod = pod_name.as_deref().unwrap_or("a pod");
@@ -393,11 +417,16 @@ fn noticed(news: &News, out: &mut Vec<Note>) {
         } => ("ProbeFailed", format!("{url}: {failure}")),
         News::Probe { url, failure: None } => {
             let message = format!("{url} answers again");
-            return out.push(note(About::Watermark, false, "ProbeAnswers", message));
+            return out.push(new_event(
+                Regarding::Watermark,
+                false,
+                "ProbeAnswers",
+                message,
+            ));
         }
         _ => return,
     };
-    out.push(note(About::Watermark, true, reason, message));
+    out.push(new_event(Regarding::Watermark, true, reason, message));
 }
 
 #[cfg(test)]

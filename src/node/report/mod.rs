@@ -1,8 +1,8 @@
-//! What an agent tells: the status of its `NodeWatermark`, events, and the `NodeMetric` of its node.
+//! What an agent reports: the status of its `NodeWatermark`, events, and the `NodeMetric` of its node.
 
 pub mod conditions;
 pub mod events;
-pub mod farewell;
+pub mod final_status;
 pub mod node_metric;
 mod obstacles;
 pub mod pace;

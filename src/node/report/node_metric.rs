@@ -1,8 +1,8 @@
-//! What the `NodeMetric` of this node says, and when it is worth saying. Pure: a look at the machine in, the report out.
+//! Builds the `NodeMetric` of this node and decides when a report is due. Pure.
 //!
-//! A report is due within 10 s, and sooner when something changed that people would want to see: a rule's state, the
-//! pods, or the node's use by more than 5 % of what there is. It never takes more than 4 KiB, however long the names are.
-//! When exactly is left to chance, so that nodes that told of the same change do not go on in step.
+//! A report is due within 10 s, and sooner after a change of a rule's state, of the pods, or of the node's use by more
+//! than 5 % of its capacity. It takes at most 4 KiB, however long the names are. The interval is jittered, so that nodes
+//! that reported the same change do not stay in step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,29 +32,29 @@ use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
 use crate::ordered;
 
-/// A report is due at most [`INTERVAL`] after the one before, and at the earliest after this part of it...
-const EARLIEST: f64 = 0.9;
-/// ...and where the one before told of a change, as many nodes may have done at once.
-const EARLIEST_AFTER_CHANGE: f64 = 0.5;
-/// A change of use is looked for over at least this long: shorter ones are noise. The second report tells the first of it.
-const LEAST_INTERVAL: Duration = Duration::from_secs(3);
-/// A change of use by more than so many percent of the capacity is worth telling.
-const WORTH_TELLING: f64 = 5.0;
+/// A report is due at most [`INTERVAL`] after the previous one, and at the earliest after this part of it...
+const MIN_INTERVAL_PART: f64 = 0.9;
+/// ...or after this part if the previous one reported a change, as many nodes may have done at once.
+const MIN_INTERVAL_PART_AFTER_CHANGE: f64 = 0.5;
+/// Shorter changes of use are noise. The second report, the first with rates, follows after this time.
+const MIN_INTERVAL: Duration = Duration::from_secs(3);
+/// A change of use is reported when it exceeds this, in percent of the capacity.
+const MIN_CHANGE_PERCENT: f64 = 5.0;
 
-/// One look at the machine.
+/// A snapshot of the machine.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     /// The wall clock.
     pub time: Timestamp,
-    /// With the pods.
+    /// The node and its pods.
     pub sample: &'a Sample,
-    /// Over longer times.
+    /// Statistics over longer times.
     pub windows: &'a NodeWindows,
-    /// The pods that are looked after.
+    /// The pods with a cgroup.
     pub pods: &'a BTreeMap<PodUid, Workload>,
-    /// Those of them that no rule's action may touch.
+    /// The pods that no rule may act on.
     pub protected: BTreeSet<&'a PodUid>,
-    /// The rules as they stand, in order of id.
+    /// The state of the rules, by id.
     pub reports: &'a [RuleReport],
 }
 
@@ -64,19 +64,19 @@ pub struct Builder {
     node: String,
     agent: ReportingAgent,
     random: Rng,
-    last: Option<Look>,
+    last: Option<Snapshot>,
     due: Option<BootTime>,
 }
 
-/// What the next report is compared with.
+/// The counters that the next report is compared with.
 #[derive(Debug)]
-struct Look {
+struct Snapshot {
     at: BootTime,
     cpu: Option<CpuTimes>,
     pods: BTreeMap<PodUid, Counters>,
     system: Option<WaitCounters>,
-    /// As it was told, in percent.
-    told: [Option<f64>; 2],
+    /// Reported use of CPU and memory, in percent.
+    reported: [Option<f64>; 2],
 }
 
 /// The counters of a pod.
@@ -88,18 +88,18 @@ struct Counters {
 }
 
 impl Builder {
-    /// The reports of `node` by this process, which began at `now`; `boot_id` is the kernel's.
+    /// The reports of `node` by this process, which started at `now`; `boot_id` is the kernel's.
     ///
-    /// They are counted from the milliseconds since boot on. There is never more than one in a millisecond, so that a
-    /// later process of the same boot always goes on above.
+    /// Sequence numbers start at the milliseconds since boot. There is never more than one report in a millisecond, so a
+    /// later process of the same boot always starts higher.
     pub fn new(node: &str, boot_id: &str, now: BootTime, random: Rng) -> Self {
-        let begun = now.as_nanos() / 1_000_000;
+        let started = now.as_nanos() / 1_000_000;
         Self {
             node: node.to_owned(),
             agent: ReportingAgent {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 boot_id: boot_id.to_owned(),
-                sequence: i64::try_from(begun).unwrap_or(i64::MAX),
+                sequence: i64::try_from(started).unwrap_or(i64::MAX),
             },
             random,
             last: None,
@@ -112,44 +112,45 @@ impl Builder {
         self.due
     }
 
-    /// The use of CPU and memory that the last report told, in percent of the node.
-    pub fn told(&self) -> [Option<f64>; 2] {
-        self.last.as_ref().map_or([None; 2], |last| last.told)
+    /// The use of CPU and memory in the last report, in percent of the node.
+    pub fn reported_usage(&self) -> [Option<f64>; 2] {
+        self.last.as_ref().map_or([None; 2], |last| last.reported)
     }
 
-    /// Whether the next sample has to hold what a report needs.
+    /// Whether the next sample needs the data of a report.
     pub fn is_due(&self, now: BootTime) -> bool {
         self.due.is_none_or(|due| due <= now)
     }
 
-    /// Whether a sample has to be taken for a report alone: what changed is told with the next one that is taken anyway,
-    /// so that changes that come thick and fast make no more samples.
-    pub fn calls_for_sample(&self, now: BootTime) -> bool {
+    /// Whether a sample has to be taken just for a report. A change is reported with the next regular sample, so that
+    /// frequent changes cause no extra samples.
+    pub fn needs_sample(&self, now: BootTime) -> bool {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Something changed that is worth a report of its own.
+    /// Something changed: the next sample is reported.
     pub const fn changed(&mut self) {
         self.due = None;
     }
 
-    /// Looks whether the node's use has moved far enough from what was told. Allocates nothing.
-    pub fn see(&mut self, sample: &Sample) {
+    /// Checks whether the node's use differs enough from the last report. Allocates nothing.
+    pub fn observe(&mut self, sample: &Sample) {
         let Some(last) = &self.last else { return };
-        if sample.at.since(last.at) < LEAST_INTERVAL {
+        if sample.at.since(last.at) < MIN_INTERVAL {
             return;
         }
         let now = percents(&sample.node, cpu(last, sample));
-        let moved = |(told, now): (Option<f64>, Option<f64>)| {
-            told.zip(now)
-                .is_some_and(|(told, now)| (told - now).abs() > WORTH_TELLING)
+        let moved = |(reported, now): (Option<f64>, Option<f64>)| {
+            reported
+                .zip(now)
+                .is_some_and(|(reported, now)| (reported - now).abs() > MIN_CHANGE_PERCENT)
         };
-        if last.told.into_iter().zip(now).any(moved) {
+        if last.reported.into_iter().zip(now).any(moved) {
             self.changed();
         }
     }
 
-    /// The report: what it says, and that as JSON.
+    /// Builds the report, also as JSON.
     pub fn build(&mut self, view: &View<'_>) -> (NodeMetric, String) {
         let sample = view.sample;
         let last = self.last.take();
@@ -181,25 +182,25 @@ impl Builder {
             conditions: Vec::new(),
         };
         self.due = Some(sample.at + self.pause(last.is_none()));
-        self.last = Some(look(sample, percents(&sample.node, node_cpu)));
+        self.last = Some(snapshot(sample, percents(&sample.node, node_cpu)));
         let text = fit(&mut metric, |metric| &mut metric.status);
         (metric, text)
     }
 
-    /// From the report that is being built to the next.
+    /// Time until the next report.
     fn pause(&mut self, first: bool) -> Duration {
         if first {
-            return LEAST_INTERVAL;
+            return MIN_INTERVAL;
         }
         let earliest = match self.due {
-            Some(_) => EARLIEST,
-            None => EARLIEST_AFTER_CHANGE,
+            Some(_) => MIN_INTERVAL_PART,
+            None => MIN_INTERVAL_PART_AFTER_CHANGE,
         };
         INTERVAL.mul_f64(1.0 - (1.0 - earliest) * self.random.f64())
     }
 }
 
-/// What one pod uses.
+/// The use of one pod.
 struct Used<'a> {
     pod: &'a Workload,
     sample: &'a PodSample,
@@ -210,7 +211,7 @@ impl<'a> Used<'a> {
     fn of(
         sample: &'a PodSample,
         pods: &'a BTreeMap<PodUid, Workload>,
-        last: Option<&Look>,
+        last: Option<&Snapshot>,
         node: &NodeSample,
     ) -> Option<Self> {
         let before = last.and_then(|last| last.pods.get(&sample.uid));
@@ -257,7 +258,7 @@ impl<'a> Used<'a> {
     }
 }
 
-fn look(sample: &Sample, told: [Option<f64>; 2]) -> Look {
+fn snapshot(sample: &Sample, reported: [Option<f64>; 2]) -> Snapshot {
     let counters = |pod: &PodSample| Counters {
         at: pod.at,
         cpu_nanos: pod.cpu_nanos,
@@ -265,22 +266,22 @@ fn look(sample: &Sample, told: [Option<f64>; 2]) -> Look {
     };
     let pods = sample.pods.iter();
     let pods = pods.map(|pod| (pod.uid.clone(), counters(pod)));
-    Look {
+    Snapshot {
         system: sample.node.system,
         at: sample.at,
         cpu: sample.node.cpu,
         pods: pods.collect(),
-        told,
+        reported,
     }
 }
 
-/// Millicores of the node since then.
-fn cpu(last: &Look, sample: &Sample) -> Option<f64> {
+/// Millicores used by the node since `last`.
+fn cpu(last: &Snapshot, sample: &Sample) -> Option<f64> {
     let interval = sample.at.since(last.at);
     sample.node.cpu?.busy_since(last.cpu?, interval)
 }
 
-/// CPU and memory in percent of what there is.
+/// CPU and memory in percent of the capacity.
 fn percents(node: &NodeSample, cpu: Option<f64>) -> [Option<f64>; 2] {
     let memory = |memory: NodeMemory| {
         let used = memory.used()?;
@@ -316,7 +317,7 @@ fn total(node: &NodeSample, cpu: Option<f64>, pods: &[Used<'_>]) -> Usage {
             memory: pod_memory.map(bytes),
         },
         system: Amounts {
-            // The two are counted apart: for a moment the pods may be ahead.
+            // They are read at different moments, so the sum of the pods may be ahead.
             cpu: cpu
                 .zip(pod_cpu)
                 .map(|(all, pods)| cores(all.saturating_sub(pods))),
@@ -325,17 +326,17 @@ fn total(node: &NodeSample, cpu: Option<f64>, pods: &[Used<'_>]) -> Usage {
     }
 }
 
-/// Of what is known; `None` where something is there and nothing of it is known.
+/// The sum of the known parts; `None` if there are parts but none is known.
 fn sum<T: std::iter::Sum>(parts: impl Iterator<Item = Option<T>>) -> Option<T> {
-    let (mut there, mut known) = (false, false);
+    let (mut any, mut known) = (false, false);
     let sum = parts
         .inspect(|part| {
-            there = true;
+            any = true;
             known |= part.is_some();
         })
         .flatten()
         .sum();
-    (known || !there).then_some(sum)
+    (known || !any).then_some(sum)
 }
 
 fn top(pods: &mut [Used<'_>], node: &NodeSample) -> Vec<PodUsage> {
@@ -366,9 +367,9 @@ fn pressures(node: &NodeSample) -> Pressures {
     }
 }
 
-/// How long each of these pods, and `system.slice`, was stalled since the last report; nothing without pressure by cgroup.
+/// Stall times of the protected pods and `system.slice` since the last report; empty without PSI per cgroup.
 fn protected_stalls(
-    last: &Look,
+    last: &Snapshot,
     sample: &Sample,
     protected: &BTreeSet<&PodUid>,
 ) -> ProtectedStalls {
@@ -390,7 +391,7 @@ fn protected_stalls(
         ordered::sort_by(&mut stalls, f64::total_cmp);
         stalls
     };
-    // By nearest rank.
+    // Nearest-rank percentile.
     let at = |stalls: &[f64], hundredths: usize| {
         let rank = (stalls.len() * hundredths).div_ceil(100);
         let found = rank.checked_sub(1).map(|place| stalls[place]);
@@ -466,8 +467,8 @@ fn breached(reports: &[RuleReport]) -> Vec<String> {
         .collect()
 }
 
-/// What holds a status as JSON, in at most [`MOST_BYTES`]: where names are so long that it is too large, the least of the
-/// pods go first, then breached rules. `status` finds it.
+/// Serializes `whole` into at most [`MOST_BYTES`]: if it is too large, the least busy pods are dropped first, then
+/// breached rules. `status` returns the status inside.
 pub fn fit<T: Serialize>(
     whole: &mut T,
     mut status: impl FnMut(&mut T) -> &mut NodeMetricStatus,

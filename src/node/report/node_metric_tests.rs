@@ -21,7 +21,7 @@ struct Node {
 }
 
 impl Node {
-    /// Of so many pods; pod `n` uses `n + 1` millicores and MiB.
+    /// A node with this many pods; pod `n` uses `n + 1` millicores and MiB.
     fn new(pods: usize, name: impl Fn(usize) -> (String, String)) -> Self {
         let workload = |number| {
             let (namespace, name) = name(number);
@@ -55,7 +55,7 @@ impl Node {
         })
     }
 
-    /// So much time with the node using so many millicores.
+    /// Lets `time` pass with the node using `millicores`.
     fn pass(&mut self, time: Duration, millicores: u64) {
         let nanos = u64::try_from(time.as_nanos()).unwrap();
         self.now = self.now + time;
@@ -100,7 +100,7 @@ impl Node {
         })
     }
 
-    /// Two reports, ten seconds apart; the second one.
+    /// The second of two reports, ten seconds apart.
     fn second_report(&mut self) -> (NodeMetric, String) {
         self.pass(Duration::from_secs(1), 2000);
         self.report();
@@ -131,7 +131,7 @@ fn quantity(amount: Option<&Quantity>) -> &str {
 }
 
 #[test]
-fn a_report_tells_what_node_pods_and_system_use_since_the_last_one() {
+fn a_report_has_the_use_of_node_pods_and_system_since_the_last_one() {
     let mut node = Node::plain(3);
     let (metric, text) = node.second_report();
     let NodeMetricStatus {
@@ -165,7 +165,7 @@ fn a_report_tells_what_node_pods_and_system_use_since_the_last_one() {
 }
 
 #[test]
-fn the_first_report_has_no_rates_rather_than_zeroes() {
+fn the_first_report_has_no_rates_instead_of_zeroes() {
     let mut node = Node::plain(1);
     node.pass(Duration::from_secs(1), 2000);
     let (metric, text) = node.report();
@@ -177,7 +177,7 @@ fn the_first_report_has_no_rates_rather_than_zeroes() {
 }
 
 #[test]
-fn a_pod_whose_use_is_not_known_has_none() {
+fn a_pod_with_unknown_use_has_no_value() {
     let mut node = Node::plain(2);
     node.pass(Duration::from_secs(1), 2000);
     node.report();
@@ -192,7 +192,7 @@ fn a_pod_whose_use_is_not_known_has_none() {
 }
 
 #[test]
-fn rules_are_counted_by_state_and_the_breached_ones_named() {
+fn rules_are_counted_by_state_and_breached_ones_named() {
     let mut node = Node::plain(1);
     node.reports = vec![
         rule("q/a", RuleState::Breached),
@@ -214,9 +214,9 @@ fn rules_are_counted_by_state_and_the_breached_ones_named() {
 }
 
 #[test]
-fn a_report_of_110_pods_stays_within_4_kib_whatever_they_are_called() {
+fn a_report_of_110_pods_fits_4_kib_with_any_names() {
     let mut node = Node::plain(110);
-    // A day of it: every figure is there.
+    // After a day every window has values.
     for _ in 0..3600 {
         node.pass(Duration::from_secs(24), 2345);
     }
@@ -246,38 +246,38 @@ fn a_report_of_110_pods_stays_within_4_kib_whatever_they_are_called() {
 }
 
 #[test]
-fn a_change_is_told_with_the_next_sample_and_calls_for_none_of_its_own() {
+fn a_change_is_reported_with_the_next_sample_and_needs_no_extra_one() {
     let mut node = Node::plain(1);
     node.second_report();
     for _ in 0..100 {
         node.builder.changed();
         assert!(node.builder.is_due(node.now));
-        assert!(!node.builder.calls_for_sample(node.now));
+        assert!(!node.builder.needs_sample(node.now));
     }
     node.report();
-    assert!(!node.builder.calls_for_sample(node.now + INTERVAL / 2));
-    assert!(node.builder.calls_for_sample(node.now + INTERVAL));
+    assert!(!node.builder.needs_sample(node.now + INTERVAL / 2));
+    assert!(node.builder.needs_sample(node.now + INTERVAL));
 }
 
 #[test]
-fn a_report_is_due_within_ten_seconds_or_when_the_use_has_moved() {
+fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
     let mut node = Node::plain(1);
     assert!(node.builder.is_due(node.now), "the first at once");
-    assert_eq!(node.builder.told(), [None; 2]);
+    assert_eq!(node.builder.reported_usage(), [None; 2]);
     node.second_report();
-    assert_eq!(node.builder.told(), [Some(25.0), Some(50.0)]);
+    assert_eq!(node.builder.reported_usage(), [Some(25.0), Some(50.0)]);
     let second = Duration::from_secs(1);
     for _ in 0..9 {
         // 4.9 % of 8 CPUs more.
         node.pass(second, 2000 + 392);
-        node.builder.see(&node.sample);
+        node.builder.observe(&node.sample);
         assert!(!node.builder.is_due(node.now));
     }
     assert!(node.builder.is_due(node.now + second));
     node.report();
     for due in [false, false, true] {
         node.pass(second, 2392 + 420);
-        node.builder.see(&node.sample);
+        node.builder.observe(&node.sample);
         assert_eq!(node.builder.is_due(node.now), due);
     }
     node.report();
@@ -286,7 +286,7 @@ fn a_report_is_due_within_ten_seconds_or_when_the_use_has_moved() {
         available: Bytes(14 * GIB),
     });
     node.sample.at = node.now + second * 3;
-    node.builder.see(&node.sample);
+    node.builder.observe(&node.sample);
     assert!(node.builder.is_due(node.now), "memory moved by 6 %");
     node.report();
     assert!(!node.builder.is_due(node.now + second));
@@ -295,7 +295,7 @@ fn a_report_is_due_within_ten_seconds_or_when_the_use_has_moved() {
 }
 
 #[test]
-fn the_first_report_is_soon_followed_by_one_that_knows_the_cpu() {
+fn a_second_report_with_cpu_use_follows_the_first_quickly() {
     let mut node = Node::plain(1);
     node.pass(Duration::from_secs(1), 2000);
     node.report();
@@ -304,7 +304,7 @@ fn the_first_report_is_soon_followed_by_one_that_knows_the_cpu() {
 }
 
 #[test]
-fn nodes_that_tell_of_a_change_at_once_do_not_go_on_in_step() {
+fn nodes_that_report_the_same_change_do_not_stay_in_step() {
     let mut dues = Vec::new();
     for seed in 0..200 {
         let mut node = Node::plain(1);
@@ -324,7 +324,7 @@ fn nodes_that_tell_of_a_change_at_once_do_not_go_on_in_step() {
 }
 
 #[test]
-fn a_later_agent_of_the_same_boot_counts_on_above() {
+fn a_later_agent_of_the_same_boot_has_higher_sequences() {
     let mut node = Node::plain(1);
     let sequence = |metric: NodeMetric| metric.status.agent.unwrap().sequence;
     let mut last = 0;

@@ -1,5 +1,5 @@
-//! What keeps rules from evicting any pod of the node: told when it is met, and shown until it is over. It is met anew
-//! with each evaluation, in words that may differ, and what is shown stays the same for minutes all the same.
+//! Obstacles that block all evictions of a rule: reported once, and shown until they are over. Each evaluation meets them
+//! again with possibly different messages; the shown message changes only every few minutes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,95 +9,94 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict_api::{Fate, Obstacle, Outcome, Request};
 
-/// It is over where it was not met for so long after an eviction could be tried again: the rule wants none any more.
-const OVER: Duration = Duration::from_mins(5);
-/// An outcome takes a moment to arrive, however short the rule's period is.
+/// An obstacle that was not met for this time after a possible retry is over: the rule wants no eviction any more.
+const ENDS_AFTER: Duration = Duration::from_mins(5);
+/// Lower bound of the period: an outcome takes a moment to arrive.
 const MIN_PERIOD: Duration = Duration::from_secs(10);
-/// Words that change are brought up to date no more often than this.
-const REWORD: Duration = Duration::from_mins(5);
+/// A changed message is updated at most this often.
+const MESSAGE_INTERVAL: Duration = Duration::from_mins(5);
 
-/// When a refusal that holds until `until` is over, unless it is met again before: the rule has been evaluated once more by
-/// then, and wants no eviction any more.
+/// When a refusal that lasts until `until` is over unless it is met again: by then the rule has been evaluated once more.
 pub fn over_at(outcome: &Outcome, until: BootTime) -> BootTime {
     let Request { expires, .. } = outcome.request;
     let period = expires.since(outcome.at).max(MIN_PERIOD);
     expires.max(until).max(outcome.at) + period
 }
 
-/// All of them.
+/// All obstacles of the node.
 #[derive(Debug, Default)]
-pub struct Obstacles(BTreeMap<(RuleId, Obstacle), Met>);
+pub struct Obstacles(BTreeMap<(RuleId, Obstacle), Entry>);
 
 #[derive(Debug)]
-struct Met {
-    /// As it was met `at`.
-    words: String,
+struct Entry {
+    /// The message as of `at`.
+    message: String,
     at: BootTime,
-    /// Until when it is shown, if it is not met before.
+    /// Until when it is shown, unless it is met again.
     shown: BootTime,
-    /// Until when it is known, so that it is told once.
+    /// Until when it is remembered, so that it is reported once.
     ends: BootTime,
-    /// One that mostly passes is told where it is met again.
-    told: bool,
+    /// It was reported. One that is usually transient is reported when it is met again.
+    reported: bool,
 }
 
 impl Obstacles {
-    /// Takes in what came of an eviction; whether it met something that is to be told now.
-    pub fn hear(&mut self, outcome: &Outcome) -> bool {
+    /// Records an outcome; true if it met an obstacle that has to be reported now.
+    pub fn record(&mut self, outcome: &Outcome) -> bool {
         let rule = &outcome.request.rule;
         match (&outcome.fate, outcome.obstacle()) {
             (Fate::Accepted, _) => self.retain(|known| known != rule),
             (Fate::Refused { until, why }, Some(obstacle)) => {
-                let ends = outcome.request.expires.max(*until).max(outcome.at) + OVER;
+                let ends = outcome.request.expires.max(*until).max(outcome.at) + ENDS_AFTER;
                 // A budget says when it is free again; nothing else does.
                 let shown = match obstacle {
                     Obstacle::Wait(Delay::Budget) => over_at(outcome, *until),
                     _ => ends,
                 };
-                let met = Met {
-                    words: why.to_string(),
+                let met = Entry {
+                    message: why.to_string(),
                     at: outcome.at,
                     shown,
                     ends,
-                    told: !obstacle.is_passing(),
+                    reported: !obstacle.is_passing(),
                 };
-                return self.meet((rule.clone(), obstacle), met);
+                return self.add((rule.clone(), obstacle), met);
             }
             _ => {}
         }
         false
     }
 
-    fn meet(&mut self, key: (RuleId, Obstacle), new: Met) -> bool {
+    fn add(&mut self, key: (RuleId, Obstacle), new: Entry) -> bool {
         let now = new.at;
         self.0.retain(|_, met| now < met.ends);
         let Some(met) = self.0.get_mut(&key) else {
-            let told = new.told;
+            let reported = new.reported;
             self.0.insert(key, new);
-            return told;
+            return reported;
         };
-        if now.since(met.at) >= REWORD || now >= met.shown {
-            (met.words, met.at) = (new.words, now);
+        if now.since(met.at) >= MESSAGE_INTERVAL || now >= met.shown {
+            (met.message, met.at) = (new.message, now);
         }
         (met.shown, met.ends) = (new.shown, new.ends);
-        !std::mem::replace(&mut met.told, true)
+        !std::mem::replace(&mut met.reported, true)
     }
 
-    /// Forgets those of other rules.
-    pub fn retain(&mut self, is_kept: impl Fn(&RuleId) -> bool) {
-        self.0.retain(|(rule, _), _| is_kept(rule));
+    /// Keeps only those of the given rules.
+    pub fn retain(&mut self, keep: impl Fn(&RuleId) -> bool) {
+        self.0.retain(|(rule, _), _| keep(rule));
     }
 
-    /// What keeps which rule from evicting now, in words.
-    pub fn told(&self, now: BootTime) -> impl Iterator<Item = (&RuleId, &str)> {
-        let told = self
+    /// The rules that are blocked now, with the message.
+    pub fn current(&self, now: BootTime) -> impl Iterator<Item = (&RuleId, &str)> {
+        let reported = self
             .0
             .iter()
-            .filter(move |(_, it)| it.told && now < it.shown);
-        told.map(|((rule, _), met)| (rule, &*met.words))
+            .filter(move |(_, it)| it.reported && now < it.shown);
+        reported.map(|((rule, _), met)| (rule, &*met.message))
     }
 
-    /// When each is over by the passing of time.
+    /// When each stops being shown.
     pub fn ends(&self) -> impl Iterator<Item = BootTime> {
         self.0.values().map(|met| met.shown)
     }
@@ -113,7 +112,7 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    /// What came of an eviction so long after boot, by a rule that is evaluated every 10 s.
+    /// The outcome of an eviction by a rule that is evaluated every 10 s.
     fn outcome(seconds: u64, fate: Fate) -> Outcome {
         Outcome {
             request: Request {
@@ -144,93 +143,100 @@ mod tests {
         }
     }
 
-    fn told(obstacles: &Obstacles, seconds: u64) -> Vec<&str> {
+    fn reported(obstacles: &Obstacles, seconds: u64) -> Vec<&str> {
         obstacles
-            .told(at(seconds))
-            .map(|(_, words)| words)
+            .current(at(seconds))
+            .map(|(_, message)| message)
             .collect()
     }
 
     #[test]
-    fn what_goes_on_is_told_once_and_shown_in_the_same_words_until_an_eviction_is_accepted() {
+    fn an_obstacle_is_reported_once_and_shown_until_an_eviction_is_accepted() {
         let mut obstacles = Obstacles::default();
-        assert!(obstacles.hear(&refused(100, 10, leader_is_away("refused"))));
+        assert!(obstacles.record(&refused(100, 10, leader_is_away("refused"))));
         for seconds in (110..400).step_by(10) {
-            assert!(!obstacles.hear(&refused(seconds, 10, leader_is_away("timed out"))));
-            assert_eq!(told(&obstacles, seconds), ["refused"]);
+            assert!(!obstacles.record(&refused(seconds, 10, leader_is_away("timed out"))));
+            assert_eq!(reported(&obstacles, seconds), ["refused"]);
         }
-        assert!(!obstacles.hear(&refused(400, 10, leader_is_away("timed out"))));
-        assert_eq!(told(&obstacles, 400), ["timed out"], "after five minutes");
-        assert!(!obstacles.hear(&outcome(410, Fate::Accepted)));
-        assert_eq!(told(&obstacles, 410), [""; 0]);
-        assert!(obstacles.hear(&refused(420, 10, leader_is_away("refused"))));
+        assert!(!obstacles.record(&refused(400, 10, leader_is_away("timed out"))));
+        assert_eq!(
+            reported(&obstacles, 400),
+            ["timed out"],
+            "after five minutes"
+        );
+        assert!(!obstacles.record(&outcome(410, Fate::Accepted)));
+        assert_eq!(reported(&obstacles, 410), [""; 0]);
+        assert!(obstacles.record(&refused(420, 10, leader_is_away("refused"))));
     }
 
     #[test]
-    fn two_that_take_turns_are_each_told_once() {
+    fn two_alternating_obstacles_are_each_reported_once() {
         let mut obstacles = Obstacles::default();
         let spent = || Refusal::Wait {
             wait: Duration::from_secs(5),
             by: Delay::Budget,
             why: "spent".to_owned(),
         };
-        let news = |obstacles: &mut Obstacles, seconds| {
-            let first = obstacles.hear(&refused(seconds, 10, leader_is_away("down")));
-            (first, obstacles.hear(&refused(seconds + 10, 5, spent())))
+        let is_new = |obstacles: &mut Obstacles, seconds| {
+            let first = obstacles.record(&refused(seconds, 10, leader_is_away("down")));
+            (first, obstacles.record(&refused(seconds + 10, 5, spent())))
         };
-        assert_eq!(news(&mut obstacles, 100), (true, true));
-        assert_eq!(news(&mut obstacles, 120), (false, false));
-        assert_eq!(told(&obstacles, 130), ["down", "spent"]);
+        assert_eq!(is_new(&mut obstacles, 100), (true, true));
+        assert_eq!(is_new(&mut obstacles, 120), (false, false));
+        assert_eq!(reported(&obstacles, 130), ["down", "spent"]);
     }
 
     #[test]
-    fn a_budget_is_shown_until_it_is_free_and_the_rule_has_not_asked_again() {
+    fn a_budget_is_shown_until_it_is_free_and_no_longer_requested() {
         let mut obstacles = Obstacles::default();
         let spent = |why: &str| Refusal::Wait {
             wait: Duration::from_mins(1),
             by: Delay::Budget,
             why: why.to_owned(),
         };
-        assert!(obstacles.hear(&refused(100, 60, spent("1 of 1"))));
-        assert_eq!(told(&obstacles, 169), ["1 of 1"]);
+        assert!(obstacles.record(&refused(100, 60, spent("1 of 1"))));
+        assert_eq!(reported(&obstacles, 169), ["1 of 1"]);
         assert_eq!(obstacles.ends().collect::<Vec<_>>(), [at(170)]);
         assert_eq!(
-            told(&obstacles, 170),
+            reported(&obstacles, 170),
             [""; 0],
             "free at 160, evaluated by 170"
         );
-        assert!(!obstacles.hear(&refused(200, 60, spent("2 of 2"))), "told");
-        assert_eq!(told(&obstacles, 200), ["2 of 2"]);
+        assert!(
+            !obstacles.record(&refused(200, 60, spent("2 of 2"))),
+            "already reported"
+        );
+        assert_eq!(reported(&obstacles, 200), ["2 of 2"]);
     }
 
     #[test]
-    fn what_mostly_passes_by_itself_is_told_where_it_does_not() {
+    fn a_usually_transient_obstacle_is_reported_when_it_stays() {
         let mut obstacles = Obstacles::default();
         let open = || Refusal::Open("it was not seen there in time".to_owned());
-        assert!(!obstacles.hear(&refused(100, 0, open())));
-        assert_eq!(told(&obstacles, 100), [""; 0]);
-        assert!(obstacles.hear(&refused(110, 0, open())));
-        assert!(!obstacles.hear(&refused(120, 0, open())));
-        assert_eq!(told(&obstacles, 120).len(), 1);
+        assert!(!obstacles.record(&refused(100, 0, open())));
+        assert_eq!(reported(&obstacles, 100), [""; 0]);
+        assert!(obstacles.record(&refused(110, 0, open())));
+        assert!(!obstacles.record(&refused(120, 0, open())));
+        assert_eq!(reported(&obstacles, 120).len(), 1);
         let away = Refusal::Away("timed out".to_owned());
-        assert!(obstacles.hear(&refused(130, 0, away)));
+        assert!(obstacles.record(&refused(130, 0, away)));
         let about_the_pod = Refusal::Budget("web needs 2".to_owned());
-        assert!(!obstacles.hear(&refused(140, 10, about_the_pod)));
-        assert_eq!(told(&obstacles, 140).len(), 2);
+        assert!(!obstacles.record(&refused(140, 10, about_the_pod)));
+        assert_eq!(reported(&obstacles, 140).len(), 2);
     }
 
     #[test]
-    fn what_is_met_no_more_is_over_after_minutes_and_with_its_rule() {
+    fn an_obstacle_ends_after_minutes_or_with_its_rule() {
         let mut obstacles = Obstacles::default();
-        obstacles.hear(&refused(100, 60, leader_is_away("down")));
+        obstacles.record(&refused(100, 60, leader_is_away("down")));
         assert_eq!(obstacles.ends().collect::<Vec<_>>(), [at(100 + 60 + 300)]);
-        assert_eq!(told(&obstacles, 459), ["down"]);
-        assert_eq!(told(&obstacles, 460), [""; 0]);
+        assert_eq!(reported(&obstacles, 459), ["down"]);
+        assert_eq!(reported(&obstacles, 460), [""; 0]);
         assert!(
-            obstacles.hear(&refused(500, 0, leader_is_away("down"))),
-            "it begins anew"
+            obstacles.record(&refused(500, 0, leader_is_away("down"))),
+            "it starts again"
         );
         obstacles.retain(|rule| *rule != RuleId::from("q/r"));
-        assert_eq!(told(&obstacles, 500), [""; 0]);
+        assert_eq!(reported(&obstacles, 500), [""; 0]);
     }
 }

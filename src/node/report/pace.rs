@@ -1,6 +1,6 @@
-//! When the status is written: soon after a change of state, and now and then while something is in force; never
-//! because a value moves. How far an emergency stop has come is waited for by people, and whether a node is closed by the
-//! controller, which keeps most nodes open.
+//! Decides when the status is written: after a change of state, and every few minutes while something is in force, but
+//! not for a changed value alone. Operators wait for the progress of an emergency stop, and the controller for the
+//! scheduling state, because it limits how many nodes are closed.
 
 use std::time::Duration;
 
@@ -11,67 +11,69 @@ use crate::crd::node_watermark::condition::STOPPED;
 use crate::crd::node_watermark::scheduling::ENABLED;
 use crate::engine::time::BootTime;
 
-/// Two writes are at least so far apart.
-const LEAST: Duration = Duration::from_secs(10);
-/// Of which the second tells what others wait for.
-const URGENT: Duration = Duration::from_secs(1);
-/// While something is in force, values are not older than this.
-const MOST: Duration = Duration::from_mins(5);
-/// What was written is seen long before.
-const LOST: Duration = Duration::from_mins(1);
+/// Minimum interval of writes.
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum interval before an urgent write.
+const URGENT_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum age of the values while something is in force.
+const MAX_AGE: Duration = Duration::from_mins(5);
+/// By this time the watch has shown what was written; otherwise it is written again.
+const REWRITE_AFTER: Duration = Duration::from_mins(1);
 
-/// Remembers what was written.
+/// Decides when to write, by what was written.
 #[derive(Debug, Default)]
 pub struct Pace {
     written: Option<NodeWatermarkStatus>,
-    /// The time that it bears.
+    /// The report time in it.
     time: Option<Timestamp>,
-    /// That of the one which it was written over.
-    over: Option<Timestamp>,
-    /// Nobody has told of it.
-    untold: bool,
+    /// The report time of the status that it replaced.
+    replaces: Option<Timestamp>,
+    /// The watch has not shown it yet.
+    unconfirmed: bool,
     at: Option<BootTime>,
 }
 
-/// What to do about a status now.
+/// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Write it.
     Write,
-    /// Look again after so long.
+    /// Check again after this time.
     Wait(Duration),
-    /// Nothing until it changes.
+    /// Do nothing until the status changes.
     Rest,
 }
 
 impl Pace {
-    /// What to do about the status as it is now. `over` is the time that the one bears which stands there, as far as was
-    /// told: it may be one of a backup.
+    /// What to do about the current status. `replaces` is the report time of the status in the API server, as last seen by the
+    /// watch: it may come from a restored backup.
     pub fn step(
         &mut self,
         status: &NodeWatermarkStatus,
-        over: Option<Timestamp>,
+        replaces: Option<Timestamp>,
         now: BootTime,
     ) -> Step {
-        self.untold &= over != self.time;
-        // A watch that tells nothing any more tells of no other status either.
-        let stands = over == self.time || self.untold && over == self.over;
+        self.unconfirmed &= replaces != self.time;
+        // A stalled watch does not mean that the status was replaced.
+        let is_current = replaces == self.time || self.unconfirmed && replaces == self.replaces;
         let (Some(written), Some(at)) = (&self.written, self.at) else {
-            return match self.at.map(|at| LEAST.saturating_sub(now.since(at))) {
+            return match self.at.map(|at| MIN_INTERVAL.saturating_sub(now.since(at))) {
                 Some(left) if !left.is_zero() => Step::Wait(left),
                 _ => Step::Write,
             };
         };
-        let due = if says_the_same(written, status) {
-            match (in_force(status), stands) {
+        let due = if same_except_values(written, status) {
+            match (in_force(status), is_current) {
                 (false, true) => return Step::Rest,
-                (true, true) => MOST,
-                (_, false) => LOST,
+                (true, true) => MAX_AGE,
+                (_, false) => REWRITE_AFTER,
             }
-        } else if stop(written) == stop(status) && closing(written) == closing(status) {
-            LEAST
+        } else if stop(written) == stop(status)
+            && scheduling_state(written) == scheduling_state(status)
+        {
+            MIN_INTERVAL
         } else {
-            URGENT
+            URGENT_INTERVAL
         };
         let left = due.saturating_sub(now.since(at));
         if left.is_zero() {
@@ -81,22 +83,22 @@ impl Pace {
         }
     }
 
-    /// It was written, with this time, over the one of another.
-    pub fn wrote(
+    /// Records a write with report time `time` that replaced the status of `replaces`.
+    pub fn record_write(
         &mut self,
         status: NodeWatermarkStatus,
-        over: Option<Timestamp>,
+        replaces: Option<Timestamp>,
         time: Timestamp,
         now: BootTime,
     ) {
         self.written = Some(status);
-        self.over = over;
-        self.untold = true;
+        self.replaces = replaces;
+        self.unconfirmed = true;
         self.time = Some(time);
         self.at = Some(now);
     }
 
-    /// The object is another, or gone: what was written is not there any more.
+    /// The object was deleted or recreated: the written status is gone.
     pub fn forget(&mut self) {
         self.written = None;
     }
@@ -109,21 +111,21 @@ fn in_force(status: &NodeWatermarkStatus) -> bool {
         || status.rules.iter().any(|rule| rule.state != "Normal")
 }
 
-/// How far an emergency stop has come; `None`: there is none.
+/// The progress of an emergency stop, if there is one.
 fn stop(status: &NodeWatermarkStatus) -> Option<&str> {
     let mut conditions = status.conditions.iter();
     let stopped = conditions.find(|it| it.type_ == STOPPED)?;
     Some(&stopped.reason)
 }
 
-/// The effect of the taint, and whether there is to be one.
-fn closing(status: &NodeWatermarkStatus) -> (&str, bool) {
+/// The effect of the taint, and whether rules want one.
+fn scheduling_state(status: &NodeWatermarkStatus) -> (&str, bool) {
     let scheduling = status.scheduling.as_ref();
     scheduling.map_or((ENABLED, false), |it| (&it.state, !it.rules.is_empty()))
 }
 
-/// But for how high values are.
-fn says_the_same(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
+/// Equal except for the values.
+fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
     let masked = |status: &NodeWatermarkStatus| {
         let mut status = status.clone();
         for rule in &mut status.rules {
@@ -144,16 +146,16 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    /// The time that all that is written bears.
+    /// The report time of all writes.
     const TIME: Timestamp = Timestamp::UNIX_EPOCH;
 
-    /// Over what was written last.
+    /// A step with the last written status in the API server.
     fn step(pace: &mut Pace, status: &NodeWatermarkStatus, now: BootTime) -> Step {
         pace.step(status, Some(TIME), now)
     }
 
-    fn wrote(pace: &mut Pace, status: NodeWatermarkStatus, now: BootTime) {
-        pace.wrote(status, None, TIME, now);
+    fn record_write(pace: &mut Pace, status: NodeWatermarkStatus, now: BootTime) {
+        pace.record_write(status, None, TIME, now);
     }
 
     fn status(state: &str, value: f64) -> NodeWatermarkStatus {
@@ -169,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_state_is_written_at_once_but_not_more_often_than_every_ten_seconds() {
+    fn a_change_of_state_is_written_at_most_every_ten_seconds() {
         let mut pace = Pace::default();
         assert_eq!(
             step(&mut pace, &status("Normal", 1.0), at(100)),
             Step::Write
         );
-        wrote(&mut pace, status("Normal", 1.0), at(100));
+        record_write(&mut pace, status("Normal", 1.0), at(100));
         assert_eq!(
             step(&mut pace, &status("Breached", 9.0), at(103)),
             Step::Wait(Duration::from_secs(7))
@@ -187,16 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn a_first_value_is_written_and_no_later_one_at_rest() {
+    fn a_first_value_is_written_and_later_ones_are_not_when_idle() {
         let mut pace = Pace::default();
         let mut first = status("Normal", 1.0);
         first.rules[0].value = None;
-        wrote(&mut pace, first, at(100));
+        record_write(&mut pace, first, at(100));
         assert_eq!(
             step(&mut pace, &status("Normal", 1.0), at(110)),
             Step::Write
         );
-        wrote(&mut pace, status("Normal", 1.0), at(110));
+        record_write(&mut pace, status("Normal", 1.0), at(110));
         assert_eq!(
             step(&mut pace, &status("Normal", 2.0), at(1000)),
             Step::Rest
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_an_emergency_stop_has_come_is_written_after_a_second() {
+    fn the_progress_of_an_emergency_stop_is_written_after_a_second() {
         let stopped = |reason: &str| {
             let condition = serde_json::json!({
                 "type": STOPPED, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -215,15 +217,15 @@ mod tests {
             }
         };
         let mut pace = Pace::default();
-        wrote(&mut pace, status("Breached", 9.0), at(100));
+        record_write(&mut pace, status("Breached", 9.0), at(100));
         assert_eq!(
             step(&mut pace, &stopped("Releasing"), at(100)),
             Step::Wait(Duration::from_secs(1))
         );
         assert_eq!(step(&mut pace, &stopped("Releasing"), at(101)), Step::Write);
-        wrote(&mut pace, stopped("Releasing"), at(101));
+        record_write(&mut pace, stopped("Releasing"), at(101));
         assert_eq!(step(&mut pace, &stopped("Released"), at(102)), Step::Write);
-        wrote(&mut pace, stopped("Released"), at(102));
+        record_write(&mut pace, stopped("Released"), at(102));
         assert_eq!(step(&mut pace, &stopped("Released"), at(9999)), Step::Rest);
         assert_eq!(
             step(&mut pace, &status("Normal", 1.0), at(9999)),
@@ -232,8 +234,8 @@ mod tests {
     }
 
     #[test]
-    fn that_a_node_closes_and_opens_is_written_after_a_second() {
-        let closes = |state: &str, rules: &[&str]| NodeWatermarkStatus {
+    fn a_change_of_scheduling_is_written_after_a_second() {
+        let scheduled = |state: &str, rules: &[&str]| NodeWatermarkStatus {
             scheduling: Some(SchedulingStatus {
                 state: state.to_owned(),
                 rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
@@ -243,47 +245,51 @@ mod tests {
         };
         let second = Step::Wait(Duration::from_secs(1));
         let mut pace = Pace::default();
-        wrote(&mut pace, NodeWatermarkStatus::default(), at(100));
-        // It is open, as any node is of which nothing is known yet.
+        record_write(&mut pace, NodeWatermarkStatus::default(), at(100));
+        // Scheduling is enabled, as on any node without a status.
         assert_eq!(
-            step(&mut pace, &closes("Enabled", &[]), at(100)),
+            step(&mut pace, &scheduled("Enabled", &[]), at(100)),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            step(&mut pace, &closes("Enabled", &["q/r"]), at(100)),
+            step(&mut pace, &scheduled("Enabled", &["q/r"]), at(100)),
             second
         );
-        wrote(&mut pace, closes("Enabled", &["q/r"]), at(101));
+        record_write(&mut pace, scheduled("Enabled", &["q/r"]), at(101));
         assert_eq!(
-            step(&mut pace, &closes("NoSchedule", &["q/r"]), at(101)),
+            step(&mut pace, &scheduled("NoSchedule", &["q/r"]), at(101)),
             second
         );
-        wrote(&mut pace, closes("NoSchedule", &["q/r"]), at(102));
-        // The controller has heard of it by now: another rule that asks for the same is no news.
+        record_write(&mut pace, scheduled("NoSchedule", &["q/r"]), at(102));
+        // The controller knows by now: another rule that wants the same is not urgent.
         assert_eq!(
-            step(&mut pace, &closes("NoSchedule", &["q/r", "q/s"]), at(102)),
+            step(
+                &mut pace,
+                &scheduled("NoSchedule", &["q/r", "q/s"]),
+                at(102)
+            ),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            step(&mut pace, &closes("PreferNoSchedule", &["q/r"]), at(103)),
+            step(&mut pace, &scheduled("PreferNoSchedule", &["q/r"]), at(103)),
             Step::Write
         );
-        wrote(&mut pace, closes("PreferNoSchedule", &["q/r"]), at(103));
+        record_write(&mut pace, scheduled("PreferNoSchedule", &["q/r"]), at(103));
         assert_eq!(
-            step(&mut pace, &closes("Enabled", &[]), at(104)),
+            step(&mut pace, &scheduled("Enabled", &[]), at(104)),
             Step::Write
         );
     }
 
     #[test]
-    fn a_value_that_moves_is_written_every_five_minutes_while_in_force_and_never_at_rest() {
+    fn a_changed_value_is_written_every_five_minutes_while_in_force() {
         let mut pace = Pace::default();
-        wrote(&mut pace, status("Normal", 1.0), at(0));
+        record_write(&mut pace, status("Normal", 1.0), at(0));
         assert_eq!(
             step(&mut pace, &status("Normal", 2.0), at(9999)),
             Step::Rest
         );
-        wrote(&mut pace, status("Breached", 9.0), at(10_000));
+        record_write(&mut pace, status("Breached", 9.0), at(10_000));
         assert_eq!(
             step(&mut pace, &status("Breached", 8.0), at(10_060)),
             Step::Wait(Duration::from_mins(4))
@@ -295,9 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_was_made_anew_gets_its_status_anew() {
+    fn a_recreated_object_gets_its_status_again() {
         let mut pace = Pace::default();
-        wrote(&mut pace, status("Normal", 1.0), at(0));
+        record_write(&mut pace, status("Normal", 1.0), at(0));
         pace.forget();
         assert_eq!(
             step(&mut pace, &status("Normal", 1.0), at(4)),
@@ -307,30 +313,30 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_a_backup_that_stands_there_is_written_over() {
+    fn a_status_from_a_backup_is_overwritten() {
         let mut pace = Pace::default();
-        let mut over = |over, now| {
-            let calm = status("Normal", 1.0);
-            let step = pace.step(&calm, over, now);
+        let mut overwrite = |replaces, now| {
+            let normal = status("Normal", 1.0);
+            let step = pace.step(&normal, replaces, now);
             if step == Step::Write {
-                pace.wrote(calm, over, TIME, now);
+                pace.record_write(normal, replaces, TIME, now);
             }
             step
         };
         let earlier = Some(TIME - Duration::from_hours(1));
-        assert_eq!(over(earlier, at(100)), Step::Write);
-        // Nobody tells of what was just written, or of anything.
-        assert_eq!(over(earlier, at(9999)), Step::Rest);
-        assert_eq!(over(Some(TIME), at(10_000)), Step::Rest);
-        // The last one again, or the object as it was before there was one.
+        assert_eq!(overwrite(earlier, at(100)), Step::Write);
+        // The watch does not show what was just written, or anything.
+        assert_eq!(overwrite(earlier, at(9999)), Step::Rest);
+        assert_eq!(overwrite(Some(TIME), at(10_000)), Step::Rest);
+        // The same backup again, or the object from before it had a status.
         for (backup, since) in [(earlier, 20_000), (None, 30_000)] {
-            assert_eq!(over(backup, at(since)), Step::Write);
-            assert_eq!(over(backup, at(since + 5000)), Step::Rest);
-            assert_eq!(over(Some(TIME), at(since + 5000)), Step::Rest);
+            assert_eq!(overwrite(backup, at(since)), Step::Write);
+            assert_eq!(overwrite(backup, at(since + 5000)), Step::Rest);
+            assert_eq!(overwrite(Some(TIME), at(since + 5000)), Step::Rest);
         }
-        // What is told late of an earlier write is not in the way.
+        // A late watch event of an earlier write does no harm.
         let half = Step::Wait(Duration::from_secs(30));
-        assert_eq!(over(earlier, at(30_030)), half);
-        assert_eq!(over(Some(TIME), at(30_031)), Step::Rest);
+        assert_eq!(overwrite(earlier, at(30_030)), half);
+        assert_eq!(overwrite(Some(TIME), at(30_031)), Step::Rest);
     }
 }

@@ -1,4 +1,4 @@
-//! The status of a `NodeWatermark`: what an operator on call asks of a node.
+//! Builds the status of a `NodeWatermark`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::conditions::{Health, Judged, conditions, cut};
+use super::conditions::{Evaluated, Health, conditions, cut};
 use super::obstacles::{Obstacles, over_at};
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
@@ -32,53 +32,53 @@ use crate::node::machine::wording::{
 
 mod throttled;
 
-/// No more of each are listed: the object has to stay small.
-const MOST: usize = 64;
-/// What could not be written to the state directory is told for so long.
-const UNWRITTEN_FOR: Duration = Duration::from_mins(1);
-/// The wall clock has been set where it is off by more.
-const DRIFT: SignedDuration = SignedDuration::from_secs(2);
+/// Longest lists of the status: the object has to stay small.
+const MAX_ENTRIES: usize = 64;
+/// A failed write to the state directory is shown for this time.
+const WRITE_FAILURE_SHOWN_FOR: Duration = Duration::from_mins(1);
+/// A larger difference means that the wall clock was set.
+const MAX_CLOCK_DRIFT: SignedDuration = SignedDuration::from_secs(2);
 
-/// A node as it is now.
+/// The current state of a node.
 #[derive(Debug)]
 pub struct View<'a> {
-    /// Since boot.
+    /// The time since boot.
     pub now: BootTime,
     /// The wall clock.
     pub time: Timestamp,
     /// `metadata.generation` of the `NodeWatermark`.
     pub generation: Option<i64>,
-    /// `spec.hash` of the rules that are kept; `None` where they are from no `NodeWatermark`.
+    /// `spec.hash` of the enforced rules; `None` if they come from no `NodeWatermark`.
     pub hash: Option<&'a str>,
     /// This agent.
     pub agent: &'a AgentStatus,
-    /// The rules as they stand.
+    /// The state of the rules.
     pub reports: Vec<RuleReport>,
     /// The policies in force.
     pub policy: &'a PolicySet,
-    /// What is in force.
+    /// The actions in force.
     pub plan: &'a Plan,
-    /// Every cgroup file that is not as it was.
+    /// Every changed cgroup file.
     pub records: Vec<Record>,
     /// `namespace/name` of the pods in `records`.
     pub names: BTreeMap<PodUid, String>,
-    /// What the Preview rules would have in force.
+    /// The actions that Preview rules would have in force.
     pub previews: &'a [Decision],
-    /// What stands on the Node.
+    /// The taint state on the Node.
     pub standing: Standing,
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
-    /// What the caller knows to be wrong.
+    /// Problems that the caller knows of.
     pub health: Health,
-    /// Rules and pod policies of the spec that are left out: what, name, why.
-    pub left_out: Vec<(&'static str, String, String)>,
+    /// Rules and pod policies of the spec that are not enforced: kind, name, reason.
+    pub not_enforced: Vec<(&'static str, String, String)>,
 }
 
-/// What a pod was spared, by a rule or by whoever has a say in its eviction.
+/// What was not done to a pod.
 const ACT: &str = "act";
 const EVICT: &str = "evict";
 
-/// Why something was not done to a pod: the last word on each.
+/// The key of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Subject {
     rule: RuleId,
@@ -86,28 +86,28 @@ struct Subject {
     what: &'static str,
 }
 
-/// Why, and until when that is shown; `None`: until the rule is over.
+/// A refusal and until when it is shown; `None`: until the rule ends.
 #[derive(Debug)]
 struct Refused {
     reason: String,
     until: Option<BootTime>,
 }
 
-/// Remembers what only events tell, and builds the status.
+/// Builds the status, and remembers what only events contain.
 #[derive(Debug, Default)]
 pub struct StatusBuilder {
     refused: BTreeMap<Subject, Refused>,
     obstacles: Obstacles,
     contested: BTreeSet<String>,
-    unwritten: Option<(BootTime, String)>,
+    write_failure: Option<(BootTime, String)>,
     matched: Vec<PodPolicyStatus>,
     conditions: Vec<Condition>,
     scheduling: Option<SchedulingStatus>,
-    /// The wall clock at boot.
+    /// The wall-clock time of the boot.
     boot: Option<Timestamp>,
 }
 
-/// The agent of this process. `boot_id` is the kernel's.
+/// This process as an agent. `boot_id` is the kernel's.
 pub fn this_agent(boot_id: &str) -> AgentStatus {
     AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -117,8 +117,8 @@ pub fn this_agent(boot_id: &str) -> AgentStatus {
 }
 
 impl StatusBuilder {
-    /// Goes on from a status that was written: what is as it was keeps its time.
-    pub fn after(status: &NodeWatermarkStatus) -> Self {
+    /// Continues from a written status, so that unchanged conditions keep their times.
+    pub fn continue_from(status: &NodeWatermarkStatus) -> Self {
         Self {
             conditions: status.conditions.clone(),
             scheduling: status.scheduling.clone(),
@@ -126,8 +126,7 @@ impl StatusBuilder {
         }
     }
 
-    /// Counts the pods that each policy matches, and forgets what was said of pods and rules that are gone; to be called
-    /// where pods or policies have changed.
+    /// Counts the pods that each policy matches and forgets deleted pods and rules; to be called when pods or policies change.
     pub fn count<'a>(&mut self, policy: &PolicySet, pods: impl Iterator<Item = &'a Arc<Pod>>) {
         let mut matched = vec![0i64; policy.pods.len()];
         let mut names = BTreeSet::new();
@@ -150,14 +149,14 @@ impl StatusBuilder {
         self.contested.retain(|pod| names.contains(pod));
     }
 
-    /// Takes in what happened in a tick; whether that may change the status.
-    pub fn hear(&mut self, events: &[Event]) -> bool {
+    /// Records the events of a tick; true if they may change the status.
+    pub fn record(&mut self, events: &[Event]) -> bool {
         for event in events {
             match event {
-                Event::Decision(decision) => self.hear_decision(decision),
+                Event::Decision(decision) => self.record_decision(decision),
                 Event::Notice(notice) => {
                     if let News::StateNotWritten { reason } = &notice.news {
-                        self.unwritten = Some((notice.at, reason.clone()));
+                        self.write_failure = Some((notice.at, reason.clone()));
                     }
                 }
             }
@@ -165,7 +164,7 @@ impl StatusBuilder {
         events.iter().any(|event| !event.is_detail())
     }
 
-    fn hear_decision(&mut self, decision: &Decision) {
+    fn record_decision(&mut self, decision: &Decision) {
         let transition = &decision.transition;
         let pod = || decision.pod_name.clone().unwrap_or_default();
         match &transition.change {
@@ -183,7 +182,7 @@ impl StatusBuilder {
                 if *reason == Spared::Contested {
                     self.contested.insert(pod());
                 }
-                self.spare(&transition.rule, pod(), *reason);
+                self.record_spared(&transition.rule, pod(), *reason);
             }
             Change::Throttle { .. } if !transition.would => {
                 self.contested.remove(&pod());
@@ -194,9 +193,9 @@ impl StatusBuilder {
         }
     }
 
-    fn spare(&mut self, rule: &RuleId, pod: String, reason: Spared) {
-        // These come and go with the pod, and there is nothing to be done about them.
-        let passing = matches!(
+    fn record_spared(&mut self, rule: &RuleId, pod: String, reason: Spared) {
+        // Transient reasons: the user cannot do anything about them.
+        let transient = matches!(
             reason,
             Spared::UsesLittle | Spared::NotRunning | Spared::NoSample
         );
@@ -205,7 +204,7 @@ impl StatusBuilder {
             pod,
             what: ACT,
         };
-        if passing {
+        if transient {
             self.refused.remove(&subject);
         } else if reason != Spared::BackingOff {
             let reason = spared_reason(reason).to_owned();
@@ -214,14 +213,14 @@ impl StatusBuilder {
         }
     }
 
-    /// The pod is not spared any more. Whether it can be evicted has still to be seen.
+    /// The pod is acted on again. Whether it can be evicted is not known yet.
     fn forget(&mut self, rule: &RuleId, pod: &str) {
         self.refused
             .retain(|it, _| it.what != ACT || it.rule != *rule || it.pod != pod);
     }
 
-    /// Takes in what came of an eviction; whether it met what keeps every pod from being evicted, and that is new.
-    pub fn hear_outcome(&mut self, outcome: &Outcome) -> bool {
+    /// Records the outcome of an eviction; true if it met a new obstacle that blocks all evictions.
+    pub fn record_outcome(&mut self, outcome: &Outcome) -> bool {
         let target = &outcome.request.target;
         let subject = Subject {
             rule: outcome.request.rule.clone(),
@@ -235,28 +234,31 @@ impl StatusBuilder {
                 self.refused.insert(subject, Refused { reason, until });
             }
             Fate::Accepted | Fate::Terminating | Fate::Gone => drop(self.refused.remove(&subject)),
-            // Neither says anything about the pod.
+            // These are not about the pod.
             Fate::Refused { .. } | Fate::Unsure(_) => {}
         }
-        self.obstacles.hear(outcome)
+        self.obstacles.record(outcome)
     }
 
-    /// When the status changes by the passing of time alone; `None`: it does not.
+    /// When the status changes by the passing of time alone, if it does.
     pub fn changes_at(&self, now: BootTime, evicted: &[Evicted]) -> Option<BootTime> {
         let evictions = evicted
             .iter()
             .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
             .flatten();
-        let unwritten = self.unwritten.as_ref().map(|(at, _)| *at + UNWRITTEN_FOR);
+        let write_failure = self
+            .write_failure
+            .as_ref()
+            .map(|(at, _)| *at + WRITE_FAILURE_SHOWN_FOR);
         let refused = self.refused.values().filter_map(|it| it.until);
-        let times = evictions.chain(unwritten).chain(self.obstacles.ends());
+        let times = evictions.chain(write_failure).chain(self.obstacles.ends());
         let times = times.chain(refused);
         times.filter(|at| *at > now).min()
     }
 
-    /// The status as it is now.
+    /// Builds the current status.
     pub fn build(&mut self, view: &View) -> NodeWatermarkStatus {
-        let wall = self.wall(view);
+        let boot_time = self.boot_time(view);
         let throttled = throttled::status(view);
         let would = would(view.previews);
         self.scheduling = scheduling(view, self.scheduling.as_ref());
@@ -271,30 +273,39 @@ impl StatusBuilder {
             observed_hash: view.hash.map(str::to_owned),
             agent: Some(view.agent.clone()),
             counts: Some(counts(view, &throttled, &would)),
-            rules: view.reports.iter().map(|it| rule(view, it, wall)).collect(),
+            rules: view
+                .reports
+                .iter()
+                .map(|it| rule(view, it, boot_time))
+                .collect(),
             scheduling: self.scheduling.clone(),
             throttled,
-            evictions: view.evicted.iter().take(MOST).map(eviction).collect(),
-            would: would.into_iter().take(MOST).collect(),
+            evictions: view
+                .evicted
+                .iter()
+                .take(MAX_ENTRIES)
+                .map(eviction)
+                .collect(),
+            would: would.into_iter().take(MAX_ENTRIES).collect(),
             refused: self.refusals(view),
             pod_policies: self.matched.clone(),
             conditions: self.conditions.clone(),
         }
     }
 
-    /// What the wall clock said at boot, so that a moment has the same time whenever it is told.
-    fn wall(&mut self, view: &View) -> Timestamp {
+    /// The wall-clock time of the boot, stable so that a moment always has the same time in the status.
+    fn boot_time(&mut self, view: &View) -> Timestamp {
         let since_boot = SignedDuration::try_from(view.now.since(BootTime::default()));
         let boot = view.time - since_boot.unwrap_or_default();
         let known = self
             .boot
-            .filter(|known| boot.duration_since(*known).abs() < DRIFT);
+            .filter(|known| boot.duration_since(*known).abs() < MAX_CLOCK_DRIFT);
         *self.boot.insert(known.unwrap_or(boot))
     }
 
     fn health(&self, view: &View) -> Health {
         let mut health = view.health.clone();
-        health.rules = Judged::of(&view.reports);
+        health.rules = Evaluated::of(&view.reports);
         if view.standing.contested {
             health.contested.push("our taint on the Node".to_owned());
         }
@@ -303,22 +314,22 @@ impl StatusBuilder {
             .iter()
             .map(|pod| format!("cgroup files of {pod}"));
         health.contested.extend(pods);
-        if let [(what, name, why), ..] = view.left_out.as_slice() {
-            let more = match view.left_out.len() {
+        if let [(what, name, why), ..] = view.not_enforced.as_slice() {
+            let more = match view.not_enforced.len() {
                 1 => String::new(),
                 all => format!(" (and {} more)", all - 1),
             };
-            let message = format!("not kept: {what} {name}: {why}{more}");
+            let message = format!("not enforced: {what} {name}: {why}{more}");
             health.degraded.push(("PartsNotUnderstood", message));
         }
         if let Some(stopped) = &mut health.stopped {
-            stopped.left = left(view);
+            stopped.left = not_restored(view);
         }
         if let Some(why) = &view.standing.failing {
             health.degraded.push(("NodeNotMarked", why.clone()));
         }
-        if let Some((at, why)) = &self.unwritten
-            && view.now.since(*at) < UNWRITTEN_FOR
+        if let Some((at, why)) = &self.write_failure
+            && view.now.since(*at) < WRITE_FAILURE_SHOWN_FOR
         {
             health.degraded.push(("StateNotWritten", why.clone()));
         }
@@ -326,13 +337,16 @@ impl StatusBuilder {
     }
 
     fn refusals(&self, view: &View) -> Vec<RefusedStatus> {
-        let left_out = view.left_out.iter().map(|(what, name, why)| RefusedStatus {
-            what: (*what).to_owned(),
-            pod: None,
-            rule: Some(name.clone()),
-            reason: cut(why.clone(), 1024),
-        });
-        let obstacles = self.obstacles.told(view.now);
+        let not_enforced = view
+            .not_enforced
+            .iter()
+            .map(|(what, name, why)| RefusedStatus {
+                what: (*what).to_owned(),
+                pod: None,
+                rule: Some(name.clone()),
+                reason: cut(why.clone(), 1024),
+            });
+        let obstacles = self.obstacles.current(view.now);
         let obstacles = obstacles.map(|(rule, reason)| RefusedStatus {
             what: EVICT.to_owned(),
             pod: None,
@@ -347,11 +361,15 @@ impl StatusBuilder {
             rule: Some(subject.rule.to_string()),
             reason: cut(it.reason.clone(), 1024),
         });
-        left_out.chain(obstacles).chain(pods).take(MOST).collect()
+        not_enforced
+            .chain(obstacles)
+            .chain(pods)
+            .take(MAX_ENTRIES)
+            .collect()
     }
 }
 
-/// Times in statuses have no fractions.
+/// Times in a status have no fractions.
 pub(super) fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
@@ -375,20 +393,20 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
     }
 }
 
-/// How long the rule holds after its last breach, where that is not what its action says.
+/// The cool-down of the rule, if it is longer than its action says.
 fn lengthened(policy: &PolicySet, report: &RuleReport) -> Option<i64> {
     let rule = policy.rules.iter().find(|rule| rule.id == report.id)?;
     let seconds = i64::try_from(report.cool_down.as_secs()).ok()?;
     (report.cool_down > rule.action.cool_down).then_some(seconds)
 }
 
-/// Three digits behind the point are more than anybody reads.
+/// Rounds to three decimal places.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// What of all that was in force is not given back yet.
-fn left(view: &View) -> Vec<String> {
+/// What is not restored yet.
+fn not_restored(view: &View) -> Vec<String> {
     let pods: BTreeSet<_> = view.records.iter().map(|record| &record.uid).collect();
     let pods = match pods.len() {
         0 => None,
@@ -404,7 +422,7 @@ fn left(view: &View) -> Vec<String> {
     pods.into_iter().chain(taint.map(str::to_owned)).collect()
 }
 
-/// What stands on the Node, and the rules that want it so.
+/// The scheduling state of the Node and the rules that want it.
 fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
     let rules = match &view.plan.scheduling {
         Scheduling::Hold if view.standing.effect.is_none() => return None,
@@ -498,7 +516,7 @@ fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
     })
 }
 
-/// Whether a record is of a file that says how much CPU a cgroup may use.
+/// Whether a record is of a CPU quota file.
 const fn is_quota(record: &Record) -> bool {
     matches!(record.file.role(), Role::Quota)
 }

@@ -1,4 +1,4 @@
-//! Writes the status: a task that takes the latest and keeps a pace.
+//! Writes the status: a task that takes the newest one, at a limited rate.
 
 use std::time::Duration;
 
@@ -18,38 +18,38 @@ use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
-/// Who owns the fields that an agent writes.
+/// Field manager of the fields that an agent writes.
 pub const FIELD_MANAGER: &str = "plimsoll-agent";
-/// Pauses after a write that failed.
-const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// What is not found was deleted, most likely: the watch says so by then, and of which UID the next is.
-const GONE: Duration = Duration::from_secs(10);
-/// What an API server says of a field that the definition it has does not know.
+/// First and longest pause after a failed write.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Pause after a 404: the object was most likely deleted, and by then the watch has its new UID.
+const NOT_FOUND_PAUSE: Duration = Duration::from_secs(10);
+/// The API server's message for a field that its CRD does not have.
 const NOT_DECLARED: &str = "field not declared in schema";
-const CURE: &str = "the definition of NodeWatermark is of another version (`plimsoll crds | kubectl apply --server-side \
+const CRD_HINT: &str = "the CRD of NodeWatermark is of another version (`plimsoll crds | kubectl apply --server-side \
                     --force-conflicts -f -`)";
 
-/// What is to be written.
+/// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// UID of the `NodeWatermark`; no other of that name gets it.
+    /// UID of the `NodeWatermark`; another object of that name is not written.
     pub uid: String,
     /// Its status.
     pub status: NodeWatermarkStatus,
-    /// When the status was written that it has by now, as far as is known.
-    pub over: Option<Timestamp>,
+    /// The report time of its current status, if known.
+    pub replaces: Option<Timestamp>,
 }
 
-/// Counts writes, for whoever wants to know.
+/// Counts of writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
-    /// That were taken.
+    /// Accepted writes.
     pub done: u64,
-    /// That were not.
+    /// Failed writes.
     pub failed: u64,
 }
 
-/// Runs until the sender of `reports` is gone. `None`: there is no `NodeWatermark` to write to.
+/// Runs until the sender of `reports` is dropped. `None`: there is no `NodeWatermark` to write to.
 pub async fn run(
     client: Client,
     node: String,
@@ -75,13 +75,13 @@ struct Writer {
     pace: Pace,
     uid: String,
     pauses: Option<ExponentialBackoff>,
-    /// Not before then.
+    /// No write before then.
     until: BootTime,
     failure: Option<String>,
 }
 
 impl Writer {
-    /// Writes where that is due; after which pause to look again, if at all.
+    /// Writes if that is due; returns when to check again, if at all.
     async fn step(
         &mut self,
         client: &Client,
@@ -99,7 +99,7 @@ impl Writer {
         if !left.is_zero() {
             return Some(left);
         }
-        match self.pace.step(&report.status, report.over, now) {
+        match self.pace.step(&report.status, report.replaces, now) {
             Step::Rest => None,
             Step::Wait(left) => Some(left),
             Step::Write => {
@@ -119,40 +119,41 @@ impl Writer {
             Ok(time) => {
                 self.pauses = None;
                 self.failure = None;
-                self.pace.wrote(report.status, report.over, time, now);
+                self.pace
+                    .record_write(report.status, report.replaces, time, now);
                 return Duration::ZERO;
             }
             Err(error) => error,
         };
         if error.code() == Some(404) {
             self.pace.forget();
-            self.until = now + GONE;
-            return GONE;
+            self.until = now + NOT_FOUND_PAUSE;
+            return NOT_FOUND_PAUSE;
         }
         let mut words = error.words();
         if words.contains(NOT_DECLARED) {
-            words = format!("{CURE}: {words}");
+            words = format!("{CRD_HINT}: {words}");
         }
         if self.failure.as_ref() != Some(&words) {
             tracing::warn!(
                 why = words,
-                "failed to write the status of the NodeWatermark; trying again"
+                "failed to write the status of the NodeWatermark; retrying"
             );
             self.failure = Some(words);
         }
-        let (least, most) = FAILED;
-        let pauses = self.pauses.get_or_insert_with(|| backoff(least, most));
-        let pause = pauses.next().unwrap_or(most);
+        let (min, max) = RETRY_PAUSES;
+        let pauses = self.pauses.get_or_insert_with(|| backoff(min, max));
+        let pause = pauses.next().unwrap_or(max);
         let pause = at_least(error.retry_after(), pause);
         self.until = now + pause;
         pause
     }
 }
 
-/// Writes the status once; the time that it bears.
+/// Writes the status once; returns its report time.
 ///
 /// # Errors
-/// The API server refused it, or did not answer.
+/// If the API server refused it or did not answer.
 pub(super) async fn write(
     client: &Client,
     node: &str,
@@ -177,7 +178,7 @@ pub(super) async fn write(
     .map(|_| time)
 }
 
-/// With the time of the write: a status in which nothing else has changed must not look like silence.
+/// Sets the time of the write, so that an unchanged status is not taken for a stale one.
 fn stamped(mut status: NodeWatermarkStatus, time: Timestamp) -> NodeWatermarkStatus {
     if let Some(agent) = &mut status.agent {
         agent.report_time = Some(Time(time));
@@ -191,7 +192,7 @@ mod tests {
     use crate::crd::node_watermark::AgentStatus;
 
     #[test]
-    fn the_same_status_written_again_is_not_the_same_object() {
+    fn the_same_status_written_again_has_a_new_time() {
         let status = NodeWatermarkStatus {
             agent: Some(AgentStatus::default()),
             ..NodeWatermarkStatus::default()

@@ -97,7 +97,7 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		return err
 	})
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.heldUp("the controller can't be asked") })
+	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.heldUp("the controller cannot be reached") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
 		t.Errorf("an administrator may not evict: %v", err)

@@ -1,4 +1,4 @@
-//! The node's load and that of its busiest pods: the figures of the last report, as Prometheus has them.
+//! Metrics of the node's load and its busiest pods, from the last report.
 
 use std::sync::atomic::AtomicU64;
 
@@ -80,7 +80,7 @@ pub struct Load {
     pod_stalled: Family<PodStallLabels, Float>,
 }
 
-/// The windows that load-aware schedulers ask for, under the names that rules have for them.
+/// The windows that load-aware schedulers read, under the names used in rules.
 const WINDOWS: [(&str, &str); 6] = [
     (
         "cpu_usage_avg_5m",
@@ -109,7 +109,7 @@ const WINDOWS: [(&str, &str); 6] = [
 ];
 
 impl Load {
-    /// Makes the figures known; the windows bear their names without a prefix.
+    /// Registers the metrics; those of the windows have no prefix.
     pub fn register(&self, registry: &mut Registry, bare: &mut Registry) {
         let cores = || Unit::Other("cores".to_owned());
         let help = "CPU in use since the last report, by the node, its pods, and the rest (system)";
@@ -145,10 +145,10 @@ impl Load {
         }
     }
 
-    /// Makes the figures of pods known: at most ten of them, those that use most.
+    /// Registers the metrics of the ten busiest pods.
     pub fn register_pods(&self, registry: &mut Registry) {
         let cores = Unit::Other("cores".to_owned());
-        let help = "CPU in use since the last report, of the ten pods that use most of the node";
+        let help = "CPU in use since the last report, of the node's ten busiest pods";
         registry.register_with_unit("pod_cpu_usage", help, cores, self.pod_cpu.clone());
         let help = "Memory in use, page cache included, of the same pods";
         registry.register_with_unit(
@@ -161,7 +161,7 @@ impl Load {
         registry.register_with_unit("pod_stalled", help, percent(), self.pod_stalled.clone());
     }
 
-    /// One series of each, for their labels.
+    /// One series of each, for the documentation.
     pub fn example(&self) {
         with_one_series(&self.cpu);
         with_one_series(&self.memory);
@@ -174,7 +174,7 @@ impl Load {
         with_one_series(&self.pod_stalled);
     }
 
-    /// Takes the figures of a report. What it does not know is left out.
+    /// Sets the values of a report. Unknown values have no series.
     pub fn refresh(&self, status: &NodeMetricStatus) {
         let usage = &status.usage;
         self.cpu.clear();
@@ -338,7 +338,7 @@ impl Load {
     }
 }
 
-/// A unit that Prometheus has no name for.
+/// The unit percent, which Prometheus does not define.
 pub fn percent() -> Unit {
     Unit::Other("percent".to_owned())
 }

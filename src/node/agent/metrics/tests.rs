@@ -1,4 +1,4 @@
-//! What Prometheus is told.
+//! The agent's metrics in the text format.
 
 use super::*;
 use crate::engine::plan::Unknown;
@@ -26,7 +26,7 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
 }
 
 #[test]
-fn a_rule_is_told_with_its_state_value_and_mark() {
+fn a_rule_has_state_value_and_threshold() {
     let metrics = Metrics::new(clock::boot_time(), ALL);
     let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
     metrics.rules(names.into());
@@ -67,17 +67,17 @@ fn a_rule_is_told_with_its_state_value_and_mark() {
 }
 
 #[test]
-fn a_loop_that_does_not_turn_is_not_alive() {
+fn a_loop_that_does_not_run_is_not_alive() {
     let now = clock::boot_time();
     let metrics = Metrics::new(now, ALL);
     metrics.livez().expect("alive");
-    metrics.beat(BootTime::default());
+    metrics.loop_ran(BootTime::default());
     let hangs = metrics.livez().expect_err("hangs");
-    assert!(hangs.starts_with("nothing was done for"), "{hangs}");
+    assert!(hangs.starts_with("the loop has not run for"), "{hangs}");
 }
 
 #[test]
-fn readiness_says_what_is_waited_for() {
+fn readiness_says_what_the_agent_waits_for() {
     let metrics = Metrics::new(clock::boot_time(), ALL);
     metrics.ready(Err("no rules"));
     assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
@@ -103,7 +103,7 @@ fn report_of(pod: &str) -> NodeMetric {
 }
 
 #[test]
-fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
+fn unknown_values_of_the_last_report_are_not_zero() {
     let metrics = Metrics::new(clock::boot_time(), ALL);
     metrics.reported(report_of("old").into(), String::new());
     Source::metrics(&metrics);
@@ -136,7 +136,7 @@ fn the_last_report_is_told_and_what_it_does_not_know_is_no_zero() {
 }
 
 #[test]
-fn by_default_single_pods_are_shown_over_loopback_alone_and_the_node_to_all() {
+fn by_default_pods_are_named_over_loopback_only() {
     let metrics = Metrics::new(clock::boot_time(), PodData::default());
     metrics.reported(report_of("web").into(), "{}".to_owned());
     metrics.figures(|figures| {
@@ -151,22 +151,25 @@ fn by_default_single_pods_are_shown_over_loopback_alone_and_the_node_to_all() {
     assert!(!text.contains("web") && !text.contains("pod="), "{text}");
     let node = r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#;
     assert!(text.contains(node), "{text}");
-    let asked = |metrics: &Metrics, local| metrics.document(NODE_METRIC, local);
-    let told = Some(Document::Json("{}".to_owned()));
-    assert_eq!(asked(&metrics, true), told);
+    let served_to = |metrics: &Metrics, local| metrics.document(NODE_METRIC, local);
+    let served = Some(Document::Json("{}".to_owned()));
+    assert_eq!(served_to(&metrics, true), served);
     assert!(matches!(
-        asked(&metrics, false),
+        served_to(&metrics, false),
         Some(Document::Forbidden(_))
     ));
     assert_eq!(metrics.document("/v1/other", true), None);
     let open = Metrics::new(clock::boot_time(), ALL);
-    assert!(matches!(asked(&open, false), Some(Document::Missing(_))));
+    assert!(matches!(
+        served_to(&open, false),
+        Some(Document::Missing(_))
+    ));
     open.reported(report_of("web").into(), "{}".to_owned());
-    assert_eq!(asked(&open, false), told);
+    assert_eq!(served_to(&open, false), served);
 }
 
 #[test]
-fn what_rules_do_and_would_do_is_counted_from_the_start() {
+fn actions_and_previews_are_counted_from_zero() {
     let metrics = Metrics::new(clock::boot_time(), ALL);
     let text = Source::metrics(&metrics);
     for line in [
@@ -216,7 +219,7 @@ fn what_rules_do_and_would_do_is_counted_from_the_start() {
 }
 
 #[test]
-fn an_eviction_counts_as_an_action_once_it_is_accepted_and_in_preview_once_it_is_decided() {
+fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
     use crate::engine::pod::PodUid;
     use crate::node::actuate::evict_api::Refusal;
 

@@ -1,4 +1,4 @@
-//! The pods that are throttled most, as Prometheus has them.
+//! Metrics of the most throttled pods.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -9,19 +9,19 @@ use super::load::percent;
 use crate::ordered;
 use crate::serve::with_one_series;
 
-/// So many have series of their own.
-const MOST: usize = 10;
+/// At most this many pods have a series.
+const MAX_PODS: usize = 10;
 
-/// A pod that is throttled. The derived order is that of how much, the most first.
+/// A throttled pod. The derived order is by strength, the most throttled first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ThrottledPod {
-    /// What it may use, percent of what it used or was allowed before.
+    /// Its CPU limit, in percent of what it used or was allowed before.
     pub percent: u8,
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub pod: String,
-    /// The rule that it is for.
+    /// The rule that throttles it.
     pub rule: String,
 }
 
@@ -43,21 +43,21 @@ struct Labels {
 pub struct Throttled(Family<Labels, Gauge>);
 
 impl Throttled {
-    /// Makes them known.
+    /// Registers the metric.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "What a throttled pod may use, percent of what it used or was allowed before; of the ten pods that are throttled most";
+        let help = "CPU limit of a throttled pod, in percent of what it used or was allowed before; the ten most throttled pods";
         registry.register_with_unit("throttled_pod_cpu", help, percent(), self.0.clone());
     }
 
-    /// One series, for its labels.
+    /// One series, for the documentation.
     pub fn example(&self) {
         with_one_series(&self.0);
     }
 
-    /// Takes what is in force: of a pod with several entries the one that leaves it least.
+    /// Sets the current values: for a pod with several entries the lowest.
     pub fn refresh(&self, all: &[ThrottledPod]) {
         self.0.clear();
-        for throttled in most(all.to_vec()) {
+        for throttled in most_throttled(all.to_vec()) {
             let labels = Labels {
                 namespace: throttled.namespace,
                 pod: throttled.pod,
@@ -69,18 +69,18 @@ impl Throttled {
     }
 }
 
-fn most(mut all: Vec<ThrottledPod>) -> Vec<ThrottledPod> {
+fn most_throttled(mut all: Vec<ThrottledPod>) -> Vec<ThrottledPod> {
     ordered::sort(&mut all);
-    let mut most: Vec<ThrottledPod> = Vec::new();
+    let mut chosen: Vec<ThrottledPod> = Vec::new();
     for one in all {
-        if most.len() == MOST {
+        if chosen.len() == MAX_PODS {
             break;
         }
-        if !most.iter().any(|known| known.is_same_pod(&one)) {
-            most.push(one);
+        if !chosen.iter().any(|known| known.is_same_pod(&one)) {
+            chosen.push(one);
         }
     }
-    most
+    chosen
 }
 
 #[cfg(test)]
@@ -98,12 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn the_ten_that_are_throttled_most_are_told_each_once() {
+    fn the_ten_most_throttled_pods_are_listed_once_each() {
         let containers = [throttled(90, "twice"), throttled(5, "twice")];
         let others = (10..40).map(|percent| throttled(percent, &format!("p{percent}")));
-        let told = most(containers.into_iter().chain(others.rev()).collect());
-        let percents: Vec<u8> = told.iter().map(|pod| pod.percent).collect();
+        let shown = most_throttled(containers.into_iter().chain(others.rev()).collect());
+        let percents: Vec<u8> = shown.iter().map(|pod| pod.percent).collect();
         assert_eq!(percents, [5, 10, 11, 12, 13, 14, 15, 16, 17, 18]);
-        assert_eq!(told.iter().filter(|pod| pod.pod == "twice").count(), 1);
+        assert_eq!(shown.iter().filter(|pod| pod.pod == "twice").count(), 1);
     }
 }

@@ -14,7 +14,7 @@ use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn policy() -> PolicySet {
     let action = Action {
-        name: "calm".to_owned(),
+        name: "slow".to_owned(),
         cool_down: Duration::from_mins(5),
         scheduling: Some(TaintEffect::NoSchedule),
         throttle: Some(CpuThrottle {
@@ -100,35 +100,35 @@ fn state(from: RuleState, to: RuleState) -> Change {
     }
 }
 
-/// What is told of these changes, one tick each, as `reason about: message`.
-fn told(teller: &mut Teller, would: bool, changes: Vec<Change>) -> Vec<String> {
+/// The events of these changes, one tick each, as `reason object: message`.
+fn reported(builder: &mut EventBuilder, would: bool, changes: Vec<Change>) -> Vec<String> {
     let (policy, reports) = (policy(), [report()]);
     let facts = Facts {
         policy: &policy,
         reports: &reports,
     };
-    let mut notes = Vec::new();
+    let mut events = Vec::new();
     for change in changes {
-        teller.hear(&[decision(would, change)], facts, &mut notes);
+        builder.record(&[decision(would, change)], facts, &mut events);
     }
-    notes.iter().map(line).collect()
+    events.iter().map(line).collect()
 }
 
-fn line(note: &Note) -> String {
-    let about = match &note.about {
-        About::Node => "node".to_owned(),
-        About::Watermark => "nwm".to_owned(),
-        About::Pod {
+fn line(event: &NewEvent) -> String {
+    let regarding = match &event.regarding {
+        Regarding::Node => "node".to_owned(),
+        Regarding::Watermark => "nwm".to_owned(),
+        Regarding::Pod {
             namespace, name, ..
         } => format!("{namespace}/{name}"),
     };
-    format!("{} {about}: {}", note.reason, note.message)
+    format!("{} {regarding}: {}", event.reason, event.message)
 }
 
 #[test]
-fn a_rule_is_told_with_value_and_mark_in_units_that_people_read() {
-    let lines = told(
-        &mut Teller::default(),
+fn a_rule_event_has_value_and_threshold_in_readable_units() {
+    let lines = reported(
+        &mut EventBuilder::default(),
         false,
         vec![
             state(RuleState::Normal, RuleState::Breached),
@@ -139,34 +139,34 @@ fn a_rule_is_told_with_value_and_mark_in_units_that_people_read() {
     assert_eq!(
         lines,
         [
-            "RuleBreached node: q/r: cpu_total_usage 7200m is above its mark 4000m; action calm",
-            "RuleCooling node: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is held for 5m after the last breach",
-            "RuleEnded node: q/r: cpu_total_usage 7200m, mark 4000m: what is in force is undone",
+            "RuleBreached node: q/r: cpu_total_usage 7200m is above its threshold 4000m; action slow",
+            "RuleCooling node: q/r: cpu_total_usage 7200m, threshold 4000m: actions stay in force for 5m after the last breach",
+            "RuleEnded node: q/r: cpu_total_usage 7200m, threshold 4000m: all actions are restored",
         ]
     );
 }
 
 #[test]
-fn a_pod_that_is_gone_is_forgotten_while_its_rule_stays_breached() {
-    let mut teller = Teller::default();
+fn a_deleted_pod_is_forgotten_while_its_rule_stays_breached() {
+    let mut builder = EventBuilder::default();
     for number in 0..1000 {
         for would in [false, true] {
-            told(
-                &mut teller,
+            reported(
+                &mut builder,
                 would,
                 vec![throttle(&format!("p{number}"), 100, 70)],
             );
         }
-        teller.forget(|uid| *uid.0 == *format!("p{number}"));
+        builder.forget(|uid| *uid.0 == *format!("p{number}"));
     }
-    assert_eq!(teller.throttles.count(), 2);
-    // Of one that is there the beginning is still known.
-    let again = told(&mut teller, false, vec![throttle("p999", 70, 40)]);
+    assert_eq!(builder.throttles.count(), 2);
+    // For an existing pod the start is still known.
+    let again = reported(&mut builder, false, vec![throttle("p999", 70, 40)]);
     assert_eq!(again, [""; 0]);
 }
 
 #[test]
-fn of_a_throttle_the_beginning_the_floor_and_the_end_are_told_once() {
+fn a_throttle_reports_start_floor_and_end_once() {
     let steps = vec![
         throttle("a", 100, 70),
         throttle("a", 70, 40),
@@ -176,19 +176,19 @@ fn of_a_throttle_the_beginning_the_floor_and_the_end_are_told_once() {
         throttle("a", 10, 70),
         throttle("a", 70, 100),
     ];
-    let lines = told(&mut Teller::default(), false, steps);
+    let lines = reported(&mut EventBuilder::default(), false, steps);
     assert_eq!(
         lines,
         [
-            "PodThrottled batch/a: q/r: cpu_total_usage 7200m, mark 4000m; CPU at most 700m from now on (70 %)",
-            "PodAtThrottleFloor batch/a: q/r: cpu_total_usage 7200m, mark 4000m; CPU at most 100m from now on (10 %), the lowest",
-            "PodRestored batch/a: q/r: cpu_total_usage 7200m, mark 4000m; it has its own CPU limit again",
+            "PodThrottled batch/a: q/r: cpu_total_usage 7200m, threshold 4000m; CPU limit 700m (70 %)",
+            "PodAtThrottleFloor batch/a: q/r: cpu_total_usage 7200m, threshold 4000m; CPU limit 100m (10 %), its floor",
+            "PodRestored batch/a: q/r: cpu_total_usage 7200m, threshold 4000m; its CPU limit is restored",
         ]
     );
 }
 
 #[test]
-fn a_preview_says_what_the_rule_would_do_with_the_same_words() {
+fn a_preview_has_the_same_messages_as_the_enforced_rule() {
     let steps = || {
         vec![
             throttle("a", 100, 70),
@@ -196,8 +196,8 @@ fn a_preview_says_what_the_rule_would_do_with_the_same_words() {
             throttle("a", 10, 100),
         ]
     };
-    let done = told(&mut Teller::default(), false, steps());
-    let would = told(&mut Teller::default(), true, steps());
+    let done = reported(&mut EventBuilder::default(), false, steps());
+    let would = reported(&mut EventBuilder::default(), true, steps());
     let rest = |lines: &[String]| -> Vec<String> {
         let rest = lines
             .iter()
@@ -215,19 +215,19 @@ fn a_preview_says_what_the_rule_would_do_with_the_same_words() {
         },
         Change::SchedulingEnabled,
     ];
-    let would = told(&mut Teller::default(), true, closing.clone());
+    let would = reported(&mut EventBuilder::default(), true, closing.clone());
     assert!(
         would[0].starts_with("WouldDisableScheduling node: "),
         "{would:?}"
     );
     assert_eq!(
-        told(&mut Teller::default(), false, closing),
+        reported(&mut EventBuilder::default(), false, closing),
         [] as [&str; 0]
     );
 }
 
 #[test]
-fn a_pod_that_another_rule_still_holds_is_not_told_to_be_free() {
+fn a_pod_throttled_by_another_rule_is_not_reported_as_restored() {
     let of = |rule: &str, from, to| {
         let Event::Decision(mut decision) = decision(false, throttle("a", from, to)) else {
             panic!("a decision")
@@ -240,37 +240,45 @@ fn a_pod_that_another_rule_still_holds_is_not_told_to_be_free() {
         policy: &policy,
         reports: &reports,
     };
-    let mut teller = Teller::default();
-    let mut notes = Vec::new();
-    teller.hear(&[of("q/r", 100, 70), of("q/s", 100, 70)], facts, &mut notes);
-    notes.clear();
-    teller.hear(&[of("q/r", 70, 100)], facts, &mut notes);
-    assert_eq!(notes, []);
-    teller.hear(&[of("q/s", 70, 100)], facts, &mut notes);
-    assert_eq!(notes[0].reason, "PodRestored");
+    let mut builder = EventBuilder::default();
+    let mut events = Vec::new();
+    builder.record(
+        &[of("q/r", 100, 70), of("q/s", 100, 70)],
+        facts,
+        &mut events,
+    );
+    events.clear();
+    builder.record(&[of("q/r", 70, 100)], facts, &mut events);
+    assert_eq!(events, []);
+    builder.record(&[of("q/s", 70, 100)], facts, &mut events);
+    assert_eq!(events[0].reason, "PodRestored");
 }
 
 #[test]
-fn a_pod_that_went_away_throttled_is_not_remembered_when_the_rule_begins_anew() {
-    let mut teller = Teller::default();
-    told(
-        &mut teller,
+fn a_throttled_pod_that_is_deleted_is_forgotten_at_the_next_breach() {
+    let mut builder = EventBuilder::default();
+    reported(
+        &mut builder,
         false,
         vec![throttle("gone", 100, 70), throttle("other", 100, 70)],
     );
-    told(&mut teller, true, vec![throttle("gone", 100, 70)]);
-    told(
-        &mut teller,
+    reported(&mut builder, true, vec![throttle("gone", 100, 70)]);
+    reported(
+        &mut builder,
         false,
         vec![state(RuleState::Normal, RuleState::Breached)],
     );
-    let again = told(&mut teller, false, vec![throttle("other", 100, 70)]);
+    let again = reported(&mut builder, false, vec![throttle("other", 100, 70)]);
     assert!(
         again[0].starts_with("PodThrottled batch/other"),
         "{again:?}"
     );
-    let preview = told(&mut teller, true, vec![throttle("gone", 70, 40)]);
-    assert_eq!(preview, [] as [&str; 0], "the preview has not begun anew");
+    let preview = reported(&mut builder, true, vec![throttle("gone", 70, 40)]);
+    assert_eq!(
+        preview,
+        [] as [&str; 0],
+        "the preview is not breached again"
+    );
 }
 
 fn outcome(fate: Fate) -> Outcome {
@@ -292,94 +300,97 @@ fn outcome(fate: Fate) -> Outcome {
 }
 
 #[test]
-fn an_eviction_is_told_when_it_is_accepted_and_a_refusal_names_its_reason() {
+fn an_eviction_is_reported_when_accepted_or_refused() {
     let evict = || Change::Evict {
         pod: PodUid::from("a"),
         grace: Duration::from_secs(30),
         release: Some(450),
     };
-    let mut teller = Teller::default();
-    assert_eq!(told(&mut teller, false, vec![evict()]), [] as [&str; 0]);
-    let mut notes = Vec::new();
-    teller.outcome(&outcome(Fate::Accepted), &mut notes);
-    let lines: Vec<String> = notes.iter().map(line).collect();
-    let words = "q/r: cpu_total_usage 7200m, mark 4000m; grace 30s, to release 450m";
+    let mut builder = EventBuilder::default();
+    assert_eq!(
+        reported(&mut builder, false, vec![evict()]),
+        [] as [&str; 0]
+    );
+    let mut events = Vec::new();
+    builder.outcome(&outcome(Fate::Accepted), &mut events);
+    let lines: Vec<String> = events.iter().map(line).collect();
+    let words = "q/r: cpu_total_usage 7200m, threshold 4000m; grace 30s, to release 450m";
     assert_eq!(lines, [format!("PodEvicted batch/a: {words}")]);
-    let would = told(&mut Teller::default(), true, vec![evict()]);
+    let would = reported(&mut EventBuilder::default(), true, vec![evict()]);
     assert_eq!(would, [format!("WouldEvict batch/a: {words}")]);
-    notes.clear();
+    events.clear();
     let why =
         Refusal::Budget("The disruption budget web needs 2 healthy pods and has 2".to_owned());
     let until = BootTime::default();
-    teller.outcome(&outcome(Fate::Refused { until, why }), &mut notes);
-    let lines: Vec<String> = notes.iter().map(line).collect();
+    builder.outcome(&outcome(Fate::Refused { until, why }), &mut events);
+    let lines: Vec<String> = events.iter().map(line).collect();
     let words = "q/r: The disruption budget web needs 2 healthy pods and has 2";
     assert_eq!(lines, [format!("EvictionRefused batch/a: {words}")]);
-    notes.clear();
+    events.clear();
     let why = Refusal::Unanswered("timed out".to_owned());
-    teller.outcome(&outcome(Fate::Refused { until, why }), &mut notes);
-    assert_eq!(notes.len(), 1, "{notes:?}");
-    notes.clear();
+    builder.outcome(&outcome(Fate::Refused { until, why }), &mut events);
+    assert_eq!(events.len(), 1, "{events:?}");
+    events.clear();
     let why = Refusal::Away("timed out".to_owned());
     let away = outcome(Fate::Refused { until, why });
-    teller.outcome(&away, &mut notes);
-    assert_eq!(notes, [], "no pod is to be blamed");
+    builder.outcome(&away, &mut events);
+    assert_eq!(events, [], "no pod is the cause");
     assert_eq!(
-        line(&held_up(&away)),
+        line(&evictions_blocked(&away)),
         "EvictionRefused nwm: q/r: no pod is evicted: the API server can't be reached: timed out"
     );
 }
 
 #[test]
-fn the_taint_is_told_when_it_stands_and_not_again_by_a_new_process() {
+fn the_taint_is_reported_once_and_not_again_by_a_new_process() {
     let standing = |effect| Standing {
         known: true,
         effect,
         ..Standing::default()
     };
     let closed = Some(TaintEffect::NoSchedule);
-    let mut teller = Teller::default();
-    let mut notes = Vec::new();
-    teller.stands(&Standing::default(), "", &mut notes);
-    teller.stands(&standing(closed), "q/r: why", &mut notes);
-    assert_eq!(notes, [], "an earlier process told that");
-    teller.stands(&standing(None), "", &mut notes);
-    teller.stands(&standing(closed), "q/r: why", &mut notes);
-    let lines: Vec<String> = notes.iter().map(line).collect();
+    let mut builder = EventBuilder::default();
+    let mut events = Vec::new();
+    builder.standing(&Standing::default(), "", &mut events);
+    builder.standing(&standing(closed), "q/r: why", &mut events);
+    assert_eq!(events, [], "an earlier process reported that");
+    builder.standing(&standing(None), "", &mut events);
+    builder.standing(&standing(closed), "q/r: why", &mut events);
+    let lines: Vec<String> = events.iter().map(line).collect();
     assert_eq!(
         lines,
         [
-            "SchedulingEnabled node: no rule keeps new pods away any more: our taint is gone",
+            "SchedulingEnabled node: no rule disables scheduling any more: the taint is removed",
             "SchedulingDisabled node: q/r: why; taint interference.crane.io:NoSchedule",
         ]
     );
 }
 
-fn adopted(pod: &str, ratio: u8) -> Teller {
+fn adopted(pod: &str, ratio: u8) -> EventBuilder {
     let record = json!({
         "uid": pod, "cgroup": "kubepods/pod1", "lever": "", "inode": 7, "file": "cpu.max",
         "original": "max 100000", "previous": "max 100000", "ours": "60000 100000", "base": 1000, "ratio": ratio,
         "idle": false, "rule": "q/r", "deadline": 0,
     });
     let record = serde_json::from_value(record).expect("a record");
-    let mut teller = Teller::default();
-    teller.adopt(std::iter::once(record), &policy());
-    teller
+    let mut builder = EventBuilder::default();
+    builder.adopt(std::iter::once(record), &policy());
+    builder
 }
 
 #[test]
-fn what_an_earlier_process_throttled_and_told_is_not_told_anew() {
+fn throttles_of_an_earlier_process_are_not_reported_again() {
     let steps = vec![throttle("a", 60, 70), throttle("a", 70, 40)];
-    assert_eq!(told(&mut adopted("a", 60), false, steps), [""; 0]);
+    assert_eq!(reported(&mut adopted("a", 60), false, steps), [""; 0]);
     let back = vec![throttle("a", 60, 100)];
-    let lines = told(&mut adopted("a", 60), false, back);
+    let lines = reported(&mut adopted("a", 60), false, back);
     assert!(lines[0].starts_with("PodRestored batch/a"), "{lines:?}");
-    // The floor is told once: by whoever reached it.
+    // The floor is reported once, by the process that reached it.
     let to_floor = vec![throttle("a", 40, 10)];
-    let lines = told(&mut adopted("a", 40), false, to_floor.clone());
+    let lines = reported(&mut adopted("a", 40), false, to_floor.clone());
     assert!(lines[0].starts_with("PodAtThrottleFloor"), "{lines:?}");
-    assert_eq!(told(&mut adopted("a", 10), false, to_floor), [""; 0]);
-    // Of others it says what it always does.
-    let lines = told(&mut adopted("a", 60), false, vec![throttle("b", 100, 70)]);
+    assert_eq!(reported(&mut adopted("a", 10), false, to_floor), [""; 0]);
+    // Other pods are reported as usual.
+    let lines = reported(&mut adopted("a", 60), false, vec![throttle("b", 100, 70)]);
     assert!(lines[0].starts_with("PodThrottled batch/b"), "{lines:?}");
 }

@@ -71,13 +71,13 @@ impl Scene {
             },
             evicted: Vec::new(),
             health: Health::default(),
-            left_out: Vec::new(),
+            not_enforced: Vec::new(),
         }
     }
 }
 
 #[test]
-fn a_rule_shows_value_mark_and_since_when_and_why_it_is_unknown() {
+fn a_rule_shows_value_threshold_since_and_why_it_is_unknown() {
     let scene = Scene::new();
     let mut view = scene.view();
     view.reports = vec![
@@ -98,13 +98,13 @@ fn a_rule_shows_value_mark_and_since_when_and_why_it_is_unknown() {
     let counts = status.counts.expect("counts");
     assert_eq!((counts.rules, counts.breached), (2, 1));
     assert_eq!(status.observed_hash.as_deref(), Some("abc"));
-    // A moment has the same time whenever it is told, also when the clock is a little off then.
+    // A moment has the same time whenever it is reported, also if the clock is a little off then.
     view.time = Timestamp::from_millisecond(1_100_900).expect("a time");
     assert_eq!(builder.build(&view).rules[0].since, breached.since);
 }
 
 #[test]
-fn a_throttled_pod_shows_what_it_had_and_what_it_has() {
+fn a_throttled_pod_shows_its_limit_before_and_now() {
     let scene = Scene::new();
     let throttled = |records: Vec<Record>| {
         let mut view = scene.view();
@@ -142,13 +142,13 @@ fn a_throttled_pod_shows_what_it_had_and_what_it_has() {
 }
 
 #[test]
-fn scheduling_is_what_stands_on_the_node_with_the_rules_that_want_it() {
+fn scheduling_shows_the_taint_and_the_rules_that_want_it() {
     let mut scene = Scene::new();
     let mut builder = StatusBuilder::default();
     assert_eq!(
         builder.build(&scene.view()).scheduling,
         None,
-        "nothing is judged yet"
+        "nothing is evaluated yet"
     );
     scene.plan.scheduling = Scheduling::Disabled {
         effect: TaintEffect::NoSchedule,
@@ -169,7 +169,7 @@ fn scheduling_is_what_stands_on_the_node_with_the_rules_that_want_it() {
 }
 
 #[test]
-fn a_preview_tells_what_would_be_in_force_on_which_pod() {
+fn a_preview_shows_what_would_be_in_force_on_which_pod() {
     let mut scene = Scene::new();
     let decision = json!({
         "at": 0, "rule": "q/r", "would": true, "change": "evict", "pod": "u", "grace": {"secs": 30, "nanos": 0},
@@ -198,17 +198,17 @@ fn spared(reason: &str, would: bool) -> Event {
 }
 
 #[test]
-fn what_is_not_done_is_told_until_the_rule_is_over_and_passing_reasons_are_not() {
+fn a_skipped_pod_is_shown_until_the_rule_ends() {
     let scene = Scene::new();
     let mut builder = StatusBuilder::default();
-    builder.hear(&[spared("usesLittle", false), spared("protected", true)]);
+    builder.record(&[spared("usesLittle", false), spared("protected", true)]);
     assert_eq!(builder.build(&scene.view()).refused, []);
     for (reason, shown) in [("atFloor", "floor"), ("containerMissing", "containers")] {
-        builder.hear(&[spared(reason, false)]);
+        builder.record(&[spared(reason, false)]);
         let refused = builder.build(&scene.view()).refused;
         assert!(refused[0].reason.contains(shown), "{refused:?}");
     }
-    builder.hear(&[spared("contested", false)]);
+    builder.record(&[spared("contested", false)]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
     assert_eq!(status.conditions[1].status, "True", "Contested");
@@ -216,12 +216,12 @@ fn what_is_not_done_is_told_until_the_rule_is_over_and_passing_reasons_are_not()
         "at": 0, "rule": "q/r", "change": "state", "from": "Cooling", "to": "Normal", "value": 1.0, "watermark": 2.0,
     });
     let over = Event::Decision(serde_json::from_value(over).expect("a decision"));
-    builder.hear(&[over]);
+    builder.record(&[over]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused, []);
     assert_eq!(
         status.conditions[1].status, "False",
-        "nothing is fought over any more"
+        "nothing is contested any more"
     );
 }
 
@@ -256,7 +256,7 @@ fn decided(pod: &str, change: &Value) -> Event {
 }
 
 #[test]
-fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_tried() {
+fn an_obstacle_to_all_evictions_is_shown_once() {
     let scene = Scene::new();
     let mut builder = StatusBuilder::default();
     let down = || Refusal::Wait {
@@ -264,7 +264,7 @@ fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_trie
         by: Delay::Leader,
         why: "no replica of the controller leads".to_owned(),
     };
-    assert!(builder.hear_outcome(&refused("a", down())));
+    assert!(builder.record_outcome(&refused("a", down())));
     let first = builder.build(&scene.view()).refused;
     let expected = RefusedStatus {
         what: "evict".to_owned(),
@@ -275,44 +275,44 @@ fn what_keeps_every_pod_from_being_evicted_is_shown_once_whichever_pods_are_trie
     assert_eq!(first, [expected]);
     for pod in ["b", "c", "a"] {
         let evict = json!({"change": "evict", "grace": {"secs": 30, "nanos": 0}, "release": 450});
-        builder.hear(&[decided(pod, &evict)]);
-        assert!(!builder.hear_outcome(&refused(pod, down())));
+        builder.record(&[decided(pod, &evict)]);
+        assert!(!builder.record_outcome(&refused(pod, down())));
         assert_eq!(builder.build(&scene.view()).refused, first);
     }
     let mut later = scene.view();
     later.now = builder.changes_at(later.now, &[]).expect("it ends");
     assert_eq!(builder.build(&later).refused, [], "not met again");
-    builder.hear_outcome(&outcome("a", Fate::Accepted));
+    builder.record_outcome(&outcome("a", Fate::Accepted));
     assert_eq!(builder.build(&scene.view()).refused, []);
 }
 
 #[test]
-fn a_pod_that_cannot_be_evicted_is_shown_until_it_is_however_it_is_throttled_and_tried_meanwhile() {
+fn a_refused_eviction_is_shown_until_the_pod_is_evicted() {
     let scene = Scene::new();
     let mut builder = StatusBuilder::default();
     let budget = Refusal::Budget("web needs 2 healthy pods".to_owned());
-    assert!(!builder.hear_outcome(&refused("a", budget)));
+    assert!(!builder.record_outcome(&refused("a", budget)));
     let shown = builder.build(&scene.view()).refused;
     assert_eq!(shown[0].pod.as_deref(), Some("batch/a"));
     let evict = json!({"change": "evict", "grace": {"secs": 30, "nanos": 0}, "release": 450});
-    builder.hear(&[decided("a", &evict)]);
+    builder.record(&[decided("a", &evict)]);
     assert_eq!(builder.build(&scene.view()).refused, shown);
-    builder.hear_outcome(&outcome("a", Fate::Unsure("timed out".to_owned())));
+    builder.record_outcome(&outcome("a", Fate::Unsure("timed out".to_owned())));
     assert_eq!(builder.build(&scene.view()).refused, shown);
     let unanswered = Refusal::Unanswered("timed out".to_owned());
-    builder.hear_outcome(&refused("a", unanswered));
+    builder.record_outcome(&refused("a", unanswered));
     let unanswered = builder.build(&scene.view()).refused;
     assert!(unanswered[0].reason.contains("without an answer"));
-    builder.hear_outcome(&outcome("a", Fate::Accepted));
+    builder.record_outcome(&outcome("a", Fate::Accepted));
     assert_eq!(builder.build(&scene.view()).refused, []);
 }
 
 #[test]
-fn a_pod_that_was_refused_is_not_shown_when_the_rule_asks_for_it_no_more() {
+fn a_refused_eviction_is_not_shown_once_the_rule_stops_asking() {
     let scene = Scene::new();
     let mut builder = StatusBuilder::default();
     let budget = Refusal::Budget("web needs 2 healthy pods".to_owned());
-    builder.hear_outcome(&refused("a", budget));
+    builder.record_outcome(&refused("a", budget));
     let mut view = scene.view();
     assert_eq!(builder.build(&view).refused.len(), 1);
     view.now = builder.changes_at(view.now, &[]).expect("it ends");
@@ -321,7 +321,7 @@ fn a_pod_that_was_refused_is_not_shown_when_the_rule_asks_for_it_no_more() {
 }
 
 #[test]
-fn ready_says_which_rules_have_no_usable_sample_and_is_false_where_none_has_one() {
+fn ready_names_rules_without_a_sample_and_is_false_if_all_lack_one() {
     let scene = Scene::new();
     let ready = |reports: Vec<RuleReport>| {
         let mut view = scene.view();
@@ -334,32 +334,32 @@ fn ready_says_which_rules_have_no_usable_sample_and_is_false_where_none_has_one(
         unknown: Some(why),
         ..report(RuleState::Normal, None)
     };
-    assert_eq!(ready(vec![]), "True RulesKept: no rule is for this node");
+    assert_eq!(ready(vec![]), "True RulesKept: this node has no rules");
     assert_eq!(
         ready(vec![known(), known()]),
-        "True RulesKept: every rule is judged"
+        "True RulesKept: all rules are evaluated"
     );
     assert_eq!(
         ready(vec![known(), unknown(Unknown::Missing), known()]),
-        "True RulesKept: 2 of 3 rules are judged; not judged: q/r (no sample)"
+        "True RulesKept: 2 of 3 rules are evaluated; not evaluated: q/r (no sample)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Stale), unknown(Unknown::Sparse)]),
-        "False NoneJudged: no rule is judged: q/r (its last sample is too old), \
+        "False NoneJudged: no rule can be evaluated: q/r (its last sample is too old), \
          q/r (less than half of its window has samples so far)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Rebased)]),
-        "True RulesKept: no rule is judged: q/r (there is no earlier sample to compare with yet)",
-        "passes by itself"
+        "True RulesKept: no rule can be evaluated: q/r (there is no earlier sample to compare with yet)",
+        "transient"
     );
 }
 
 #[test]
-fn what_is_not_understood_is_told_and_degrades() {
+fn parts_not_understood_are_shown_and_degrade() {
     let scene = Scene::new();
     let mut view = scene.view();
-    view.left_out = vec![("rule", "q/new".to_owned(), "later is not known".to_owned())];
+    view.not_enforced = vec![("rule", "q/new".to_owned(), "later is not known".to_owned())];
     view.standing.failing = Some("failed to taint node n: forbidden (403)".to_owned());
     let status = StatusBuilder::default().build(&view);
     assert_eq!(status.refused[0].rule.as_deref(), Some("q/new"));
@@ -409,7 +409,7 @@ fn each_policy_counts_the_pods_that_it_matches() {
 }
 
 #[test]
-fn the_status_changes_by_itself_when_an_eviction_or_a_trouble_is_long_ago() {
+fn old_evictions_and_problems_leave_the_status() {
     let at = |seconds| BootTime::default() + Duration::from_secs(seconds);
     let evicted = |at, until| Evicted {
         uid: PodUid::from("u"),
@@ -428,7 +428,7 @@ fn the_status_changes_by_itself_when_an_eviction_or_a_trouble_is_long_ago() {
     assert_eq!(builder.changes_at(at(3650), &evictions), Some(at(3690)));
     assert_eq!(builder.changes_at(at(3690), &evictions), None);
     let reason = "disk full".to_owned();
-    builder.hear(&[Event::notice(at(100), News::StateNotWritten { reason })]);
+    builder.record(&[Event::notice(at(100), News::StateNotWritten { reason })]);
     assert_eq!(builder.changes_at(at(100), &evictions), Some(at(160)));
     let scene = Scene::new();
     let degraded = |builder: &mut StatusBuilder, now| {
@@ -443,9 +443,9 @@ fn the_status_changes_by_itself_when_an_eviction_or_a_trouble_is_long_ago() {
 }
 
 #[test]
-fn a_stop_is_told_to_be_over_when_nothing_of_ours_is_left_in_cgroups_or_on_the_node() {
+fn a_stop_is_released_when_cgroups_and_node_are_restored() {
     let scene = Scene::new();
-    let told = |records: Vec<Record>, standing: Standing| {
+    let shown = |records: Vec<Record>, standing: Standing| {
         let mut view = scene.view();
         (view.records, view.standing) = (records, standing);
         view.health.stopped = Some(super::super::conditions::Stopped::default());
@@ -463,13 +463,13 @@ fn a_stop_is_told_to_be_over_when_nothing_of_ours_is_left_in_cgroups_or_on_the_n
         ..open()
     };
     assert_eq!(
-        told(throttled(), closed()),
-        "Stopped Releasing: stopped; being given back: CPU of 1 pod, our taint"
+        shown(throttled(), closed()),
+        "Stopped Releasing: stopped; being restored: CPU of 1 pod, our taint"
     );
-    let unseen = told(Vec::new(), Standing::default());
+    let unseen = shown(Vec::new(), Standing::default());
     assert!(unseen.starts_with("Stopped Releasing: "), "{unseen}");
     assert_eq!(
-        told(Vec::new(), open()),
+        shown(Vec::new(), open()),
         "Stopped Released: stopped; nothing is in force"
     );
 }

@@ -1,4 +1,4 @@
-//! The pods that are throttled, from the journal's records.
+//! The throttled pods, from the journal's records.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::node::cgroup::parse;
 use crate::node::journal::Record;
 use crate::ordered;
 
-/// The most that are listed.
-const MOST: usize = 1024;
-/// The period that kernel and kubelet use, where the file alone does not say it, in microseconds.
-const USUAL_PERIOD: u64 = 100_000;
+/// Longest list.
+const MAX_PODS: usize = 1024;
+/// Default CFS period of kernel and kubelet in microseconds, for files that do not contain it.
+const DEFAULT_PERIOD_MICROS: u64 = 100_000;
 
-/// One entry a pod, in order of name.
+/// One entry per pod, by name.
 pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
     let mut pods: BTreeMap<&PodUid, Vec<&Record>> = BTreeMap::new();
     for record in &view.records {
@@ -26,7 +26,7 @@ pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
     ordered::sort_by(&mut pods, |a, b| {
         (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod))
     });
-    pods.truncate(MOST);
+    pods.truncate(MAX_PODS);
     pods
 }
 
@@ -34,7 +34,7 @@ fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus
     let strictest = records.iter().min_by_key(|record| record.ratio)?;
     let name = view.names.get(uid).map_or("", String::as_str);
     let (namespace, name) = name.split_once('/').unwrap_or(("", &uid.0));
-    // On v1 a pod's sandbox is a container too: it has no limit, used nothing, and tells nothing of the pod's.
+    // On v1 a pod's sandbox is a container too: without a limit and without use, it does not count.
     let used = |record: &&&Record| record.base.0 > 0;
     let any_used = records.iter().any(|record| used(&record));
     let counts = |record: &&&Record| is_quota(record) && (!any_used || used(record));
@@ -56,16 +56,16 @@ fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus
     })
 }
 
-/// What a quota file grants; `None`: no limit.
+/// The limit in a quota file; `None`: no limit.
 fn millicores(record: &Record, text: &str) -> Option<u64> {
-    // Records leave the end of the line out.
+    // Records do not contain the newline.
     let text = format!("{text}\n");
     let (quota, period) = match record.file {
         KnobFile::CpuMax => {
             let bandwidth = parse::cpu_max(text.as_bytes())?;
             (bandwidth.quota?, bandwidth.period)
         }
-        _ => (parse::cfs_quota(text.as_bytes())??, USUAL_PERIOD),
+        _ => (parse::cfs_quota(text.as_bytes())??, DEFAULT_PERIOD_MICROS),
     };
     (quota * 1000).checked_div(period)
 }

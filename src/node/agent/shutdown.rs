@@ -1,4 +1,4 @@
-//! What SIGTERM means: the agent is to go for good, or its successor is on its way.
+//! What to do on SIGTERM: restore everything if the agent is being removed, else leave it to the next agent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use super::feed::Failure;
 use super::objects::Owner;
 use crate::cluster::client::{CallError, call};
 
-/// The answer has to be there by then: the grace period of the pod runs.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Well within the pod's grace period.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What to do with what is in force.
+/// What to do with the actions in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Undo it; in words why.
+pub enum Shutdown {
+    /// Restore it, for this reason.
     Restore(String),
-    /// Leave it to the next agent; in words why.
+    /// Leave it to the next agent, for this reason.
     Leave(String),
 }
 
-/// A `DaemonSet`, as far as it says where its pods are.
+/// The fields of a `DaemonSet` that decide where its pods run.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = k8s::DaemonSet)]
 struct DaemonSet {
@@ -44,13 +44,13 @@ struct DaemonSetSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Template {
-    spec: Placed,
+    spec: Placement,
 }
 
-/// What of a pod's specification says where it may be.
+/// The placement fields of a pod's spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Placed {
+struct Placement {
     affinity: Option<Affinity>,
     node_selector: Option<BTreeMap<String, String>>,
 }
@@ -67,76 +67,87 @@ struct NodeAffinity {
     required: Option<NodeSelector>,
 }
 
-/// The node, as a `DaemonSet` chooses it.
+/// The node as a `DaemonSet` selects it.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its labels; `None` where they are not known.
+    /// Its labels, if known.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
-/// Asks for the agent's own `DaemonSet`, within 3 s.
-pub async fn ask(client: &Client, namespace: &str, owner: &Owner, node: NodeView<'_>) -> Ending {
+/// Decides by the state of the agent's own `DaemonSet`, within 3 s.
+pub async fn decide(
+    client: &Client,
+    namespace: &str,
+    owner: &Owner,
+    node: NodeView<'_>,
+) -> Shutdown {
     let api: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
-    match timeout(PATIENCE, call(api.get(&owner.name))).await {
-        Err(_) => Ending::Leave(format!(
-            "the API server did not answer within {} s whether DaemonSet {namespace}/{} is there",
-            PATIENCE.as_secs(),
+    match timeout(TIMEOUT, call(api.get(&owner.name))).await {
+        Err(_) => Shutdown::Leave(format!(
+            "the API server did not answer within {} s whether DaemonSet {namespace}/{} exists",
+            TIMEOUT.as_secs(),
             owner.name
         )),
-        Ok(answer) => judge(answer, owner, node),
+        Ok(answer) => by_daemon_set(answer, owner, node),
     }
 }
 
-/// What the answer means. From doubt everything stays as it is.
-fn judge(answer: Result<DaemonSet, CallError>, owner: &Owner, node: NodeView<'_>) -> Ending {
+/// In doubt everything stays in force.
+fn by_daemon_set(
+    answer: Result<DaemonSet, CallError>,
+    owner: &Owner,
+    node: NodeView<'_>,
+) -> Shutdown {
     let name = &owner.name;
     let found = match answer {
         Ok(found) => found,
         Err(error) if error.is_not_found() => {
-            return Ending::Restore(format!("DaemonSet {name} is deleted"));
+            return Shutdown::Restore(format!("DaemonSet {name} is deleted"));
         }
         Err(error) => {
             let why = format!("failed to read DaemonSet {name}: {}", error.words());
-            return refused(error.code(), why);
+            return by_refusal(error.code(), why);
         }
     };
     if found.metadata.uid.as_ref() != Some(&owner.uid) {
-        return Ending::Restore(format!("DaemonSet {name} was deleted and made anew"));
+        return Shutdown::Restore(format!("DaemonSet {name} was deleted and created again"));
     }
     if found.metadata.deletion_timestamp.is_some() {
-        return Ending::Restore(format!("DaemonSet {name} is being deleted"));
+        return Shutdown::Restore(format!("DaemonSet {name} is being deleted"));
     }
     let pod = found.spec.template.spec;
     match selects(&pod, node) {
-        Some(false) => Ending::Restore(format!("DaemonSet {name} does not select this node")),
-        Some(true) | None => Ending::Leave(format!("DaemonSet {name} is there")),
+        Some(false) => Shutdown::Restore(format!("DaemonSet {name} does not select this node")),
+        Some(true) | None => Shutdown::Leave(format!("DaemonSet {name} exists")),
     }
 }
 
-/// What it means that nobody knows which `DaemonSet` is ours, by why our own pod was not read.
-pub fn unowned(unread: Option<&Failure>) -> Ending {
+/// Decides when the agent's `DaemonSet` is unknown, by why its own pod was not read.
+pub fn without_owner(unread: Option<&Failure>) -> Shutdown {
     match unread {
-        Some(failure) => refused(
+        Some(failure) => by_refusal(
             failure.code,
             format!("failed to list pods: {}", failure.why),
         ),
-        None => Ending::Leave("terminated; no DaemonSet of ours is known".to_owned()),
+        None => Shutdown::Leave("terminated; the agent's DaemonSet is not known".to_owned()),
     }
 }
 
-/// Where the account is gone or has no rights any more, as when an installation is deleted object by object, no agent that
-/// comes next could keep what is in force.
-fn refused(code: Option<u16>, why: String) -> Ending {
+/// If the account is gone or lost its rights, as when an installation is deleted object by object, no next agent could
+/// take over what is in force.
+fn by_refusal(code: Option<u16>, why: String) -> Shutdown {
     match code {
-        Some(401 | 403) => Ending::Restore(format!("{why}: no agent of this account may go on")),
-        _ => Ending::Leave(why),
+        Some(401 | 403) => {
+            Shutdown::Restore(format!("{why}: no agent with this account can continue"))
+        }
+        _ => Shutdown::Leave(why),
     }
 }
 
-/// Whether pods of this kind may be on the node; `None` where that can't be told.
-fn selects(pod: &Placed, node: NodeView<'_>) -> Option<bool> {
+/// Whether such a pod may run on the node; `None` if that cannot be decided.
+fn selects(pod: &Placement, node: NodeView<'_>) -> Option<bool> {
     let labels = node.labels?;
     let mut wanted = pod.node_selector.iter().flatten();
     if !wanted.all(|(key, value)| labels.get(key) == Some(value)) {
@@ -150,14 +161,16 @@ fn selects(pod: &Placed, node: NodeView<'_>) -> Option<bool> {
     }
 }
 
-/// Terms are alternatives. One that is not understood might hold.
+/// Terms are alternatives. One that is not understood might match.
 fn any_term(
     selector: &NodeSelector,
     name: &str,
     labels: &BTreeMap<String, String>,
 ) -> Option<bool> {
     let verdicts = selector.node_selector_terms.iter();
-    let verdicts: Vec<_> = verdicts.map(|term| all_hold(term, name, labels)).collect();
+    let verdicts: Vec<_> = verdicts
+        .map(|term| term_matches(term, name, labels))
+        .collect();
     if verdicts.contains(&Some(true)) {
         return Some(true);
     }
@@ -165,17 +178,17 @@ fn any_term(
 }
 
 /// An empty term matches nothing.
-fn all_hold(
+fn term_matches(
     term: &NodeSelectorTerm,
     name: &str,
     labels: &BTreeMap<String, String>,
 ) -> Option<bool> {
     let by_label = term.match_expressions.iter().flatten();
     let by_label =
-        by_label.map(|wanted| holds(wanted, labels.get(&wanted.key).map(String::as_str)));
+        by_label.map(|wanted| matches(wanted, labels.get(&wanted.key).map(String::as_str)));
     let by_field = term.match_fields.iter().flatten();
     let by_field = by_field.map(|wanted| match wanted.key.as_str() {
-        "metadata.name" => holds(wanted, Some(name)),
+        "metadata.name" => matches(wanted, Some(name)),
         _ => None,
     });
     let verdicts: Vec<_> = by_label.chain(by_field).collect();
@@ -185,7 +198,7 @@ fn all_hold(
     (!verdicts.contains(&None)).then_some(true)
 }
 
-fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> Option<bool> {
+fn matches(wanted: &NodeSelectorRequirement, value: Option<&str>) -> Option<bool> {
     let values = wanted.values.as_deref().unwrap_or_default();
     let listed = || value.is_some_and(|value| values.iter().any(|known| known == value));
     let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
@@ -228,13 +241,13 @@ mod tests {
         .expect("a DaemonSet")
     }
 
-    fn answered(code: u16, reason: &str) -> CallError {
+    fn error_answer(code: u16, reason: &str) -> CallError {
         let mut status = Status::failure("no", reason);
         status.code = code;
         CallError::Kube(kube::Error::Api(status.boxed()))
     }
 
-    fn ends(answer: Result<DaemonSet, CallError>) -> bool {
+    fn restores(answer: Result<DaemonSet, CallError>) -> bool {
         let owner = Owner {
             name: "agent".to_owned(),
             uid: "ours".to_owned(),
@@ -247,51 +260,55 @@ mod tests {
             name: "worker-1",
             labels: Some(&labels),
         };
-        matches!(judge(answer, &owner, node), Ending::Restore(_))
+        matches!(by_daemon_set(answer, &owner, node), Shutdown::Restore(_))
     }
 
     #[test]
-    fn a_daemonset_that_is_gone_or_going_or_another_means_the_end() {
+    fn a_deleted_or_recreated_daemonset_means_restore() {
         let pod = json!({"containers": []});
-        assert!(!ends(Ok(daemon_set(&json!({}), &pod))));
-        assert!(ends(Err(answered(404, "NotFound"))));
-        assert!(ends(Ok(daemon_set(&json!({"uid": "another"}), &pod))));
+        assert!(!restores(Ok(daemon_set(&json!({}), &pod))));
+        assert!(restores(Err(error_answer(404, "NotFound"))));
+        assert!(restores(Ok(daemon_set(&json!({"uid": "another"}), &pod))));
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert!(ends(Ok(daemon_set(&deleted, &pod))));
+        assert!(restores(Ok(daemon_set(&deleted, &pod))));
     }
 
-    fn unlisted(code: Option<u16>) -> Ending {
+    fn pods_unlisted(code: Option<u16>) -> Shutdown {
         let why = "no".to_owned();
-        unowned(Some(&Failure { code, why }))
+        without_owner(Some(&Failure { code, why }))
     }
 
     #[test]
-    fn an_account_without_rights_means_the_end() {
+    fn an_account_without_rights_means_restore() {
         for code in [401, 403] {
-            assert!(ends(Err(answered(code, "Denied"))), "{code}");
-            let ending = unlisted(Some(code));
-            assert!(matches!(ending, Ending::Restore(_)), "{ending:?}");
+            assert!(restores(Err(error_answer(code, "Denied"))), "{code}");
+            let shutdown = pods_unlisted(Some(code));
+            assert!(matches!(shutdown, Shutdown::Restore(_)), "{shutdown:?}");
         }
     }
 
     #[test]
-    fn from_doubt_everything_stays() {
+    fn in_doubt_everything_stays_in_force() {
         for code in [429, 500, 503, 504] {
-            assert!(!ends(Err(answered(code, "Failure"))), "{code}");
+            assert!(!restores(Err(error_answer(code, "Failure"))), "{code}");
         }
         let not_ours = "Failed to parse error data";
         assert!(
-            !ends(Err(answered(404, not_ours))),
-            "a 404 of what stands before the API server"
+            !restores(Err(error_answer(404, not_ours))),
+            "a 404 from a proxy in front of the API server"
         );
-        assert!(!ends(Err(CallError::TimedOut)));
-        for ending in [unlisted(Some(500)), unlisted(None), unowned(None)] {
-            assert!(matches!(ending, Ending::Leave(_)), "{ending:?}");
+        assert!(!restores(Err(CallError::TimedOut)));
+        for shutdown in [
+            pods_unlisted(Some(500)),
+            pods_unlisted(None),
+            without_owner(None),
+        ] {
+            assert!(matches!(shutdown, Shutdown::Leave(_)), "{shutdown:?}");
         }
     }
 
     #[test]
-    fn a_daemonset_that_no_longer_selects_the_node_means_the_end() {
+    fn a_daemonset_that_no_longer_selects_the_node_means_restore() {
         let affinity = |term: Value| {
             json!({"containers": [], "affinity": {"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
@@ -332,7 +349,7 @@ mod tests {
             ),
         ];
         for (pod, end) in cases {
-            assert_eq!(ends(Ok(daemon_set(&json!({}), &pod))), end, "{pod}");
+            assert_eq!(restores(Ok(daemon_set(&json!({}), &pod))), end, "{pod}");
         }
     }
 }

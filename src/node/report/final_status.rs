@@ -1,4 +1,4 @@
-//! The last word of an agent that has undone everything: what the status said until then would stand there for good.
+//! The final status of an agent that has restored everything, so that its last one does not stay.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::conditions::{Health, Unready};
 use super::status::{StatusBuilder, View, this_agent};
-use super::write::{Report, write};
+use super::write::{self, Report};
 use crate::cluster::client::{CallError, call, found};
 use crate::cluster::taint::{self, Marked, TaintError};
 use crate::crd::NodeWatermark;
@@ -18,69 +18,75 @@ use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::journal::Record;
 
-/// What could not be undone.
+/// What could not be restored.
 #[derive(Debug, Default)]
 pub struct Left {
-    /// Cgroup files that are not as they were.
+    /// Cgroup files without their original values.
     pub records: Vec<Record>,
     /// `namespace/name` of their pods.
     pub names: BTreeMap<PodUid, String>,
 }
 
-/// Why it was not said.
+/// Why the final status was not written.
 #[derive(Debug, Error)]
-pub enum FarewellError {
-    /// The Node, which says whether our taint is gone, can't be read.
+pub enum FinalStatusError {
+    /// The Node, which shows whether our taint is gone, cannot be read.
     #[error(transparent)]
     Node(#[from] TaintError),
     /// The API server refused, or did not answer.
-    #[error("failed to say in NodeWatermark {node} that nothing is in force any more: {}", source.words())]
+    #[error("failed to write the final status of NodeWatermark {node}: {}", source.words())]
     Call {
-        /// Which node.
+        /// The node.
         node: String,
-        /// Why.
+        /// The cause.
         source: CallError,
     },
 }
 
-/// Writes that this agent has ended, `why`, and what is left. Where there is no `NodeWatermark` there is nothing to say.
+/// Writes that this agent has ended, `why`, and what is left; nothing if there is no `NodeWatermark`.
 ///
 /// # Errors
-/// It could not be written: to be tried again.
-pub async fn tell(
+/// If it could not be written; can be retried.
+pub async fn write(
     client: &Client,
     node: &str,
     boot_id: &str,
     why: &str,
     left: &Left,
-) -> Result<(), FarewellError> {
-    let failed = |source| FarewellError::Call {
+) -> Result<(), FinalStatusError> {
+    let failed = |source| FinalStatusError::Call {
         node: node.to_owned(),
         source,
     };
     let api: Api<NodeWatermark> = Api::all(client.clone());
-    let Some(there) = found(call(api.get(node)).await).map_err(failed)? else {
+    let Some(watermark) = found(call(api.get(node)).await).map_err(failed)? else {
         return Ok(());
     };
-    let marked = match taint::read(client, node).await {
+    let node_taint = match taint::read(client, node).await {
         Err(TaintError::NoNode(_)) => return Ok(()),
         read => read?,
     };
-    let report = report(&there, &marked, boot_id, why, left);
-    match write(client, node, &report).await {
-        // Deleted in between, perhaps with its definition.
+    let report = report(&watermark, &node_taint, boot_id, why, left);
+    match write::write(client, node, &report).await {
+        // Deleted in between, perhaps with its CRD.
         Err(error) if error.is_not_found() => Ok(()),
         written => written.map(drop).map_err(failed),
     }
 }
 
-fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left: &Left) -> Report {
-    let before = there.status.as_ref();
-    let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::after);
+fn report(
+    watermark: &NodeWatermark,
+    node_taint: &Marked,
+    boot_id: &str,
+    why: &str,
+    left: &Left,
+) -> Report {
+    let before = watermark.status.as_ref();
+    let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::continue_from);
     let mut status = builder.build(&View {
         now: clock::boot_time(),
         time: clock::wall_time(),
-        generation: there.metadata.generation,
+        generation: watermark.metadata.generation,
         hash: None,
         agent: &this_agent(boot_id),
         reports: Vec::new(),
@@ -94,7 +100,7 @@ fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left
         previews: &[],
         standing: Standing {
             known: true,
-            effect: marked.effect(),
+            effect: node_taint.effect(),
             ..Standing::default()
         },
         evicted: Vec::new(),
@@ -102,16 +108,16 @@ fn report(there: &NodeWatermark, marked: &Marked, boot_id: &str, why: &str, left
             unready: Some(Unready::Ended(why.to_owned())),
             ..Health::default()
         },
-        left_out: Vec::new(),
+        not_enforced: Vec::new(),
     });
     if left.records.is_empty() {
-        // Nobody waits for a node that has no agent and nothing in force.
+        // Without an agent and with nothing in force no one waits for this node.
         status.agent = None;
     }
-    let uid = there.metadata.uid.clone().unwrap_or_default();
+    let uid = watermark.metadata.uid.clone().unwrap_or_default();
     Report {
         uid,
         status,
-        over: None,
+        replaces: None,
     }
 }

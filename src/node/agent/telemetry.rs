@@ -1,4 +1,4 @@
-//! Tells the heartbeat, and the controller directly, that the sampling loop turns and how the node is.
+//! Feeds the heartbeat and the direct reports with the state of the sampling loop and the node.
 
 use std::sync::Arc;
 
@@ -15,68 +15,66 @@ use crate::node::direct_report::{DirectReports, Links};
 use crate::node::heartbeat::digest::{self, Facts};
 use crate::node::heartbeat::{self, Heartbeat, Pulse};
 
-/// The sampling loop stands still when it has not turned for so many of its intervals...
-const INTERVALS: u32 = 5;
+/// The sampling loop is stuck after this many of its intervals without a run...
+const STUCK_INTERVALS: u32 = 5;
 
-/// The heartbeat, and what it is told.
-pub struct Vitals {
+/// The heartbeat and the direct reports.
+pub struct Telemetry {
     pulse: watch::Sender<Pulse>,
     heartbeat: Heartbeat,
     reports: Option<DirectReports>,
 }
 
-impl Vitals {
-    /// Starts the heartbeat, which waits for the first turn of the loop, and direct reports where they are asked for; `links` follow
-    /// their connections.
-    /// `own` is the heartbeat's client: nothing else that the agent asks for stands before it.
+impl Telemetry {
+    /// Starts the heartbeat, which waits for the first run of the loop, and direct reports if configured; `links` track their
+    /// connections. The heartbeat has its own client, so that no other request delays it.
     pub fn start(
         client: &Client,
-        own: Client,
+        heartbeat_client: Client,
         options: &Options,
         metrics: &Metrics,
         links: Links,
         now: BootTime,
     ) -> Self {
-        let (pulse, felt) = watch::channel(Pulse::default());
-        let (leader_hears, acknowledged) = watch::channel(false);
+        let (pulse, received) = watch::channel(Pulse::default());
+        let (acknowledged_sender, acknowledged) = watch::channel(false);
         let reports = options.reports.clone().map(|how| {
             DirectReports::start(
                 client.clone(),
                 how,
                 now,
-                leader_hears,
+                acknowledged_sender,
                 metrics.reports.clone(),
                 links,
             )
         });
-        let stuck_after = options.sample_interval * INTERVALS;
+        let stuck_after = options.sample_interval * STUCK_INTERVALS;
         let how = heartbeat::Options {
             namespace: options.lease_namespace.clone(),
             node: options.node.clone(),
             relaxed: options.lease_renew_interval,
-            // ...and never for less than a slow disk may take.
+            // ...but at least as long as a slow disk may take.
             stuck_after: stuck_after.max(heartbeat::INTERVAL / 2),
         };
         let figures = metrics.heartbeats.clone();
         Self {
             pulse,
-            heartbeat: Heartbeat::start(own, how, felt, acknowledged, figures),
+            heartbeat: Heartbeat::start(heartbeat_client, how, received, acknowledged, figures),
             reports,
         }
     }
 
-    /// The sampling loop turned. Allocates nothing.
-    pub fn turned(&self, node_uid: Option<&str>, now: BootTime) {
+    /// The sampling loop ran. Allocates nothing.
+    pub fn loop_ran(&self, node_uid: Option<&str>, now: BootTime) {
         self.pulse.send_modify(|pulse| {
-            pulse.turned = Some(now);
+            pulse.last_run = Some(now);
             if pulse.node_uid.as_deref() != node_uid {
                 pulse.node_uid = node_uid.map(Into::into);
             }
         });
     }
 
-    /// The node was measured for a report, which tells this use of CPU and memory, in percent; `changed`: and of a
-    /// change that is worth telling at once.
+    /// A report was built, with this use of CPU and memory in percent; `changed`: it reports a change and is sent at once.
     pub fn measured(
         &self,
         machine: &Machine,
@@ -85,7 +83,7 @@ impl Vitals {
         changed: bool,
     ) {
         if let Some(reports) = &self.reports {
-            reports.tell(machine.sample().at, Arc::clone(metric), changed);
+            reports.submit(machine.sample().at, Arc::clone(metric), changed);
         }
         let summary = digest::summary(Facts {
             node: &machine.sample().node,
@@ -98,7 +96,7 @@ impl Vitals {
         self.pulse.send_modify(|pulse| pulse.summary = summary);
     }
 
-    /// The agent leaves for good. No report may follow the Lease that it gives back: the controller would wait for more.
+    /// The agent is removed. No report may follow the release of the Lease: the controller would expect more.
     pub async fn release(self) {
         drop(self.reports);
         self.heartbeat.release().await;
@@ -125,14 +123,14 @@ mod tests {
     use crate::node::direct_report;
 
     #[tokio::test]
-    async fn an_agent_that_leaves_ends_its_reports_before_it_gives_its_lease_back() {
-        // An API server that takes connections, and answers nothing.
-        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = silent.local_addr().expect("its address");
+    async fn a_removed_agent_ends_its_reports_before_it_releases_its_lease() {
+        // An API server that accepts connections and never answers.
+        let unresponsive = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = unresponsive.local_addr().expect("its address");
         let url = format!("http://{address}").parse().expect("a URL");
         let client = Client::try_from(Config::new(url)).expect("a client");
-        let (pulse, felt) = watch::channel(Pulse::default());
-        let (leader_hears, mut acknowledged) = watch::channel(false);
+        let (pulse, received) = watch::channel(Pulse::default());
+        let (acknowledged_sender, mut acknowledged) = watch::channel(false);
         let how = direct_report::Options {
             service: "s".to_owned(),
             namespace: "n".to_owned(),
@@ -144,7 +142,7 @@ mod tests {
             client.clone(),
             how,
             boot_time(),
-            leader_hears,
+            acknowledged_sender,
             figures,
             Links::default(),
         );
@@ -155,16 +153,16 @@ mod tests {
             stuck_after: Duration::from_secs(5),
         };
         let figures = heartbeat::metrics::Heartbeats::default();
-        let vitals = Vitals {
+        let telemetry = Telemetry {
             pulse,
-            heartbeat: Heartbeat::start(client, how, felt, acknowledged.clone(), figures),
+            heartbeat: Heartbeat::start(client, how, received, acknowledged.clone(), figures),
             reports: Some(reports),
         };
-        let mut leaving = tokio::spawn(vitals.release());
+        let mut leaving = tokio::spawn(telemetry.release());
         tokio::select! {
             biased;
-            _ = &mut leaving => panic!("it has left, and reported up to then"),
-            ended = acknowledged.changed() => assert!(ended.is_err(), "nobody reports any more"),
+            _ = &mut leaving => panic!("it released the Lease while it still reported"),
+            ended = acknowledged.changed() => assert!(ended.is_err(), "reports have ended"),
         }
         leaving.abort();
     }

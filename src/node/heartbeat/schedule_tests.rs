@@ -5,14 +5,14 @@ use super::*;
 
 const RELAXED: Duration = Duration::from_mins(1);
 
-/// An agent on a clock of its own, whose sampling loop turns.
+/// An agent with its own clock and a running sampling loop.
 struct Agent {
-    beat: Beat,
+    schedule: Schedule,
     now: BootTime,
     acknowledged: bool,
 }
 
-fn begun() -> BootTime {
+fn start() -> BootTime {
     BootTime::from_nanos(1) + Duration::from_hours(1)
 }
 
@@ -20,121 +20,124 @@ impl Agent {
     fn new(seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         Self {
-            beat: Beat::new(RELAXED, Duration::from_secs(5), random, begun()),
-            now: begun(),
+            schedule: Schedule::new(RELAXED, Duration::from_secs(5), random, start()),
+            now: start(),
             acknowledged: false,
         }
     }
 
-    /// One whose Lease was just renewed.
-    fn beating(seed: u64) -> Self {
+    /// An agent whose Lease was just renewed.
+    fn renewed(seed: u64) -> Self {
         let mut agent = Self::new(seed);
         assert_eq!(agent.call().0, Call::Read);
-        agent.comes(Outcome::Found);
+        agent.finishes(Outcome::Found);
         assert_eq!(agent.call(), (Call::Renew, 40));
-        agent.comes(Outcome::Renewed);
+        agent.finishes(Outcome::Renewed);
         agent
     }
 
-    /// Waits until the next call is due: which, and for how many seconds the Lease holds.
+    /// Waits until the next call is due: which, and the lease duration in seconds.
     fn call(&mut self) -> (Call, u64) {
         loop {
-            match self.beat.step(self.now, Some(self.now), self.acknowledged) {
-                Step::Call { call, holds } => return (call, holds.as_secs()),
+            match self
+                .schedule
+                .step(self.now, Some(self.now), self.acknowledged)
+            {
+                Step::Call { call, duration } => return (call, duration.as_secs()),
                 Step::Wait(left) => self.now = self.now + left,
-                Step::Stalled(_) => panic!("the loop turns"),
+                Step::Stuck(_) => panic!("the loop runs"),
             }
         }
     }
 
-    fn comes(&mut self, outcome: Outcome) {
-        self.beat.came(self.now, outcome);
+    fn finishes(&mut self, outcome: Outcome) {
+        self.schedule.record(self.now, outcome);
     }
 
-    /// Renews once; after how long from `since`.
+    /// Renews once; returns the time since `since`.
     fn renews(&mut self, since: BootTime) -> Duration {
         let call = self.call().0;
         assert_eq!(call, Call::Renew);
-        self.comes(Outcome::Renewed);
+        self.finishes(Outcome::Renewed);
         self.now.since(since)
     }
 }
 
 #[test]
-fn what_changed_is_written_within_two_seconds_unless_the_last_call_failed() {
+fn a_change_is_written_within_two_seconds_unless_the_last_call_failed() {
     for seed in 0..100 {
-        let mut agent = Agent::beating(seed);
+        let mut agent = Agent::renewed(seed);
         agent.acknowledged = true;
         for _ in 0..3 {
             let since = agent.now;
             agent.renews(since);
         }
         let since = agent.now;
-        agent.beat.hurry(since);
+        agent.schedule.renew_soon(since);
         assert!(agent.renews(since) <= Duration::from_secs(2));
         assert_eq!(agent.call().0, Call::Renew);
-        agent.comes(Outcome::Failed(Some(Duration::from_secs(20))));
+        agent.finishes(Outcome::Failed(Some(Duration::from_secs(20))));
         let since = agent.now;
-        agent.beat.hurry(since);
+        agent.schedule.renew_soon(since);
         assert!(agent.renews(since) >= Duration::from_secs(20));
     }
 }
 
 #[test]
-fn a_missing_lease_is_created_at_once_and_one_that_changed_is_read_at_once() {
+fn a_missing_lease_is_created_and_a_changed_one_read_at_once() {
     let mut agent = Agent::new(1);
     assert_eq!(agent.call(), (Call::Read, 40));
     let first = agent.now;
-    agent.comes(Outcome::Missing);
+    agent.finishes(Outcome::Missing);
     assert_eq!(agent.call(), (Call::Create, 40));
-    agent.comes(Outcome::Renewed);
+    agent.finishes(Outcome::Renewed);
     assert_eq!(agent.now, first);
-    // The next needs no read before it.
+    // The next renewal needs no read.
     assert_eq!(agent.call().0, Call::Renew);
     let at = agent.now;
-    agent.comes(Outcome::Conflict);
+    agent.finishes(Outcome::Conflict);
     assert_eq!(agent.call().0, Call::Read);
-    agent.comes(Outcome::Found);
+    agent.finishes(Outcome::Found);
     assert_eq!(agent.call().0, Call::Renew);
-    agent.comes(Outcome::Renewed);
+    agent.finishes(Outcome::Renewed);
     assert_eq!(agent.now, at);
     assert_eq!(agent.call().0, Call::Renew);
     let at = agent.now;
-    agent.comes(Outcome::Missing);
+    agent.finishes(Outcome::Missing);
     assert_eq!(agent.call().0, Call::Create);
     assert_eq!(agent.now, at);
 }
 
 #[test]
-fn who_writes_against_us_does_not_make_us_storm_the_server() {
-    let mut agent = Agent::beating(2);
+fn another_writer_does_not_make_the_agent_flood_the_server() {
+    let mut agent = Agent::renewed(2);
     let mut calls = 0;
-    let begun = agent.now;
-    while agent.now.since(begun) < Duration::from_secs(20) {
+    let start = agent.now;
+    while agent.now.since(start) < Duration::from_secs(20) {
         let outcome = match agent.call().0 {
             Call::Read => Outcome::Found,
             Call::Create | Call::Renew => Outcome::Conflict,
         };
-        agent.comes(outcome);
+        agent.finishes(outcome);
         calls += 1;
     }
     assert!(calls < 40, "{calls} calls in 20 s");
 }
 
 #[test]
-fn failures_are_tried_again_sooner_than_the_next_period_and_ever_more_seldom() {
-    let mut agent = Agent::beating(3);
+fn failures_are_retried_within_the_period_with_growing_pauses() {
+    let mut agent = Agent::renewed(3);
     agent.call();
-    let begun = agent.now;
+    let start = agent.now;
     let mut pauses = Vec::new();
     for _ in 0..8 {
         let before = agent.now;
-        agent.comes(Outcome::Failed(None));
+        agent.finishes(Outcome::Failed(None));
         agent.call();
         pauses.push(agent.now.since(before));
     }
     assert!(
-        pauses[0] >= Duration::from_millis(250) && pauses[0] <= PAUSE,
+        pauses[0] >= Duration::from_millis(250) && pauses[0] <= RETRY_PAUSE,
         "{pauses:?}"
     );
     assert!(
@@ -143,9 +146,9 @@ fn failures_are_tried_again_sooner_than_the_next_period_and_ever_more_seldom() {
     );
     assert!(pauses.iter().all(|pause| *pause <= INTERVAL), "{pauses:?}");
     assert!(pauses[7] >= INTERVAL / 2, "{pauses:?}");
-    agent.comes(Outcome::Renewed);
-    // Renewed late in a period, and then as always.
-    assert!(agent.now.since(begun) > INTERVAL);
+    agent.finishes(Outcome::Renewed);
+    // Renewed late in a period, then as usual.
+    assert!(agent.now.since(start) > INTERVAL);
     let at = agent.now;
     assert!(agent.renews(at) <= INTERVAL.mul_f64(1.05));
     let at = agent.now;
@@ -153,16 +156,16 @@ fn failures_are_tried_again_sooner_than_the_next_period_and_ever_more_seldom() {
 }
 
 #[test]
-fn a_success_after_retries_keeps_the_step_of_the_periods() {
-    let mut agent = Agent::beating(4);
+fn a_success_after_retries_does_not_shift_the_periods() {
+    let mut agent = Agent::renewed(4);
     agent.call();
-    let began = agent.now;
-    agent.comes(Outcome::Failed(None));
+    let period_start = agent.now;
+    agent.finishes(Outcome::Failed(None));
     agent.call();
     agent.now = agent.now + Duration::from_secs(2);
-    agent.comes(Outcome::Renewed);
+    agent.finishes(Outcome::Renewed);
     agent.call();
-    let period = agent.now.since(began);
+    let period = agent.now.since(period_start);
     assert!(
         period >= INTERVAL.mul_f64(0.95) && period <= INTERVAL.mul_f64(1.05),
         "{period:?}"
@@ -170,43 +173,49 @@ fn a_success_after_retries_keeps_the_step_of_the_periods() {
 }
 
 #[test]
-fn a_server_that_asks_to_wait_is_left_alone_for_so_long_but_not_for_ever() {
+fn a_retry_after_is_respected_up_to_a_limit() {
     for (asked, waited) in [(7, 7), (3600, 60)] {
-        let mut agent = Agent::beating(5);
+        let mut agent = Agent::renewed(5);
         agent.call();
         let before = agent.now;
-        agent.comes(Outcome::Failed(Some(Duration::from_secs(asked))));
+        agent.finishes(Outcome::Failed(Some(Duration::from_secs(asked))));
         agent.call();
-        let least = Duration::from_secs(waited);
+        let min = Duration::from_secs(waited);
         let pause = agent.now.since(before);
-        assert!(pause > least && pause <= least.mul_f64(1.25), "{pause:?}");
+        assert!(pause > min && pause <= min.mul_f64(1.25), "{pause:?}");
     }
 }
 
 #[test]
-fn where_the_sampling_loop_stands_still_there_is_no_heartbeat() {
-    let mut agent = Agent::beating(6);
-    let turned = agent.now;
+fn a_stuck_sampling_loop_stops_the_heartbeat() {
+    let mut agent = Agent::renewed(6);
+    let last_run = agent.now;
     agent.now = agent.now + INTERVAL * 2;
-    let (late, early) = (Some(turned), Some(agent.now));
-    assert_eq!(agent.beat.step(agent.now, late, false), Step::Stalled(LOOK));
-    assert_eq!(agent.beat.step(agent.now, None, false), Step::Stalled(LOOK));
-    let turns = agent.beat.step(agent.now, early, false);
+    let (late, early) = (Some(last_run), Some(agent.now));
+    assert_eq!(
+        agent.schedule.step(agent.now, late, false),
+        Step::Stuck(STUCK_CHECK_INTERVAL)
+    );
+    assert_eq!(
+        agent.schedule.step(agent.now, None, false),
+        Step::Stuck(STUCK_CHECK_INTERVAL)
+    );
+    let step = agent.schedule.step(agent.now, early, false);
     assert!(
         matches!(
-            turns,
+            step,
             Step::Call {
                 call: Call::Renew,
                 ..
             }
         ),
-        "{turns:?}"
+        "{step:?}"
     );
 }
 
 #[test]
-fn the_lease_says_that_it_is_relaxed_before_it_is() {
-    let mut agent = Agent::beating(7);
+fn the_lease_has_its_longer_duration_before_the_interval_grows() {
+    let mut agent = Agent::renewed(7);
     agent.acknowledged = true;
     let at = agent.now;
     assert_eq!(
@@ -215,8 +224,8 @@ fn the_lease_says_that_it_is_relaxed_before_it_is() {
         "written in the last short period"
     );
     assert!(agent.now.since(at) <= INTERVAL.mul_f64(1.05));
-    agent.comes(Outcome::Renewed);
-    assert_eq!(agent.beat.interval(), RELAXED);
+    agent.finishes(Outcome::Renewed);
+    assert_eq!(agent.schedule.interval(), RELAXED);
     let at = agent.now;
     let period = agent.renews(at);
     assert!(
@@ -236,12 +245,12 @@ fn agents_that_relax_together_do_not_write_together() {
     const AGENTS: u64 = 600;
     let mut in_seconds = [0; 120];
     for seed in 0..AGENTS {
-        let mut agent = Agent::beating(seed);
+        let mut agent = Agent::renewed(seed);
         agent.acknowledged = true;
         let relaxes = agent.now;
         agent.renews(relaxes);
         loop {
-            let second = agent.renews(begun()).as_secs().saturating_sub(60);
+            let second = agent.renews(start()).as_secs().saturating_sub(60);
             let Some(count) = in_seconds.get_mut(usize::try_from(second).unwrap()) else {
                 break;
             };
@@ -256,22 +265,22 @@ fn agents_that_relax_together_do_not_write_together() {
 }
 
 #[test]
-fn when_reports_are_no_longer_acknowledged_it_is_renewed_every_ten_seconds_again_at_once() {
-    let mut agent = Agent::beating(8);
+fn without_acknowledgements_it_is_renewed_every_ten_seconds_again() {
+    let mut agent = Agent::renewed(8);
     agent.acknowledged = true;
     for _ in 0..2 {
         let at = agent.now;
         agent.renews(at);
     }
-    // Half a relaxed period is over: due at once.
+    // Half of a relaxed period has passed: due at once.
     agent.now = agent.now + RELAXED / 2;
     let at = agent.now;
     agent.acknowledged = false;
     assert_eq!(agent.call(), (Call::Renew, 40));
     assert_eq!(agent.now, at);
-    agent.comes(Outcome::Renewed);
+    agent.finishes(Outcome::Renewed);
     assert!(agent.renews(at) <= INTERVAL.mul_f64(1.05));
-    // Just renewed: not before its ten seconds are over.
+    // Just renewed: not before ten seconds have passed.
     agent.acknowledged = true;
     let at = agent.now;
     agent.renews(at);
@@ -281,20 +290,20 @@ fn when_reports_are_no_longer_acknowledged_it_is_renewed_every_ten_seconds_again
 }
 
 #[test]
-fn a_relaxed_interval_is_never_shorter_than_the_usual() {
-    let beat = Beat::new(Duration::from_secs(1), INTERVAL, Rng::with_seed(0), begun());
-    assert_eq!(beat.relaxed, INTERVAL);
+fn a_relaxed_interval_is_never_shorter_than_the_normal_one() {
+    let schedule = Schedule::new(Duration::from_secs(1), INTERVAL, Rng::with_seed(0), start());
+    assert_eq!(schedule.relaxed, INTERVAL);
 }
 
 proptest! {
     #[test]
-    fn agents_that_start_together_do_not_beat_together(seed in any::<u64>()) {
+    fn agents_that_start_together_do_not_renew_together(seed in any::<u64>()) {
         let mut agent = Agent::new(seed);
         agent.call();
-        prop_assert!(agent.now.since(begun()) < INTERVAL);
-        agent.comes(Outcome::Missing);
+        prop_assert!(agent.now.since(start()) < INTERVAL);
+        agent.finishes(Outcome::Missing);
         agent.call();
-        agent.comes(Outcome::Renewed);
+        agent.finishes(Outcome::Renewed);
         for _ in 0..50 {
             let at = agent.now;
             let period = agent.renews(at);
@@ -302,21 +311,21 @@ proptest! {
         }
     }
 
-    /// However calls end and however long they take: never 40 calls in 10 s, and a server that is well
-    /// again hears of us within two intervals.
+    /// With any outcomes and durations: never 40 calls in 10 s, and a server that works again gets a renewal within two
+    /// intervals.
     #[test]
     fn calls_are_bounded_and_it_always_comes_back(
         seed in any::<u64>(),
-        story in prop::collection::vec((0_u8..6, 0_u64..10_000, any::<bool>()), 1..200),
+        outcomes in prop::collection::vec((0_u8..6, 0_u64..10_000, any::<bool>()), 1..200),
     ) {
         let mut agent = Agent::new(seed);
         let mut times: Vec<BootTime> = Vec::new();
-        for (outcome, took, acknowledged) in story {
+        for (outcome, took, acknowledged) in outcomes {
             agent.acknowledged = acknowledged;
             agent.call();
             times.push(agent.now);
             agent.now = agent.now + Duration::from_millis(took / 10);
-            agent.comes(match outcome {
+            agent.finishes(match outcome {
                 0 => Outcome::Found,
                 1 => Outcome::Renewed,
                 2 => Outcome::Missing,
@@ -326,13 +335,13 @@ proptest! {
             });
         }
         for window in times.windows(40) {
-            prop_assert!(window[39].since(window[0]) > INTERVAL, "a storm");
+            prop_assert!(window[39].since(window[0]) > INTERVAL, "too many calls");
         }
         agent.acknowledged = false;
         let at = agent.now;
         let mut calls = 0;
         while agent.call().0 != Call::Renew {
-            agent.comes(Outcome::Found);
+            agent.finishes(Outcome::Found);
             calls += 1;
             prop_assert!(calls < 4);
         }

@@ -1,14 +1,14 @@
-//! Where on this machine the kubelet keeps its pods' cgroups.
+//! Finds the cgroups of the kubelet's pods.
 //!
-//! The tree is not asked for but found: among all `kubepods` below the cgroup root (or one folder further down) it is
-//! the one where a pod of this node has its cgroup.
+//! The tree is detected: of all `kubepods` below the cgroup root (or one folder further down) it is the one that has the
+//! cgroup of a pod of this node.
 
 use crate::engine::pod::{PodUid, QosClass};
 use crate::node::cgroup::kubepods::{Driver, PodName, child_folders, kubepods, pod_cgroup};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::machine::workload::inode;
 
-/// One `kubepods`.
+/// One `kubepods` tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tree {
     driver: Driver,
@@ -19,92 +19,92 @@ struct Tree {
 
 /// Finds the cgroups of pods.
 #[derive(Debug)]
-pub struct Place {
+pub struct CgroupLocator {
     hierarchy: Hierarchy,
-    /// As given on the command line.
+    /// The kubelet's `cgroupRoot` from the command line.
     root: Option<String>,
-    /// Where pods of this node were found.
-    settled: Option<Tree>,
+    /// The tree of this node, once known.
+    resolved: Option<Tree>,
 }
 
-/// Why pods can't be found.
+/// Why pods cannot be located.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
+pub enum LocateError {
     /// There is no `kubepods` at all.
     #[error(
         "failed to find `kubepods` below the cgroup root{}: does a kubelet run here, and is the node's cgroup tree mounted at --cgroup-root?",
         .0.as_deref().map_or_else(String::new, |root| format!(" in --kubelet-cgroup-root {root}"))
     )]
     None(Option<String>),
-    /// There are several, and no pod of this node tells which it is.
+    /// There are several, and no pod of this node is in any of them.
     #[error(
-        "failed to tell which of {0} is this node's: no pod of the node is in any of them yet; name the kubelet's `cgroupRoot` with --kubelet-cgroup-root"
+        "failed to choose between {0}: no pod of this node is in any of them yet; name the kubelet's `cgroupRoot` with --kubelet-cgroup-root"
     )]
     Several(String),
 }
 
-impl Place {
-    /// `root` is the kubelet's `cgroupRoot`, where it is known.
+impl CgroupLocator {
+    /// `root` is the kubelet's `cgroupRoot`, if known.
     pub const fn new(hierarchy: Hierarchy, root: Option<String>) -> Self {
         Self {
             hierarchy,
             root,
-            settled: None,
+            resolved: None,
         }
     }
 
-    /// The cgroup of a pod and the inode of its folder, where it is there.
+    /// The cgroup of a pod and the inode of its folder, if it exists.
     pub fn find(&mut self, uid: &PodUid, qos: QosClass) -> Option<(CgroupPath, u64)> {
         let name = PodName {
             qos,
             uid: uid.clone(),
         };
-        if let Some(tree) = &self.settled {
-            return self.look(tree, &name);
+        if let Some(tree) = &self.resolved {
+            return self.find_in(tree, &name);
         }
         for tree in self.trees() {
-            if let Some(found) = self.look(&tree, &name) {
-                self.settled = Some(tree);
+            if let Some(found) = self.find_in(&tree, &name) {
+                self.resolved = Some(tree);
                 return Some(found);
             }
         }
         None
     }
 
-    fn look(&self, tree: &Tree, name: &PodName) -> Option<(CgroupPath, u64)> {
+    fn find_in(&self, tree: &Tree, name: &PodName) -> Option<(CgroupPath, u64)> {
         let cgroup = pod_cgroup(tree.driver, &tree.root, name).ok()?;
         let inode = inode(&self.hierarchy, &cgroup).ok()?;
         Some((cgroup, inode))
     }
 
-    /// The `kubepods` of this node's kubelet: where its pods were found; `known` are cgroups that pods of this node
-    /// had; else the only one that there is.
+    /// The `kubepods` of this node's kubelet: the one with a pod of this node or with one of the `known` cgroups, else the
+    /// only one.
     ///
     /// # Errors
-    /// There is none, or nobody can tell which of several it is.
-    pub fn settle<'a>(
+    /// If there is none, or it is unclear which of several it is.
+    pub fn resolve<'a>(
         &mut self,
         mut known: impl Iterator<Item = &'a CgroupPath>,
-    ) -> Result<CgroupPath, PlaceError> {
-        if let Some(tree) = &self.settled {
+    ) -> Result<CgroupPath, LocateError> {
+        if let Some(tree) = &self.resolved {
             return Ok(tree.cgroup.clone());
         }
         let trees = self.trees();
-        let holding = known.find_map(|cgroup| trees.iter().find(|tree| tree.holds(cgroup)));
-        let tree = match (holding, trees.as_slice()) {
+        let containing = known.find_map(|cgroup| trees.iter().find(|tree| tree.contains(cgroup)));
+        let tree = match (containing, trees.as_slice()) {
             (Some(tree), _) | (None, [tree]) => tree.clone(),
-            (None, []) => return Err(PlaceError::None(self.root.clone())),
+            (None, []) => return Err(LocateError::None(self.root.clone())),
             (None, several) => {
                 let names = several.iter().map(|tree| tree.cgroup.as_str());
-                return Err(PlaceError::Several(names.collect::<Vec<_>>().join(", ")));
+                return Err(LocateError::Several(names.collect::<Vec<_>>().join(", ")));
             }
         };
         let cgroup = tree.cgroup.clone();
-        self.settled = Some(tree);
+        self.resolved = Some(tree);
         Ok(cgroup)
     }
 
-    /// Every `kubepods` that is there.
+    /// Every existing `kubepods`.
     fn trees(&self) -> Vec<Tree> {
         let roots = match &self.root {
             Some(root) => vec![root.clone()],
@@ -120,7 +120,7 @@ impl Place {
             .collect()
     }
 
-    /// The folders below the cgroup root, as a kubelet with such a `cgroupRoot` knows them.
+    /// The folders below the cgroup root, as values of `cgroupRoot`.
     fn top_folders(&self) -> Vec<String> {
         let root = match &self.hierarchy {
             Hierarchy::V2 { root } => root,
@@ -138,8 +138,8 @@ impl Place {
 
     fn tree(&self, driver: Driver, root: &str) -> Option<Tree> {
         let cgroup = kubepods(driver, root).ok()?;
-        let there = self.hierarchy.dir(Controller::Cpu, &cgroup)?.is_dir();
-        there.then(|| Tree {
+        let exists = self.hierarchy.dir(Controller::Cpu, &cgroup)?.is_dir();
+        exists.then(|| Tree {
             driver,
             root: root.to_owned(),
             cgroup,
@@ -148,7 +148,7 @@ impl Place {
 }
 
 impl Tree {
-    fn holds(&self, cgroup: &CgroupPath) -> bool {
+    fn contains(&self, cgroup: &CgroupPath) -> bool {
         let below = cgroup.as_str().strip_prefix(self.cgroup.as_str());
         below.is_some_and(|below| below.starts_with('/'))
     }
@@ -171,8 +171,8 @@ mod tests {
         (dir, Hierarchy::V2 { root })
     }
 
-    fn found(place: &mut Place, qos: QosClass) -> Option<String> {
-        let found = place.find(&PodUid::from(UID), qos);
+    fn found(locator: &mut CgroupLocator, qos: QosClass) -> Option<String> {
+        let found = locator.find(&PodUid::from(UID), qos);
         found.map(|(cgroup, _)| cgroup.to_string())
     }
 
@@ -210,38 +210,38 @@ mod tests {
         ];
         for (kubepods, pod, qos) in cases {
             let (_dir, hierarchy) = machine(&[&pod, "other"]);
-            let mut place = Place::new(hierarchy, None);
-            assert_eq!(found(&mut place, qos).as_deref(), Some(&*pod), "{pod}");
-            let settled = place.settle(std::iter::empty()).expect("settled");
-            assert_eq!(settled.as_str(), kubepods);
+            let mut locator = CgroupLocator::new(hierarchy, None);
+            assert_eq!(found(&mut locator, qos).as_deref(), Some(&*pod), "{pod}");
+            let resolved = locator.resolve(std::iter::empty()).expect("resolved");
+            assert_eq!(resolved.as_str(), kubepods);
         }
     }
 
     #[test]
-    fn of_several_trees_the_one_with_a_pod_of_this_node_is_taken() {
+    fn of_several_trees_the_one_with_a_pod_of_this_node_is_chosen() {
         let pod = format!("b/kubepods/besteffort/pod{UID}");
         let (_dir, hierarchy) = machine(&["a/kubepods", &pod]);
-        let mut place = Place::new(hierarchy.clone(), None);
-        let error = place.settle(std::iter::empty()).expect_err("ambiguous");
+        let mut locator = CgroupLocator::new(hierarchy.clone(), None);
+        let error = locator.resolve(std::iter::empty()).expect_err("ambiguous");
         assert!(
             error.to_string().contains("a/kubepods, b/kubepods"),
             "{error}"
         );
-        assert_eq!(found(&mut place, QosClass::BestEffort), Some(pod.clone()));
-        let settled = place.settle(std::iter::empty()).expect("settled");
-        assert_eq!(settled.as_str(), "b/kubepods");
-        // What is known of an earlier life tells it too.
+        assert_eq!(found(&mut locator, QosClass::BestEffort), Some(pod.clone()));
+        let resolved = locator.resolve(std::iter::empty()).expect("resolved");
+        assert_eq!(resolved.as_str(), "b/kubepods");
+        // The cgroups that an earlier process knew decide it too.
         let known = [CgroupPath::new(&pod).expect("a path")];
-        let mut place = Place::new(hierarchy, None);
-        let settled = place.settle(known.iter()).expect("settled");
-        assert_eq!(settled.as_str(), "b/kubepods");
+        let mut locator = CgroupLocator::new(hierarchy, None);
+        let resolved = locator.resolve(known.iter()).expect("resolved");
+        assert_eq!(resolved.as_str(), "b/kubepods");
     }
 
     #[test]
-    fn without_any_kubepods_the_message_says_where_it_was_looked_for() {
+    fn without_kubepods_the_error_names_the_searched_root() {
         let (_dir, hierarchy) = machine(&["a"]);
-        let mut place = Place::new(hierarchy, Some("/custom".to_owned()));
-        let error = place.settle(std::iter::empty()).expect_err("none");
+        let mut locator = CgroupLocator::new(hierarchy, Some("/custom".to_owned()));
+        let error = locator.resolve(std::iter::empty()).expect_err("none");
         assert!(
             error.to_string().contains("--kubelet-cgroup-root /custom"),
             "{error}"

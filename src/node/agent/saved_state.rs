@@ -1,0 +1,197 @@
+//! State saved for a start without an API server: the last rules and pods, and the emergency stop.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::emergency_stop::SavedStop;
+use crate::crd::NodeWatermarkSpec;
+use crate::engine::time::BootTime;
+use crate::node::cgroup::Hierarchy;
+use crate::node::machine::kept::{Kept, PODS_FILE, POLICIES_FILE, Worth, still_there};
+use crate::node::machine::workload::Workload;
+
+/// Versions of the file formats.
+const RULES_FORMAT: u32 = 1;
+const PODS_FORMAT: u32 = 1;
+const STOP_FORMAT: u32 = 1;
+/// The reason of the emergency stop.
+const STOP_FILE: &str = "stop.json";
+/// Failed writes are retried this often.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The saved files.
+#[derive(Debug)]
+pub struct SavedState {
+    /// A saved `None` means: there are no rules.
+    rules: SavedFile<Option<Arc<NodeWatermarkSpec>>>,
+    pods: SavedFile<Vec<Workload>>,
+    stop: SavedFile<Option<String>>,
+    retried_at: BootTime,
+}
+
+/// One file, and the content still to be written to it.
+#[derive(Debug)]
+struct SavedFile<T> {
+    file: Kept<T>,
+    pending: Option<T>,
+}
+
+impl<T: Clone + Serialize + DeserializeOwned> SavedFile<T> {
+    fn new(state_dir: &Path, name: &str, version: u32, worth: Worth) -> io::Result<Self> {
+        Ok(Self {
+            file: Kept::new(state_dir, name, version, worth)?,
+            pending: None,
+        })
+    }
+
+    fn read(&mut self) -> Option<T> {
+        self.file.read_or_tell()
+    }
+
+    fn save(&mut self, content: &T) {
+        let was_pending = self.pending.take().is_some();
+        if let Err(error) = self.file.keep(content) {
+            if !was_pending {
+                tracing::warn!(%error, "failed to save state for a restart without an API server; retrying");
+            }
+            self.pending = Some(content.clone());
+        }
+    }
+
+    fn retry(&mut self) {
+        let Some(content) = &self.pending else { return };
+        if self.file.keep(content).is_ok() {
+            self.pending = None;
+            tracing::info!("state for a restart is saved again");
+        }
+    }
+}
+
+impl SavedState {
+    /// The files of a state directory.
+    ///
+    /// # Errors
+    /// If the kernel's boot id cannot be read.
+    pub fn new(state_dir: &Path) -> io::Result<Self> {
+        Ok(Self {
+            rules: SavedFile::new(state_dir, POLICIES_FILE, RULES_FORMAT, Worth::AnyBoot)?,
+            pods: SavedFile::new(state_dir, PODS_FILE, PODS_FORMAT, Worth::ThisBoot)?,
+            stop: SavedFile::new(state_dir, STOP_FILE, STOP_FORMAT, Worth::AnyBoot)?,
+            retried_at: BootTime::default(),
+        })
+    }
+
+    /// The last rules.
+    pub fn rules(&mut self) -> Option<Arc<NodeWatermarkSpec>> {
+        self.rules.read().flatten()
+    }
+
+    /// The last pods that still have their cgroups.
+    pub fn pods(&mut self, hierarchy: &Hierarchy) -> Vec<Workload> {
+        still_there(self.pods.read().unwrap_or_default(), hierarchy)
+    }
+
+    /// The emergency stop; `None`: it was never saved.
+    pub fn stop(&mut self) -> Option<SavedStop> {
+        let reason = self.stop.read()?;
+        Some(SavedStop { reason })
+    }
+
+    /// Saves the rules.
+    pub fn save_rules(&mut self, rules: Option<&Arc<NodeWatermarkSpec>>) {
+        self.rules.save(&rules.cloned());
+    }
+
+    /// Saves the pods.
+    pub fn save_pods(&mut self, pods: &Vec<Workload>) {
+        self.pods.save(pods);
+    }
+
+    /// Saves the reason of the emergency stop, if there is one.
+    pub fn save_stop(&mut self, reason: Option<&str>) {
+        self.stop.save(&reason.map(str::to_owned));
+    }
+
+    /// Retries failed writes, every few seconds.
+    pub fn retry(&mut self, now: BootTime) {
+        if now.since(self.retried_at) >= RETRY_INTERVAL {
+            self.retried_at = now;
+            self.stop.retry();
+            self.rules.retry();
+            self.pods.retry();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// The temporary path that a file is replaced through: a folder there makes the write fail.
+    fn temporary_path(dir: &TempDir, file: &str) -> PathBuf {
+        dir.path().join(file).with_extension("new")
+    }
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime::default() + Duration::from_secs(seconds)
+    }
+
+    fn spec() -> Arc<NodeWatermarkSpec> {
+        let spec = serde_json::json!({"nodeUID": "u", "hash": "h"});
+        Arc::new(serde_json::from_value(spec).expect("a spec"))
+    }
+
+    /// What the next process finds: the reason of the stop, "-" without a stop, "" if unknown; and whether there are rules.
+    fn next(dir: &TempDir) -> (String, bool) {
+        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        let shown = |reason: Option<String>| reason.unwrap_or_else(|| "-".to_owned());
+        let stop = saved.stop().map(|stop| shown(stop.reason));
+        (stop.unwrap_or_default(), saved.rules().is_some())
+    }
+
+    #[test]
+    fn the_next_process_knows_that_a_stop_ended() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        assert_eq!(next(&dir), (String::new(), false));
+        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        saved.save_stop(Some("why"));
+        assert_eq!(next(&dir), ("why".to_owned(), false));
+        saved.save_stop(None);
+        assert_eq!(next(&dir), ("-".to_owned(), false));
+    }
+
+    #[test]
+    fn a_failed_write_is_retried_with_the_newest_content() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        saved.save_stop(None);
+        saved.save_rules(Some(&spec()));
+        let paths = [STOP_FILE, POLICIES_FILE].map(|file| temporary_path(&dir, file));
+        for path in &paths {
+            fs::create_dir(path).expect("made");
+        }
+        saved.save_rules(None);
+        for reason in ["first", "second"] {
+            saved.save_stop(Some(reason));
+        }
+        saved.retry(at(100));
+        assert_eq!(next(&dir), ("-".to_owned(), true), "the old content stays");
+        for path in &paths {
+            fs::remove_dir(path).expect("gone");
+        }
+        saved.retry(at(101));
+        assert_eq!(next(&dir), ("-".to_owned(), true), "not at each tick");
+        saved.retry(at(105));
+        assert_eq!(next(&dir), ("second".to_owned(), false));
+    }
+}
