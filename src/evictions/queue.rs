@@ -1,4 +1,4 @@
-//! Requests of all nodes: one at a time of each, and each done once however often it comes.
+//! Queue of eviction requests: one at a time per node, and each carried out once, however often it is repeated.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::cluster::clock;
 use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
-/// So many are carried out at a time; others wait.
+/// Limit of requests in progress at a time; others wait.
 const MAX_AT_ONCE: usize = 64;
 
-/// No more requests of one node are taken in so long; an agent has no more pods to ask for at a time.
+/// Rate limit per node. An agent never has more pods to evict in that time.
 const WINDOW: Duration = Duration::from_secs(10);
 const MAX_IN_WINDOW: u32 = 64;
-/// A request does not come again after so long.
+/// A request is not repeated after this time.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
-/// A request, and where its answer goes; `None`: this replica does not lead.
+/// A request with the channel for its answer; `None` is sent if this replica does not lead.
 #[derive(Debug)]
 pub struct Pending {
-    /// The node whose agent asks.
+    /// The node whose agent sent it.
     pub node: Arc<str>,
-    /// What it asks for.
+    /// The request.
     pub request: EvictionRequest,
-    /// The answer.
+    /// Channel for the answer.
     pub reply: oneshot::Sender<Option<Answer>>,
 }
 
@@ -42,13 +42,13 @@ type Reply = oneshot::Sender<Option<Answer>>;
 struct Last {
     key: Key,
     state: State,
-    /// When the window began, and how many requests were taken in it.
+    /// Start of the rate limit window, and the number of requests in it.
     window: (BootTime, u32),
 }
 
 #[derive(Debug)]
 enum State {
-    /// It is being carried out; these wait for the answer.
+    /// In progress, with the channels waiting for the answer.
     Running(Vec<Reply>),
     Done(Answer),
 }
@@ -58,7 +58,7 @@ impl Last {
         matches!(self.state, State::Running(_))
     }
 
-    /// The same request again: it gets the same answer.
+    /// Handles a repeated request: it gets the same answer.
     fn again(&mut self, reply: Reply) -> Step {
         match &mut self.state {
             State::Running(replies) => {
@@ -69,11 +69,11 @@ impl Last {
         }
     }
 
-    /// Why another request of the node is not carried out.
+    /// Why another request of the node is refused.
     fn refusal_of(&self, key: &Key) -> Option<Refusal> {
         if self.is_running() {
-            // Its agent was restarted meanwhile, most likely.
-            let why = "another eviction of the same node is under way";
+            // Most likely the agent was restarted.
+            let why = "another eviction of the same node is in progress";
             return Some(Refusal::later("running", why));
         }
         let is_older = self.key.boot_id == key.boot_id && self.key > *key;
@@ -81,16 +81,16 @@ impl Last {
     }
 }
 
-/// What is to be done with a request.
+/// What to do with a request.
 #[derive(Debug)]
 enum Step {
-    /// It is new: carry it out.
+    /// New: carry it out.
     Run,
-    /// Answer it so.
+    /// Answer it.
     Answer(Reply, Answer),
     /// Refuse it.
     Refuse(Reply, Refusal),
-    /// It is answered with the one that is under way.
+    /// Already in progress: it gets the same answer.
     Join,
 }
 
@@ -113,7 +113,7 @@ impl Lasts {
             }
         }
         if window.1 >= MAX_IN_WINDOW {
-            let why = "the node's agent asks for too many evictions";
+            let why = "the node's agent requests too many evictions";
             return Step::Refuse(reply, Refusal::later("too_many", why));
         }
         let last = Last {
@@ -126,19 +126,19 @@ impl Lasts {
         Step::Run
     }
 
-    /// Nodes come and go.
+    /// Removes nodes without recent requests.
     fn forget_old(&mut self, now: BootTime) {
         let is_recent = |last: &Last| now.since(last.window.0) < REMEMBERED;
         self.0
             .retain(|_, last| is_recent(last) || last.is_running());
     }
 
-    /// The next leader knows nothing of requests that were answered here.
+    /// Forgets answered requests: the next leader does not know them.
     fn forget_answered(&mut self) {
         self.0.retain(|_, last| last.is_running());
     }
 
-    /// Takes in the answer, and returns who waits for it.
+    /// Stores the answer, and returns the channels waiting for it.
     fn done(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
         let Some(last) = self.0.get_mut(node) else {
             return Vec::new();
@@ -150,18 +150,18 @@ impl Lasts {
     }
 }
 
-/// Carries requests out.
+/// Carries out requests.
 pub struct Queue {
     handler: Arc<Handler>,
     pending: mpsc::Receiver<Pending>,
     lasts: Lasts,
-    /// Accepted, and not begun: at most one of each node.
+    /// Accepted but not started, at most one per node.
     waiting: VecDeque<(Arc<str>, EvictionRequest, BootTime)>,
     running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
 }
 
 impl Queue {
-    /// Those that come by `pending`.
+    /// Takes requests from `pending`.
     pub fn new(handler: Handler, pending: mpsc::Receiver<Pending>) -> Self {
         Self {
             handler: Arc::new(handler),
@@ -172,7 +172,8 @@ impl Queue {
         }
     }
 
-    /// Runs until no listener is left. What was begun is finished, also where the connection of its agent is gone.
+    /// Runs until all senders are dropped. A request that was started is finished even if the agent's connection is
+    /// gone.
     pub async fn run(mut self) {
         loop {
             tokio::select! {
@@ -211,7 +212,7 @@ impl Queue {
         }
     }
 
-    /// Begins what waits, as many as may run at a time. What came too long ago is not done any more: its agent has given up.
+    /// Starts waiting requests up to the limit. Those that waited too long are dropped: their agent has timed out.
     fn begin(&mut self) {
         while self.running.len() < MAX_AT_ONCE
             && let Some((node, request, deadline)) = self.waiting.pop_front()
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_comes_again_is_answered_the_same_and_done_once() {
+    fn a_repeated_request_gets_the_same_answer_and_runs_once() {
         let mut lasts = Lasts::default();
         let (first, _answer) = take(&mut lasts, &key("b", 1));
         assert!(matches!(first, Step::Run), "{first:?}");
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thief_of_a_token_does_not_keep_the_leader_busy() {
+    fn a_stolen_token_cannot_flood_the_leader() {
         let mut lasts = Lasts::default();
         let runs = |lasts: &mut Lasts, sequence, second| {
             let (step, _answer) = take_at(lasts, &key("b", sequence), second);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_last_of_the_boot_is_refused_and_a_new_boot_begins_again() {
+    fn older_requests_of_a_boot_are_refused_and_a_new_boot_starts_over() {
         let mut lasts = Lasts::default();
         drop(take(&mut lasts, &key("b", 7)));
         drop(lasts.done("n", &Answer::Gone));

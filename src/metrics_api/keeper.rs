@@ -1,8 +1,8 @@
-//! Keeps the certificates: this replica's own, whichever way it comes by it, and the authorities by which others know it, in the
-//! `APIService` and the agents' `ConfigMap`.
+//! Manages certificates: this replica's own, from either source, and the authorities that clients trust, in the
+//! `APIService` and in the agents' `ConfigMap`.
 //!
-//! What is told to others is known for a while before anything is served by it. Any replica adds its authorities where they
-//! are missing; those that are of no more use the leader alone takes away.
+//! An authority is published for a while before a certificate of it is served. Any replica adds its missing
+//! authorities; only the leader removes old ones.
 
 mod files;
 mod own;
@@ -38,83 +38,83 @@ use files::{Files, FilesError};
 use own::Own;
 use roots::Roots;
 
-/// The `APIService` by which the API server finds us.
+/// Name of our `APIService`.
 pub const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
-/// The bundle, for people and for those who mount it.
+/// Key of the CA bundle, in the Secret and the `ConfigMap`.
 const BUNDLE: &str = "ca.crt";
-/// How often all is looked at while it is well, and while it is not.
+/// Interval of checks, and after an error.
 const SELDOM: Duration = Duration::from_mins(1);
 const OFTEN: Duration = Duration::from_secs(2);
 
-/// Why the certificates are not as they should be.
+/// Why the certificates are not in the desired state.
 #[derive(Debug, Error)]
 pub enum KeepError {
     /// The Secret can't be read or written.
-    #[error("failed to keep the Secret {0}: {words}", words = .1.words())]
+    #[error("failed to read or write the Secret {0}: {words}", words = .1.words())]
     Secret(String, CallError),
     /// The `ConfigMap` can't be read or written.
-    #[error("failed to tell agents of the certificate authority in the ConfigMap {0}: {words}", words = .1.words())]
+    #[error("failed to publish the certificate authorities to agents in the ConfigMap {0}: {words}", words = .1.words())]
     Bundle(String, CallError),
     /// The `APIService` can't be read or written.
-    #[error("failed to tell the APIService {API_SERVICE} of the certificate authority: {words}", words = .0.words())]
+    #[error("failed to publish the certificate authorities in the APIService {API_SERVICE}: {words}", words = .0.words())]
     Service(CallError),
-    /// A certificate can't be made.
+    /// A certificate can't be issued.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// Others did not keep it as they should.
+    /// The certificate files are unusable.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The TLS library refuses it.
+    /// The TLS library rejects it.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// Where things are.
+/// Names and locations of the objects involved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The namespace of Service and Secret.
+    /// Namespace of the Services and the Secret.
     pub namespace: String,
-    /// The Service that the `APIService` names.
+    /// The Service of the `APIService`.
     pub service: String,
-    /// The certificate.
+    /// Source of the certificate.
     pub certificate: CertificatePlace,
-    /// Where agents report; `None`: nowhere.
+    /// Where agents report. `None`: they don't.
     pub reports: Option<ReportPlace>,
-    /// Whether there is an `APIService` by which API servers find us.
+    /// Whether there is an `APIService`.
     pub api: bool,
 }
 
-/// How a replica comes by its certificate.
+/// Where a replica gets its certificate from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificatePlace {
-    /// It makes it itself, by an authority that the replicas share in this Secret.
+    /// Issued by itself, from an authority that the replicas share in this Secret.
     Secret(String),
-    /// Somebody else does, cert-manager for one, and keeps it in files.
+    /// Issued by another program such as cert-manager, and mounted as files.
     Files(TlsFiles),
 }
 
-/// A certificate in files, which somebody else replaces in time. All are PEM.
+/// Certificate files in PEM, renewed by another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, then those between it and its authority.
+    /// The certificate, followed by its intermediates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key.
     pub key: PathBuf,
-    /// The authority that signed it, with others that clients shall know.
+    /// The authority that signed it, and others to be published to clients.
     pub authorities: PathBuf,
 }
 
-/// Where agents find those to whom they report.
+/// How agents find the replicas that they report to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportPlace {
-    /// The headless Service whose endpoints they are.
+    /// The headless Service of the replicas.
     pub service: String,
-    /// The `ConfigMap` with the certificate authorities by which agents know them.
+    /// The `ConfigMap` with the authorities that agents trust.
     pub bundle: String,
 }
 
 impl Place {
-    /// The name by which API servers know us.
+    /// The DNS name that API servers connect to.
     pub fn server_name(&self) -> String {
         self.name_of(&self.service)
     }
@@ -123,7 +123,7 @@ impl Place {
         format!("{service}.{}.svc", self.namespace)
     }
 
-    /// All names that our certificate bears.
+    /// All DNS names of our certificate.
     fn names(&self) -> Vec<String> {
         let reports = self.reports.as_ref();
         let reports = reports.map(|reports| self.name_of(&reports.service));
@@ -131,14 +131,14 @@ impl Place {
     }
 }
 
-/// What there is to serve with.
+/// Certificate to serve with.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// The certificate.
+    /// The certificate and its key.
     pair: Arc<Pair>,
-    /// The authorities that others have to know for it, and for the one that follows it.
+    /// Authorities of this certificate and of the next one, to be published.
     roots: Vec<CertificateDer<'static>>,
-    /// When it is good no more.
+    /// When it expires.
     ends: Timestamp,
 }
 
@@ -159,7 +159,7 @@ impl Source {
         }
     }
 
-    /// What there is, and what is wrong: the one does not exclude the other.
+    /// The certificate, and an error. There may be both: an older certificate may still be valid.
     async fn look(&mut self, leads: bool, now: Timestamp) -> (Option<Held>, Option<KeepError>) {
         match self {
             Self::Own(own) => match own.look(leads, now).await {
@@ -173,7 +173,7 @@ impl Source {
         }
     }
 
-    /// Comes when it should be looked at before its time.
+    /// Completes when the source has changed.
     async fn changed(&self) {
         match self {
             Self::Own(_) => pending().await,
@@ -187,14 +187,14 @@ impl Source {
     }
 }
 
-/// What the last [`Tls`] was made of.
+/// Inputs of the current [`Tls`].
 #[derive(Default)]
 struct Served {
     pair: Option<Arc<Pair>>,
     roots: Vec<CertificateDer<'static>>,
 }
 
-/// Keeps them.
+/// Manages the certificates of this replica.
 pub struct Keeper {
     client: Client,
     place: Place,
@@ -207,7 +207,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Begins with nothing.
+    /// Starts without a certificate.
     pub fn new(
         client: Client,
         place: Place,
@@ -227,23 +227,23 @@ impl Keeper {
         }
     }
 
-    /// For ever. What goes wrong is logged once.
+    /// Runs forever. Every error is logged once.
     pub async fn keep(mut self) {
         let mut wrong = String::new();
         loop {
-            // By the clock: a process that was stopped may not know yet that it leads no more.
+            // Checked by the clock: after a suspension the process may have lost leadership without noticing yet.
             let term = self.standing.borrow_and_update().term(clock::now());
             let leads = term.is_some();
             let error = self.look(leads, clock::wall()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
             if why != wrong && !why.is_empty() {
-                tracing::error!(why, "the certificates are not as they should be");
+                tracing::error!(why, "failed to reconcile the certificates");
             }
             self.observer.certified(match self.served.pair {
                 Some(_) => Ok(()),
                 None => Err(&why),
             });
-            // Files say themselves that they changed.
+            // Files are polled by [`Source::changed`].
             let pause = match error {
                 None | Some(KeepError::Files(_)) => SELDOM,
                 Some(_) => OFTEN,
@@ -273,7 +273,7 @@ impl Keeper {
         outcome
     }
 
-    /// Serves with it, and has it known.
+    /// Serves with this certificate, and publishes its authorities.
     async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
         let (service, bundle) = tokio::join!(self.service(), self.bundle());
         let published = match (&service, &bundle) {
@@ -323,7 +323,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// What API servers know of us; `None`: there is no aggregated API.
+    /// Our `APIService`. `None`: the aggregated API is disabled.
     async fn service(&self) -> Result<Option<APIService>, KeepError> {
         if !self.place.api {
             return Ok(None);
@@ -333,7 +333,7 @@ impl Keeper {
         service.map(Some).map_err(KeepError::Service)
     }
 
-    /// What agents know of us; `None`: nothing yet, or there are none.
+    /// The agents' CA bundle. `None`: it does not exist, or reports are disabled.
     async fn bundle(&self) -> Result<Option<ConfigMap>, KeepError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(None);
@@ -343,8 +343,8 @@ impl Keeper {
         bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Publishes to agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
-    /// replica has added since is not lost.
+    /// Publishes the bundle to agents, in a `ConfigMap` that their pods mount. Conditional on the version read, so
+    /// that authorities added by another replica are not lost.
     async fn publish_to_agents(
         &self,
         known: Option<&ConfigMap>,
@@ -369,7 +369,7 @@ impl Keeper {
         patched.map_err(|error| KeepError::Bundle(name.clone(), error))
     }
 
-    /// Publishes to API servers whom to believe, in the `APIService`, unless that is set to believe any server.
+    /// Publishes the bundle in the `APIService`, unless that skips TLS verification.
     async fn publish_to_servers(
         &self,
         service: &APIService,
@@ -395,7 +395,7 @@ impl Keeper {
     }
 }
 
-/// The authorities by which API servers know us.
+/// The authorities in the `APIService`.
 fn known_to_servers(service: &APIService) -> Vec<CertificateDer<'static>> {
     let spec = service.spec.as_ref();
     let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
@@ -406,7 +406,7 @@ fn in_bundle(bundle: &ConfigMap) -> Option<&str> {
     bundle.data.as_ref()?.get(BUNDLE).map(String::as_str)
 }
 
-/// The authorities by which agents know us.
+/// The authorities in the agents' bundle.
 fn known_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
     let pem = bundle.and_then(in_bundle).unwrap_or_default();
     roots::read(pem.as_bytes())

@@ -1,5 +1,6 @@
-//! Connections. Strangers are few and leave soon; API servers and replicas, who show certificates, always get in. Who reads
-//! too slowly leaves, and where answers under way take too much memory the slowest does.
+//! Connections of the API listener. Unknown clients are limited in number and time; API servers and replicas, which
+//! show certificates, always get in. Slow readers are disconnected, and so is the slowest one when responses in
+//! progress take too much memory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -28,28 +29,29 @@ use super::server::Api;
 use super::watch::MOST;
 use crate::serve::{self, ServeError};
 
-/// The handshake has to be done by then.
+/// Time limit for the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// The next request has to begin, and its headers to be there, by then; API servers keep connections for 90 s.
+/// Time limit for the next request's headers. API servers keep connections for 90 s.
 const HEADERS: Duration = Duration::from_secs(100);
-/// A client that takes nothing for so long is cut: a watcher that doesn't read.
+/// Time limit for a client that reads nothing, such as a stuck watcher.
 const TAKES: Duration = Duration::from_secs(30);
-/// No connection lasts longer.
+/// Maximum lifetime of a connection.
 const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
-/// When this replica ends, what is under way has to be answered by then.
+/// Time limit for requests in progress at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Connections whose client is not known; one more, and the oldest goes.
+/// Limit of connections from unknown clients. A new one replaces the oldest.
 const MOST_STRANGERS: usize = 256;
-/// None goes sooner: however many connect, an API server has that long to show its certificate.
+/// Minimum time that a connection is kept: in a flood of connections an API server has that long to show its
+/// certificate.
 const MIN_STAY: Duration = Duration::from_millis(250);
-/// Connections of API servers and replicas.
+/// Limit of connections from API servers and replicas.
 const MOST_KNOWN: usize = 2048;
 const BUFFER: usize = 32 << 10;
-/// What the kernel keeps for a client that does not take it: half of it is the kernel's own.
+/// Kernel buffer for unread data; half of it is used by the kernel itself.
 const SEND_BUFFER: u32 = 256 << 10;
-/// What answers under way may take of memory beside the objects themselves.
+/// Memory limit for responses in progress, besides the objects themselves.
 const MAX_PINNED: usize = 64 << 20;
-/// How often that is looked at.
+/// How often that is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Connections of API servers and replicas, oldest first.
@@ -66,7 +68,7 @@ impl Room {
         }
     }
 
-    /// Lets one in; where there is no room, the oldest has to leave.
+    /// Adds a connection. If there are too many, the oldest is closed.
     fn enter(&self, one: AbortHandle) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         inside.retain(|other| !other.is_finished());
@@ -79,12 +81,12 @@ impl Room {
     }
 }
 
-/// Listens on an address, by a socket whose connections have little room for what is not taken.
+/// Listens on an address, with small send buffers.
 pub fn open(address: SocketAddr) -> Result<TcpListener, ServeError> {
     serve::listen_by(address, |socket| socket.set_send_buffer_size(SEND_BUFFER))
 }
 
-/// The next connection; those that ended leave meanwhile. Nothing is lost where that is waited for no longer.
+/// Accepts the next connection, and reaps finished ones meanwhile. Cancel safe.
 pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> TcpStream {
     loop {
         tokio::select! {
@@ -94,7 +96,7 @@ pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> Tc
     }
 }
 
-/// Speaks TLS with whoever connected; `None`: that does not, or is too slow.
+/// TLS handshake. `None`: it failed or timed out.
 pub async fn shake_hands(
     stream: TcpStream,
     config: Arc<ServerConfig>,
@@ -104,7 +106,7 @@ pub async fn shake_hands(
     shaken.ok()?.ok()
 }
 
-/// Takes connections until `stop` is true, and lets those that are there end then; all end with it.
+/// Accepts connections until `stop` is true, and then drains them. Dropping the future closes them all.
 pub async fn listen(
     listener: TcpListener,
     api: Arc<Api>,
@@ -147,7 +149,7 @@ async fn take(
     }
 }
 
-/// Keeps what answers under way take within its bound, for ever.
+/// Enforces the memory limit for responses in progress, forever.
 async fn bound(api: &Api, readers: &Readers) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -161,7 +163,7 @@ async fn bound(api: &Api, readers: &Readers) {
     }
 }
 
-/// Who is connected.
+/// All open connections.
 struct Rooms {
     strangers: Newcomers,
     known: Room,
@@ -205,7 +207,7 @@ impl Connection {
         self.answer(stream, certificates).await;
     }
 
-    /// Answers requests of a client with these certificates.
+    /// Serves requests of a client with these certificates.
     async fn answer<S>(mut self, stream: S, certificates: Arc<[CertificateDer<'static>]>)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -223,7 +225,7 @@ impl Connection {
         let connection = http.serve_connection(stream, answer);
         tokio::pin!(connection);
         tokio::select! {
-            // A peer that goes away early is no concern of ours.
+            // Clients may disconnect at any time.
             _ = &mut connection => {
                 if self.reader.was_too_slow() {
                     self.api.observer.cut("too_slow");
@@ -236,7 +238,7 @@ impl Connection {
         drop(connection.await);
     }
 
-    /// From the strangers to those who are known.
+    /// Moves a connection from the unknown clients to the known ones.
     fn admit(&self, certificates: &[CertificateDer<'static>]) {
         if self.api.knows(certificates)
             && let Some(one) = tokio::task::try_id().and_then(|id| self.rooms.strangers.leave(id))

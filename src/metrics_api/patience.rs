@@ -1,4 +1,4 @@
-//! Cuts a client that takes what it is sent too slowly: a watcher that doesn't read, or one that reads a little now and then.
+//! Disconnects clients that read too slowly: those that read nothing, and those that read a little now and then.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,15 +11,14 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::readers::Reader;
 
-/// Bytes a second: a client that takes less in the long run is cut.
+/// Minimum average read rate in bytes per second.
 pub const MIN_RATE: u32 = 32 << 10;
 
-/// A stream of which writes wait for no longer than a time, less that in which a client of the least rate takes what this one
-/// has taken.
+/// A stream whose writes may block for a limited time in total. The bytes written earn back time at [`MIN_RATE`].
 pub struct Patience<S> {
     stream: S,
     most: Duration,
-    /// What counts of the waits that are over.
+    /// Blocked time so far, minus the time earned by bytes written.
     waited: Duration,
     waiting: Option<Instant>,
     end: Pin<Box<Sleep>>,
@@ -27,7 +26,7 @@ pub struct Patience<S> {
 }
 
 impl<S> Patience<S> {
-    /// Writes to this reader wait for at most so long.
+    /// Writes may block for `most` in total.
     pub fn new(stream: S, most: Duration, reader: Arc<Reader>) -> Self {
         Self {
             stream,
@@ -39,7 +38,7 @@ impl<S> Patience<S> {
         }
     }
 
-    /// What came of a write of so many bytes, or that writes waited for too long.
+    /// Accounts for the outcome of a write; an error if writes have blocked for too long.
     fn judge(
         &mut self,
         outcome: Poll<io::Result<usize>>,
@@ -91,7 +90,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
         self.judge(outcome, cx)
     }
 
-    /// A body goes to the stream as it is, rather than by way of one more buffer.
+    /// Forwards vectored writes, so that bodies are not copied.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -128,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads so many bytes, at most so many each time and after a pause.
+    /// Reads `all` bytes in parts, with a pause before each.
     fn reading(
         far: UnixStream,
         all: usize,
@@ -146,7 +145,7 @@ mod tests {
         })
     }
 
-    /// What is written until the client is cut, and for what.
+    /// Writes until the client is disconnected; bytes written, and the error.
     async fn written(stream: &mut Patience<UnixStream>) -> (usize, io::Error) {
         let (mut written, part) = (0, vec![0; 16 << 10]);
         loop {
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_cut_and_who_takes_a_little_is_not() {
+    async fn a_client_is_cut_when_it_stops_reading_and_not_before() {
         const PART: usize = 16 << 10;
         const PARTS: usize = 80;
         let (near, far) = UnixStream::pair().unwrap();
@@ -171,11 +170,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_less_than_the_least_rate_is_cut_though_no_wait_is_long() {
+    async fn a_client_below_the_minimum_rate_is_cut() {
         let (near, far) = UnixStream::pair().unwrap();
         let most = Duration::from_secs(1);
         let mut stream = Patience::new(near, most, Arc::default());
-        // 10 kB a second: no pause is a tenth of what a single one may last.
+        // 10 kB/s: each pause alone is far below the limit.
         let reading = reading(far, usize::MAX, 1000, most / 10);
         let (_, error) = tokio::time::timeout(most * 10, written(&mut stream))
             .await
@@ -185,14 +184,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_is_behind_until_all_is_sent() {
+    async fn a_reader_is_behind_until_everything_is_sent() {
         let (near, far) = UnixStream::pair().unwrap();
         let reader = Arc::<Reader>::default();
         let mut stream = Patience::new(near, Duration::from_mins(1), Arc::clone(&reader));
         let writing = tokio::time::timeout(Duration::from_millis(50), written(&mut stream));
         assert!(writing.await.is_err());
         assert!(reader.behind_since().is_some());
-        // It takes a little, which is not all.
+        // It reads a little, but not all.
         far.readable().await.unwrap();
         far.try_read(&mut [0; 8 << 10]).unwrap();
         assert!(reader.behind_since().is_some());

@@ -1,4 +1,5 @@
-//! Clients by how far they are behind with reading what they are sent: where answers take too much memory the slowest is cut.
+//! Tracks how far clients are behind in reading their responses, so that the slowest can be disconnected when
+//! responses take too much memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,13 +8,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Who is behind for less reads as fast as it can.
+/// A client that is behind for less time reads at full speed.
 const MIN_BEHIND: Duration = Duration::from_millis(200);
 
-/// The client of one connection.
+/// Lag of the client of one connection.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// Since when something waits to be sent to it.
+    /// Since when data waits to be sent.
     behind: Mutex<Option<Instant>>,
     too_slow: AtomicBool,
     cut: Notify,
@@ -24,43 +25,43 @@ impl Reader {
         self.behind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It did not take all that there is for it.
+    /// There is unsent data.
     pub fn falls_behind(&self, now: Instant) {
         self.behind().get_or_insert(now);
     }
 
-    /// Nothing waits for it any more.
+    /// Everything was sent.
     pub fn catches_up(&self) {
         *self.behind() = None;
     }
 
-    /// Since when something waits to be sent to it.
+    /// Since when data waits to be sent.
     pub fn behind_since(&self) -> Option<Instant> {
         *self.behind()
     }
 
-    /// It took less than it has to.
+    /// Marks the client as slower than the minimum rate.
     pub fn is_too_slow(&self) {
         self.too_slow.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it took less than it has to.
+    /// Whether the client was slower than the minimum rate.
     pub fn was_too_slow(&self) -> bool {
         self.too_slow.load(Ordering::Relaxed)
     }
 
-    /// Comes when it is to be cut for the memory that it takes.
+    /// Completes when the connection is to be closed to free memory.
     pub async fn cut(&self) {
         self.cut.notified().await;
     }
 }
 
-/// All that are connected.
+/// All connected clients.
 #[derive(Debug, Default)]
 pub struct Readers(Mutex<Vec<Weak<Reader>>>);
 
 impl Readers {
-    /// One more.
+    /// Adds a client.
     pub fn enter(&self) -> Arc<Reader> {
         let reader = Arc::default();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +70,7 @@ impl Readers {
         reader
     }
 
-    /// Cuts the one that has been behind for longest; whether there is one.
+    /// Disconnects the client that has been behind for longest. Returns whether there was one.
     pub fn cut_slowest(&self, now: Instant) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let behind = all.iter().filter_map(|reader| {
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_is_cut_and_nobody_who_keeps_up() {
+    fn only_the_slowest_reader_is_cut() {
         let readers = Readers::default();
         let all = [(); 3].map(|()| readers.enter());
         let begun = Instant::now();
@@ -103,12 +104,12 @@ mod tests {
         assert!(readers.cut_slowest(later));
         let is_cut = all.each_ref().map(|reader| reader.cut().now_or_never());
         assert_eq!(is_cut, [None, Some(()), None]);
-        // The next is one that has only begun to wait.
+        // The next one has only just fallen behind.
         all[1].catches_up();
         assert!(!readers.cut_slowest(later));
         assert!(readers.cut_slowest(later + MIN_BEHIND));
         assert!(all[0].cut().now_or_never().is_some());
-        // Who has left is forgotten.
+        // Disconnected clients are forgotten.
         drop(all);
         assert!(!readers.cut_slowest(later + MIN_BEHIND));
         drop(readers.enter());

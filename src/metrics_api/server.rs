@@ -1,4 +1,4 @@
-//! Requests to answers.
+//! Request handling of the API.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -43,51 +43,51 @@ use super::store::Unavailable;
 use super::under_way::{Turn, UnderWay};
 use super::watch;
 
-/// Requests for data wait so long for a replica to lead: longer than a failover takes, shorter than API servers wait.
+/// How long data requests wait for a leader: longer than a failover takes, shorter than API servers wait.
 const LEADERLESS: Duration = Duration::from_secs(20);
-/// Where this replica is to end they wait so long for the next one to lead: within the time that their connections have.
+/// The same while this replica shuts down: within the time that connections have.
 const LAST: Duration = Duration::from_secs(4);
-/// At least so often they look.
+/// How often waiting requests check for a leader.
 const LOOK: Duration = Duration::from_secs(1);
-/// So many may wait; others are refused, and come back later.
+/// Limit of waiting requests. Others are refused with a retry delay.
 pub const MOST_WAITING: usize = 256;
 
-/// What is sent.
+/// A response.
 pub type Answer = Response<Body>;
-/// Its body.
+/// Body of a response.
 pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// Answers requests.
+/// Handles requests.
 pub struct Api {
     /// The objects.
     pub data: Arc<Data>,
-    /// What never changes.
+    /// Static documents.
     pub documents: Documents,
-    /// Who asks.
+    /// Authentication.
     pub authenticator: Authenticator,
-    /// Whether they may.
+    /// Authorization.
     pub authorizer: Authorizer,
-    /// Who leads.
+    /// Leadership.
     pub standing: channel::Receiver<Standing>,
-    /// How the leader is reached, and known.
+    /// TLS configuration for calls to the leader.
     pub tls: channel::Receiver<Option<Tls>>,
-    /// Our name in our certificate.
+    /// The name in our certificate.
     pub server_name: String,
-    /// Whether this replica is about to end.
+    /// Whether this replica shuts down.
     pub stop: channel::Receiver<bool>,
-    /// For requests that may wait for a replica to lead.
+    /// Limits requests that wait for a leader.
     pub room: Semaphore,
-    /// The lists and watches of each user.
+    /// Limits lists and watches per user.
     pub under_way: Arc<UnderWay>,
-    /// Whether this replica is to be found.
+    /// Readiness of this replica.
     pub readiness: Arc<Readiness>,
-    /// Who is told of each answer.
+    /// Receives metrics of each response.
     pub observer: Arc<dyn Observer>,
-    /// What agents report, and how pods are evicted for them; `None`: agents can't reach us.
+    /// Reports and evictions. `None`: disabled.
     pub reports: Option<Reports>,
 }
 
-/// What a path means.
+/// Meaning of a path.
 enum Target<'a> {
     All,
     One(&'a str),
@@ -105,7 +105,7 @@ fn target(path: &str) -> Option<Target<'_>> {
 }
 
 impl Api {
-    /// Answers one request of a client with these certificates.
+    /// Handles a request of a client with these certificates.
     pub async fn answer(
         &self,
         request: Request<Incoming>,
@@ -155,12 +155,12 @@ impl Api {
         let asked = Asked::of(&target, &request, &accept)?;
         *what = asked.verb();
         if is_passed_on {
-            // The replica that passed it on asked who and whether.
+            // The forwarding replica has authenticated and authorized it already.
             return self.serve(&asked);
         }
         let user = tokio::select! {
             user = self.may(request.headers(), certificates, &asked) => user?,
-            () = self.cut_off() => return Err(Refusal::unknown("who asks, or whether they may")),
+            () = self.cut_off() => return Err(Refusal::unknown("to authenticate or authorize the request")),
         };
         if matches!(asked.what, What::Get(_)) {
             return self.serve_soon(&asked, &request, &accept).await;
@@ -180,7 +180,7 @@ impl Api {
         let Ok(_room) = self.room.try_acquire() else {
             return self.serve_or_pass_on(asked, request, accept).await;
         };
-        // A client that is refused comes back later and later; one that waits is answered as soon as a replica leads.
+        // A refused client backs off longer and longer; one that waits is answered as soon as there is a leader.
         let answer = self.serve_when_led(asked, request, accept);
         let answer = timeout(LEADERLESS, answer).await;
         answer.unwrap_or_else(|_| Err(Refusal::not_leading()))
@@ -201,7 +201,7 @@ impl Api {
         tokio::pin!(over);
         loop {
             let answer = self.serve_or_pass_on(asked, request, accept).await;
-            // Whoever can't see who leads has nothing to wait for: the client may find a replica that can.
+            // Without a view of leadership there is nothing to wait for: the client may reach a replica that has one.
             if !is_not_leading(&answer) || self.standing.borrow().is_blind() {
                 return answer;
             }
@@ -227,7 +227,7 @@ impl Api {
         answer
     }
 
-    /// Whether these certificates are those of an API server, or of another replica.
+    /// Whether these certificates belong to an API server or a replica.
     pub fn knows(&self, certificates: &[CertificateDer<'static>]) -> bool {
         self.authenticator.is_proxy(certificates) || self.is_replica(certificates)
     }
@@ -254,7 +254,7 @@ impl Api {
         Ok(user)
     }
 
-    /// When the API server has not answered this replica for so long that nothing is to be awaited from it.
+    /// Completes when the API server has been unreachable for so long that requests to it are hopeless.
     fn cut_off(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut standing = self.standing.clone();
         async move {
@@ -289,25 +289,25 @@ impl Api {
         );
         let passed = tokio::select! {
             passed = passed => passed,
-            // It may have been stopped where it stands: the next leader is asked at once.
+            // The leader may be suspended: the next one is asked as soon as it leads.
             () = self.leads_no_more(leader, false) => return Err(Refusal::not_leading()),
         };
         let answer = passed.map_err(|error| {
-            tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
+            tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to forward a request");
             Refusal::not_leading()
         })?;
         if matches!(
             answer.status(),
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::UNAUTHORIZED
         ) {
-            // It leads no more, is still to hear of most nodes, or of our authority: that is waited for here as it is there.
+            // It lost leadership, is warming up, or does not trust our authority yet: the client waits as it would
+            // there.
             return Err(Refusal::not_leading());
         }
         Ok(answer.map(|body| until(body, self.leads_no_more(leader, verb == "watch"))))
     }
 
-    /// When nothing is to be awaited from this leader any more: it may have been stopped where it stands, and would keep
-    /// a watch open that tells nothing.
+    /// Completes when this leader has lost leadership: it may be suspended, and a forwarded watch would hang.
     fn leads_no_more(
         &self,
         leader: SocketAddr,
@@ -346,7 +346,7 @@ impl Api {
                 Ask::Watch(watch) => {
                     let (data, filter) = (Arc::clone(&self.data), options.filter.clone());
                     let lines = watch::stream(data, *watch, filter, *writer)?;
-                    // A part is whole events.
+                    // Every part consists of whole events.
                     Ok(streamed(lines.take_until(self.stopped())))
                 }
             },
@@ -376,7 +376,7 @@ fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
 
 pub(super) const JSON: &str = "application/json";
 
-/// What is asked for.
+/// A parsed request.
 struct Asked {
     what: What,
     writer: Writer,
@@ -471,7 +471,7 @@ fn refused(refusal: &Refusal) -> Answer {
     answer
 }
 
-/// The body of a request; `None`: it is too long, broke off, or was not here in time.
+/// Reads a request body. `None`: it is too long, incomplete or late.
 pub(super) async fn body_of(
     request: Request<Incoming>,
     max: usize,
@@ -499,7 +499,7 @@ fn streamed(parts: impl futures::Stream<Item = Bytes> + Send + 'static) -> Answe
     answer
 }
 
-/// The body, with what is held until it is sent.
+/// Holds the slot until the body is sent.
 fn during(body: Body, turn: Turn) -> Body {
     let frames = BodyStream::new(body).map(move |frame| {
         let _held = &turn;
@@ -508,7 +508,7 @@ fn during(body: Body, turn: Turn) -> Body {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// The body up to then.
+/// Ends the body at that point.
 fn until(body: Body, over: impl Future<Output = ()> + Send + 'static) -> Body {
     StreamBody::new(BodyStream::new(body).take_until(over)).boxed_unsync()
 }

@@ -1,5 +1,5 @@
-//! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, and discovery must
-//! not wait for what the controller computes.
+//! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, so discovery
+//! must not wait for the controller's computations.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -36,13 +36,13 @@ use super::store::Limits;
 use super::under_way::{MAX_OF_A_USER, UnderWay};
 use super::{Observer, Options};
 
-/// Why nothing is served.
+/// Why the API did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The address can't be listened on.
     #[error(transparent)]
     Listen(#[from] ServeError),
-    /// The system refuses a thread, or what it needs.
+    /// The thread or its runtime can't be created.
     #[error("failed to start the thread of the metrics API")]
     Thread(#[from] io::Error),
     /// There is no client for the API server.
@@ -50,34 +50,34 @@ pub enum StartError {
     Client(#[from] ClientError),
 }
 
-/// The thread that serves. It ends when this is dropped; [`Self::end`] waits for that.
+/// Handle of the serving thread. Dropping it stops the thread; [`Self::end`] waits for that.
 pub struct Serving {
     stop: watch::Sender<bool>,
     ended: oneshot::Receiver<Result<(), StartError>>,
 }
 
 impl Serving {
-    /// Waits for it to end by itself, which it should not.
+    /// Waits until the thread ends by itself, which it should not.
     ///
     /// # Errors
-    /// It could not begin.
+    /// It failed to start.
     pub async fn ended(&mut self) -> Result<(), StartError> {
-        // Nothing is told by a thread that panicked.
+        // A thread that panicked sends no result.
         (&mut self.ended).await.unwrap_or(Ok(()))
     }
 
-    /// Ends it in order: watches between two events, so that clients go on where they are, and the rest as it is answered.
+    /// Graceful shutdown: watches end between two events so that clients can resume, and other requests are finished.
     ///
     /// # Errors
-    /// It could not begin.
+    /// It failed to start.
     pub async fn end(mut self) -> Result<(), StartError> {
         self.stop.send_replace(true);
         self.ended().await
     }
 }
 
-/// Listens, and says how the store is fed. `requests` is told of what is asked of the API server; `rules` is asked which rules a
-/// node has been given.
+/// Listens, and returns the feed of the store. `requests` observes requests to the API server; `rules` reaches the
+/// reconciler that knows each node's rules.
 ///
 /// # Errors
 /// The address can't be listened on, or there is no thread.
@@ -104,7 +104,7 @@ pub fn start(
     let (stop, stopped) = watch::channel(false);
     let (tell, ended) = oneshot::channel();
     let serving = async move {
-        // Both belong to this thread.
+        // Both belong to this thread's runtime.
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let has_api = listener.is_some();
         let client = server.client(requests)?;
@@ -147,7 +147,7 @@ fn bind(listen: SocketAddr) -> Result<std::net::TcpListener, StartError> {
     Ok(listener::open(listen)?.into_std()?)
 }
 
-/// What the aggregated API needs is left out where there is none.
+/// Runs a part that only the aggregated API needs.
 async fn only(has_api: bool, part: impl Future<Output = ()>) {
     if has_api {
         part.await;
@@ -156,7 +156,7 @@ async fn only(has_api: bool, part: impl Future<Output = ()>) {
     }
 }
 
-/// Until `stop` is true, also where nothing is listened on.
+/// Runs until `stop` is true, with or without a listener.
 async fn serve_api(
     listener: Option<TcpListener>,
     api: Arc<Api>,
@@ -169,7 +169,7 @@ async fn serve_api(
     }
 }
 
-/// What was started, and what has to be awaited for it to go on: for ever, where there is nothing.
+/// The future that was started, or one that never completes.
 fn or_never<T>(
     started: Option<(T, BoxFuture<'static, ()>)>,
 ) -> (Option<T>, BoxFuture<'static, ()>) {

@@ -1,19 +1,19 @@
-//! How many lists and watches of one user are under way: one user does not take the connections of all others.
+//! Limits the lists and watches in progress per user, so that one user can't take all connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many of one user at a time.
+/// Limit per user.
 pub const MAX_OF_A_USER: usize = 100;
 
-/// Those of all users.
+/// Counts per user.
 #[derive(Debug)]
 pub struct UnderWay {
     users: Mutex<HashMap<String, usize>>,
     max: usize,
 }
 
-/// One of them, for as long as it is held.
+/// A slot; released on drop.
 #[derive(Debug)]
 pub struct Turn {
     all: Arc<UnderWay>,
@@ -21,7 +21,7 @@ pub struct Turn {
 }
 
 impl UnderWay {
-    /// At most so many of each user.
+    /// With this limit per user.
     pub fn new(max: usize) -> Self {
         Self {
             users: Mutex::default(),
@@ -33,7 +33,7 @@ impl UnderWay {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more of this user; `None`: there are too many.
+    /// Takes a slot for this user. `None`: the limit is reached.
     pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
         let mut users = self.users();
         let count = users.get(user).copied().unwrap_or(0);
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_so_many_at_a_time_whatever_others_have() {
+    fn the_limit_applies_per_user() {
         let all = Arc::new(UnderWay::new(2));
         let first = all.begin("ann").unwrap();
         let second = all.begin("ann").unwrap();
@@ -73,6 +73,6 @@ mod tests {
         drop(first);
         let third = all.begin("ann").unwrap();
         drop((second, third, other));
-        assert!(all.users().is_empty(), "nothing is kept of who has left");
+        assert!(all.users().is_empty(), "users without slots are removed");
     }
 }

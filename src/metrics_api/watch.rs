@@ -1,4 +1,4 @@
-//! Watches: each reads the store's ring at its own pace, and keeps nothing but its place in it.
+//! Watches: each reads the store's ring at its own pace, and holds only its position in it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::options::{Filter, Since, Watch};
 use super::status::Refusal;
 use super::store::{Event, EventKind, Freshness, Object, Unavailable, Version};
 
-/// Events that are read from the store at a time: what waits for a watcher that doesn't read, some 70 kB.
+/// Events read from the store at a time: about 70 kB that wait for a slow watcher.
 const BATCH: usize = 16;
-/// Between bookmarks, and so long before the end comes the last.
+/// Interval of bookmarks, and how long before the end the last one is sent.
 const BOOKMARK: Duration = Duration::from_mins(1);
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
-/// A watch without a timeout of its own lasts from here on ...
+/// A watch without a timeout lasts from this time ...
 const LEAST: Duration = Duration::from_mins(30);
-/// ... to twice as long: not all that begin together end together.
+/// ... to this, chosen at random so that watches that start together do not end together.
 pub const MOST: Duration = Duration::from_hours(1);
 
 struct Watcher {
@@ -34,9 +34,9 @@ struct Watcher {
     writer: Writer,
     filter: Filter,
     asked: Watch,
-    /// Objects that are yet to be told of, from before the cursor.
+    /// Initial objects that are not sent yet, from before the cursor.
     initial: VecDeque<Object>,
-    /// All up to here is told once `initial` is.
+    /// Everything up to this version is sent once `initial` is empty.
     cursor: Version,
     initial_mark: bool,
     columns: bool,
@@ -46,10 +46,10 @@ struct Watcher {
     over: bool,
 }
 
-/// What is sent, until the watch is over.
+/// Streams a watch.
 ///
 /// # Errors
-/// This replica doesn't lead. All that goes wrong later is told within the stream.
+/// This replica does not lead. Later errors are sent within the stream.
 pub fn stream(
     data: Arc<Data>,
     asked: Watch,
@@ -60,11 +60,11 @@ pub fn stream(
     let (first, watcher) = match begin(&data, &asked, &filter) {
         Ok(begun) => {
             let watcher = Watcher::new(begun, data, moved, asked, filter, writer);
-            // An empty first part: the headers go out at once.
+            // An empty first part sends the headers immediately.
             (Bytes::new(), Some(watcher))
         }
         Err(Unavailable::NotLeading) => return Err(Refusal::not_leading()),
-        // Whatever the version was, the client lists again.
+        // For any such version, the client lists again.
         Err(Unavailable::Expired | Unavailable::Future(_)) => (error(&Refusal::expired()), None),
     };
     let rest = stream::unfold(watcher, |watcher| async move {
@@ -75,7 +75,7 @@ pub fn stream(
     Ok(futures::StreamExt::chain(stream::iter([first]), rest))
 }
 
-/// The objects that a watch begins with, and the version up to which it knows all then.
+/// The initial objects of a watch, and the version that they are up to date with.
 type Begun = (VecDeque<Object>, Version);
 
 fn begin(data: &Data, asked: &Watch, filter: &Filter) -> Result<Begun, Unavailable> {
@@ -153,7 +153,7 @@ impl Watcher {
         }
     }
 
-    /// What there is to tell now.
+    /// The events to send now.
     fn tell(&mut self) -> Option<Bytes> {
         if !self.initial.is_empty() {
             let batch = self.initial.drain(..self.initial.len().min(BATCH));
@@ -169,11 +169,11 @@ impl Watcher {
             let events = match self.data.read(|store| store.events(cursor, BATCH)) {
                 Some(Ok(events)) => events,
                 Some(Err(Unavailable::Expired)) => {
-                    // It lagged behind for longer than the ring reaches, or another term began.
+                    // It lagged behind further than the ring reaches, or a new term started.
                     self.over = true;
                     return Some(error(&Refusal::expired()));
                 }
-                // Not the leader any more: the client asks again, and finds who is.
+                // This replica lost leadership: the client asks again and finds the leader.
                 Some(Err(_)) | None => {
                     self.over = true;
                     return None;
@@ -187,7 +187,8 @@ impl Watcher {
         }
     }
 
-    /// An event as the filter shows it: what comes into its view is new, what leaves it is gone.
+    /// An event as seen through the filter: objects that start to match are added, those that stop matching are
+    /// deleted.
     fn told(&self, event: &Event) -> Option<(&'static str, Object)> {
         let was = event
             .before
@@ -201,7 +202,7 @@ impl Watcher {
             (false, false) => return None,
         };
         if kind == "DELETED" && event.kind != EventKind::Deleted {
-            // As it was when it was last in view, with the version of the event.
+            // The last matching object, with the version of the event.
             let before = event.before.clone()?;
             let gone = Object {
                 version: event.object.version,

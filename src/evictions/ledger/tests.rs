@@ -28,7 +28,7 @@ fn empty(budgets: Budgets) -> Ledger {
     Ledger::resume(budgets, Record::default(), &FirstSeen::default(), at(0))
 }
 
-/// The pod of this number: each its own but for what the numbers share.
+/// Pods that differ in everything except what their numbers share.
 fn victim(number: usize) -> Victim {
     Victim {
         uid: format!("u{number}"),
@@ -54,7 +54,7 @@ fn alike() -> Victim {
 type Change = fn(&mut Victim);
 
 #[test]
-fn each_budget_counts_what_shares_its_scope_and_nothing_else() {
+fn each_budget_counts_only_evictions_in_its_scope() {
     let changes: [(Scope, Change); 4] = [
         (Scope::Zone, |it| it.zone = Some("y".to_owned())),
         (Scope::Node, |it| it.node = "other".to_owned()),
@@ -87,14 +87,14 @@ fn each_budget_counts_what_shares_its_scope_and_nothing_else() {
         change(&mut other);
         assert_eq!(of(scope).ask(other, at(0)), Ok(Granted::New), "{scope:?}");
     }
-    // An owner of that name in another namespace is another.
+    // The same owner name in another namespace is a different owner.
     let mut elsewhere = second();
     elsewhere.namespace = "other".to_owned();
     assert_eq!(of(Scope::Owner).ask(elsewhere, at(0)), Ok(Granted::New));
 }
 
 #[test]
-fn a_reservation_is_given_back_only_when_a_look_begun_after_its_time_shows_the_pod_as_it_was() {
+fn a_reservation_is_returned_only_by_a_poll_after_its_timeout() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
@@ -103,7 +103,7 @@ fn a_reservation_is_given_back_only_when_a_look_begun_after_its_time_shows_the_p
     assert_eq!(ledger.look("u1", Seen::Running, at(29), at(31)), None);
     assert!(
         ledger.ask(victim(2), at(31)).is_err(),
-        "a look was too early"
+        "the poll was too early"
     );
     assert_eq!(ledger.ask(victim(1), at(32)), Ok(Granted::Again));
     assert_eq!(ledger.look("u1", Seen::Running, at(61), at(61)), None);
@@ -113,7 +113,7 @@ fn a_reservation_is_given_back_only_when_a_look_begun_after_its_time_shows_the_p
 }
 
 #[test]
-fn the_answer_of_the_api_server_settles_a_reservation_at_once() {
+fn the_api_servers_answer_settles_a_reservation_at_once() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
@@ -124,7 +124,7 @@ fn the_answer_of_the_api_server_settles_a_reservation_at_once() {
     assert!(ledger.settle("u2", Settled::Confirmed, at(1)));
     assert!(
         !ledger.settle("u2", Settled::Returned, at(2)),
-        "what was done stays done"
+        "a confirmed eviction stays confirmed"
     );
     assert!(ledger.ask(victim(3), at(60)).is_err());
     assert_eq!(ledger.look("u2", Seen::Gone, at(3), at(3)), None);
@@ -133,7 +133,7 @@ fn the_answer_of_the_api_server_settles_a_reservation_at_once() {
 }
 
 #[test]
-fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_ends() {
+fn an_eviction_counts_for_its_window_and_while_the_pod_terminates() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
@@ -145,12 +145,12 @@ fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_end
     assert_eq!(spent.retry_after, Duration::from_secs(45));
     assert!(
         ledger.ask(victim(2), at(100)).is_err(),
-        "it is still ending"
+        "it is still terminating"
     );
     let mut lingers = ledger.clone();
     assert_eq!(ledger.look("u1", Seen::Gone, at(100), at(101)), None);
     assert_eq!(ledger.ask(victim(2), at(101)), Ok(Granted::New));
-    // One that never comes to its end does not hold all others back for ever.
+    // A pod that never finishes terminating must not block all others forever.
     assert!(lingers.ask(victim(2), at(604)).is_err());
     assert_eq!(lingers.ask(victim(2), at(605)), Ok(Granted::New));
     lingers.forget(at(4000));
@@ -158,7 +158,7 @@ fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_end
 }
 
 #[test]
-fn where_it_is_not_known_what_was_allowed_nothing_is_for_the_longest_window() {
+fn an_unknown_history_blocks_evictions_for_the_longest_window() {
     let budgets = Budgets {
         owner: budget(100, 300),
         ..generous()
@@ -166,7 +166,7 @@ fn where_it_is_not_known_what_was_allowed_nothing_is_for_the_longest_window() {
     let mut ledger = empty(budgets).shut(at(0));
     let spent = ledger.ask(victim(1), at(200)).unwrap_err();
     assert_eq!(spent.retry_after, Duration::from_secs(100));
-    // The next one to lead knows no more than this one.
+    // The next leader knows no more than this one.
     let resumed = |ledger: &Ledger, now| {
         Ledger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
     };
@@ -176,7 +176,7 @@ fn where_it_is_not_known_what_was_allowed_nothing_is_for_the_longest_window() {
 }
 
 #[test]
-fn a_budget_of_none_allows_none() {
+fn a_budget_of_zero_allows_no_eviction() {
     let mut ledger = empty(Budgets {
         node: budget(0, 60),
         ..generous()
@@ -186,7 +186,7 @@ fn a_budget_of_none_allows_none() {
 }
 
 #[test]
-fn no_more_are_remembered_than_fit_into_the_record() {
+fn the_ledger_never_outgrows_its_record() {
     let most = budget(MAX_EVICTIONS, 1);
     let mut ledger = empty(Budgets {
         fleet: most,
@@ -203,12 +203,12 @@ fn no_more_are_remembered_than_fit_into_the_record() {
 }
 
 #[test]
-fn pods_are_looked_at_while_something_is_to_be_seen_of_them() {
+fn pods_are_polled_until_they_are_gone() {
     let mut ledger = empty(generous());
     assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
     let due = |ledger: &mut Ledger, seconds| ledger.due(at(seconds), 9).len();
     assert_eq!([due(&mut ledger, 1), due(&mut ledger, 2)], [0, 1]);
-    assert_eq!(due(&mut ledger, 3), 0, "it was looked at");
+    assert_eq!(due(&mut ledger, 3), 0, "it was just polled");
     ledger.look("u1", Seen::Ending, at(4), at(4));
     assert_eq!([due(&mut ledger, 5), due(&mut ledger, 14)], [0, 1]);
     ledger.look("u1", Seen::Gone, at(14), at(14));
@@ -216,7 +216,7 @@ fn pods_are_looked_at_while_something_is_to_be_seen_of_them() {
 }
 
 #[test]
-fn no_pod_is_looked_at_twice_before_another_was_once() {
+fn every_pod_is_polled_once_before_any_is_polled_twice() {
     let mut ledger = empty(generous());
     for number in 1..=5 {
         assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
@@ -234,23 +234,23 @@ fn no_pod_is_looked_at_twice_before_another_was_once() {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Ask(usize),
-    /// The API server does what was allowed.
+    /// The API server carries out an allowed eviction.
     Evict(usize),
-    /// The pod comes to its end.
+    /// The pod finishes terminating.
     End(usize),
-    /// A look at a pod begins, or its outcome arrives, or both at once.
+    /// A poll starts, its result arrives, or both at once.
     Look(usize),
     Hear(usize),
     See(usize),
-    /// The record is written where something was settled, and the standby sees it.
+    /// The record is written after something was settled; the standby reads it.
     Write,
     Watch,
     Wait(u64),
-    /// The standby leads, and another begins to follow, which may know nothing.
+    /// The standby takes over. `false`: it has never seen the record before.
     FailOver(bool),
 }
 
-/// Where pods follow each other; few, so that much happens in each.
+/// Slots in which pods follow each other; few, so that much happens in each.
 const PLACES: usize = 7;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -270,7 +270,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..400)
 }
 
-/// One of the pods that follow each other in a place.
+/// One pod in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Pod {
     seen: Seen,
@@ -291,13 +291,13 @@ struct World {
     ledger: Ledger,
     record: Record,
     standby: FirstSeen,
-    /// By place: the last one is there, those before are gone.
+    /// By slot: the last one exists, those before are gone.
     pods: Vec<Vec<Pod>>,
-    /// When each began to end.
+    /// When each pod started to terminate.
     evicted: Vec<(Victim, BootTime)>,
 }
 
-/// The one of a place, and of those that follow each other there.
+/// A pod of a slot, by its position there.
 fn one_of(place: usize, index: usize) -> Victim {
     Victim {
         uid: format!("u{place}-{index}"),
@@ -386,13 +386,14 @@ impl World {
         }
         let record = self.record.clone();
         self.ledger = Ledger::resume(self.budgets, record, &self.standby, self.now);
-        // Looks of the one that led before reach nobody.
+        // Polls of the previous leader are lost.
         for pod in self.pods.iter_mut().flatten() {
             pod.look = None;
         }
     }
 
-    /// The most pods that began to end in any time of the budget's window, of those that share the scope with one.
+    /// The most pods that started to terminate within one budget window, among those that share the scope with any one
+    /// of them.
     fn most(&self, scope: Scope) -> usize {
         let window = self.budgets.of(scope).window;
         let of = |(first, from): &(Victim, BootTime)| {
@@ -408,7 +409,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn no_budget_is_ever_exceeded_whatever_the_order_and_who_leads(
+    fn no_budget_is_exceeded_in_any_order_or_failover(
         steps in steps(),
         [fleet, zone, node, namespace, owner] in proptest::array::uniform5(1..4_u16),
         windows in proptest::array::uniform5(select(vec![10, 60, 90])),
@@ -430,7 +431,7 @@ proptest! {
                 prop_assert!(most <= allowed, "{scope:?}: {most} of {allowed}");
             }
         }
-        // And whatever happened, the budget is whole again when all is over.
+        // Afterwards the budgets recover completely.
         for pod in 0..PLACES {
             world.step(Step::End(pod));
         }

@@ -13,7 +13,7 @@ fn begun() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().unwrap()
 }
 
-/// Whether a client that has this bundle takes the certificate for the server.
+/// Whether a client with this bundle accepts the server's certificate.
 fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
@@ -35,7 +35,7 @@ fn names() -> [String; 1] {
 }
 
 #[test]
-fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day() {
+fn a_client_with_a_day_old_bundle_trusts_every_certificate_for_years() {
     let mut authorities = Authorities::default();
     let mut certified: Option<Certified> = None;
     let mut bundles = Vec::new();
@@ -44,8 +44,8 @@ fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day
         let now = later(begun(), hour);
         if let Some(renewed) = authorities.renewed(now).unwrap() {
             made += 1;
-            assert!(renewed.0.len() <= 2, "those that ended are gone");
-            // As it comes back from the Secret.
+            assert!(renewed.0.len() <= 2, "expired ones are removed");
+            // Round trip through the Secret.
             authorities = Authorities::read(&renewed.write().unwrap()).unwrap();
             assert_eq!(authorities, renewed);
         }
@@ -62,11 +62,11 @@ fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day
             "after {hour} h"
         );
     }
-    assert_eq!(made, 5, "one every eight months");
+    assert_eq!(made, 5, "a new one every eight months");
 }
 
 #[test]
-fn a_certificate_is_for_its_names_and_of_its_authority_only() {
+fn a_certificate_is_valid_only_for_its_names_and_authority() {
     let authorities = Authorities::default().renewed(begun()).unwrap().unwrap();
     let others = Authorities::default().renewed(begun()).unwrap().unwrap();
     let certified = authorities.certify(&names(), begun()).unwrap();
@@ -85,14 +85,14 @@ fn a_certificate_is_for_its_names_and_of_its_authority_only() {
 }
 
 #[test]
-fn what_was_made_while_a_clock_was_ahead_is_replaced_once_it_is_right() {
+fn authorities_and_certificates_from_the_future_are_replaced() {
     let ahead = later(begun(), 3);
     let made_ahead = Authorities::default().renewed(ahead).unwrap().unwrap();
     let early = made_ahead.certify(&names(), ahead).unwrap();
     assert!(made_ahead.is_current(&early, ahead));
     assert!(
         made_ahead.certify(&names(), begun()).is_ok(),
-        "a replica whose own clock is behind serves all the same"
+        "a replica whose clock is behind still serves"
     );
     let mended = made_ahead.renewed(begun()).unwrap().expect("a new one");
     assert!(!mended.is_current(&early, begun()));
@@ -102,10 +102,10 @@ fn what_was_made_while_a_clock_was_ahead_is_replaced_once_it_is_right() {
     assert!(mended.renewed(begun()).unwrap().is_none());
     assert!(
         mended.renewed(ahead).unwrap().is_none(),
-        "no two replicas replace each other's"
+        "replicas do not replace each other's authorities"
     );
 
     let good = Authorities::default().renewed(begun()).unwrap().unwrap();
     let early = good.certify(&names(), ahead).unwrap();
-    assert!(!good.is_current(&early, begun()), "the certificate alone");
+    assert!(!good.is_current(&early, begun()), "the certificate only");
 }

@@ -1,4 +1,4 @@
-//! The certificate authorities by which replicas are known. Pure.
+//! The authorities by which replicas are verified. Pure.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,17 +6,17 @@ use jiff::{SignedDuration, Timestamp};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// So long is an authority known that is ours no more: another replica may still serve by it.
+/// How long an authority is trusted after we stopped using it: another replica may still serve with it.
 const KEPT: SignedDuration = SignedDuration::from_hours(1);
-/// What is told holds no more than so many.
+/// Limit of authorities in a bundle.
 const MOST: usize = 64;
 
-/// Authorities, each with when it was ours last, or else when we first heard of it.
+/// Authorities, each with the time when we last used it, or first saw it published.
 #[derive(Debug, Default)]
 pub struct Roots(Vec<(CertificateDer<'static>, Timestamp)>);
 
 impl Roots {
-    /// At `now` these are ours, and those are told.
+    /// Updates from the authorities that we use and those that are published.
     pub fn see(
         &mut self,
         ours: &[CertificateDer<'static>],
@@ -42,7 +42,7 @@ impl Roots {
         &mut self.0[place].1
     }
 
-    /// Those to believe at `now`, in the same order on every replica.
+    /// The trusted authorities at `now`, in the same order on every replica.
     pub fn known(&self, now: Timestamp) -> Vec<CertificateDer<'static>> {
         let kept = self.0.iter().filter(|(_, seen)| is_kept(*seen, now));
         let mut known: Vec<_> = kept.map(|(root, _)| root.clone()).collect();
@@ -55,7 +55,7 @@ fn is_kept(seen: Timestamp, now: Timestamp) -> bool {
     now.duration_since(seen) < KEPT
 }
 
-/// The certificates in a PEM; what is none is passed over.
+/// The certificates in a PEM. Invalid ones are skipped.
 pub fn read(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem)
         .filter_map(Result::ok)
@@ -63,7 +63,7 @@ pub fn read(pem: &[u8]) -> Vec<CertificateDer<'static>> {
         .collect()
 }
 
-/// As PEM (RFC 7468).
+/// Encodes as PEM (RFC 7468).
 pub fn pem(roots: &[CertificateDer<'_>]) -> String {
     let mut pem = String::new();
     for root in roots {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_is_ours_no_more_is_believed_for_an_hour_and_then_not_even_where_it_is_told()
+    fn a_retired_authority_is_trusted_for_an_hour_only()
      {
         let (old, new) = (authority(), authority());
         let both = sorted(vec![old.clone(), new.clone()]);
@@ -111,16 +111,16 @@ mod tests {
         }
         roots.see(std::slice::from_ref(&new), &both, at(60));
         assert_eq!(roots.known(at(60)), std::slice::from_ref(&new));
-        // Another leader may be slow to take it away: that does not make it new.
+        // A leader may be slow to remove it: that does not make it new again.
         roots.see(std::slice::from_ref(&new), &both, at(61));
         assert_eq!(roots.known(at(61)), std::slice::from_ref(&new));
         roots.see(&[], std::slice::from_ref(&new), at(62));
         roots.see(&[], &both, at(63));
-        assert_eq!(roots.known(at(63)), both, "it was gone meanwhile");
+        assert_eq!(roots.known(at(63)), both, "it was removed in between");
     }
 
     #[test]
-    fn a_replica_that_starts_believes_for_an_hour_what_others_are_told() {
+    fn a_new_replica_trusts_published_authorities_for_an_hour() {
         let (old, new) = (authority(), authority());
         let mut roots = Roots::default();
         roots.see(
@@ -129,11 +129,11 @@ mod tests {
             at(0),
         );
         assert_eq!(roots.known(at(59)).len(), 2);
-        assert_eq!(roots.known(at(60)).len(), 0, "nobody looked for an hour");
+        assert_eq!(roots.known(at(60)).len(), 0, "no update for an hour");
     }
 
     #[test]
-    fn what_is_written_is_read_again_whatever_stands_around_it() {
+    fn encoded_certificates_are_parsed_with_any_text_around_them() {
         let both = sorted(vec![authority(), authority()]);
         let written = pem(&both);
         assert!(written.lines().all(|line| line.len() <= 64), "{written}");

@@ -1,4 +1,4 @@
-//! Which of two certificates is served, where one follows the other. Pure.
+//! The switch from one certificate to the next. Pure.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use rustls::pki_types::CertificateDer;
 use super::super::certificates::Pair;
 use super::Held;
 
-/// So long is a new certificate known before it is served: other replicas have its files by then, API servers its
-/// authorities, and agents, by whose kubelets these come last, as well.
+/// How long a new certificate waits before it is served. By then the other replicas have its files, API servers its
+/// authorities, and agents as well, whose kubelets are the last to update.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
-/// Less where the one before it does not last: this part of what is left of it.
+/// The wait is at most this fraction of the remaining lifetime of the current certificate.
 const PART: i32 = 10;
 
-/// A certificate that was found good.
+/// A valid certificate.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The certificate.
     pub pair: Arc<Pair>,
     /// The authorities that came with it.
     pub roots: Vec<CertificateDer<'static>>,
-    /// When it is good no more.
+    /// When it expires.
     pub ends: Timestamp,
 }
 
-/// The certificate that is served, and the one that follows it, with the time from which on it is served.
+/// The certificate in use, and the next one with the time from which it is used.
 #[derive(Debug, Default)]
 pub struct Succession {
     served: Option<Found>,
@@ -33,7 +33,7 @@ pub struct Succession {
 }
 
 impl Succession {
-    /// One comes at `now`. The answer is when it is served, where that is not at once.
+    /// Adds a certificate at `now`. Returns from when it is served, unless that is immediately.
     pub fn offer(&mut self, found: Found, now: Timestamp) -> Option<Timestamp> {
         let before = self.served.as_ref();
         let Some(served) = before.filter(|served| served.pair.chain != found.pair.chain) else {
@@ -46,19 +46,19 @@ impl Succession {
         Some(from)
     }
 
-    /// Whether the next one is to be served by `now`.
+    /// Whether the next certificate is due at `now`.
     pub fn is_due(&self, now: Timestamp) -> bool {
         self.next.as_ref().is_some_and(|(_, from)| *from <= now)
     }
 
-    /// Serves the next one where that is due.
+    /// Switches to the next certificate if it is due.
     pub fn advance(&mut self, now: Timestamp) {
         if self.is_due(now) {
             self.served = self.next.take().map(|(next, _)| next);
         }
     }
 
-    /// What is served, and what others have to know for it and for what follows; `None`: nothing came yet.
+    /// The certificate in use, with the authorities of this and the next one. `None`: there is none yet.
     pub fn held(&self) -> Option<Held> {
         let served = self.served.as_ref()?;
         let next = self.next.as_ref().map(|(next, _)| next);
@@ -71,7 +71,7 @@ impl Succession {
     }
 }
 
-/// How long one that comes at `now` waits for one that lasts until `ends`.
+/// How long a certificate that arrives at `now` waits, if the current one expires at `ends`.
 fn patience(ends: Timestamp, now: Timestamp) -> SignedDuration {
     let part = ends.duration_since(now) / PART;
     part.clamp(SignedDuration::ZERO, PATIENCE)
@@ -87,7 +87,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Of certificates, keys and authorities their numbers have to do.
+    /// Numbers stand for certificates, keys and authorities.
     fn found(number: u8, ends: i64) -> Found {
         Found {
             pair: Arc::new(Pair {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_served_at_once_and_the_next_when_everybody_can_know_it() {
+    fn the_first_is_served_immediately_and_the_next_after_a_delay() {
         let mut succession = Succession::default();
         assert!(succession.held().is_none());
         assert_eq!(succession.offer(found(1, 1_000_000), at(0)), None);
@@ -114,7 +114,7 @@ mod tests {
             succession.advance(at(second));
             let held = succession.held().unwrap();
             assert_eq!(held.pair.chain[0][0], 1, "at {second} s");
-            assert_eq!(held.roots.len(), 2, "both authorities are told");
+            assert_eq!(held.roots.len(), 2, "both authorities are published");
         }
         assert!(succession.is_due(at(310)));
         succession.advance(at(310));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_soon_is_replaced_the_sooner_and_one_that_ended_at_once() {
+    fn the_delay_shrinks_with_the_remaining_lifetime() {
         for (left, waits) in [
             (3600, 300),
             (3000, 300),
@@ -136,12 +136,12 @@ mod tests {
             let mut succession = Succession::default();
             succession.offer(found(1, 100 + left), at(0));
             let from = succession.offer(found(2, 9000), at(100));
-            assert_eq!(from, Some(at(100 + waits)), "{left} s are left");
+            assert_eq!(from, Some(at(100 + waits)), "{left} s left");
         }
     }
 
     #[test]
-    fn a_certificate_that_was_taken_back_is_never_served() {
+    fn a_withdrawn_certificate_is_never_served() {
         let mut succession = Succession::default();
         succession.offer(found(1, 1_000_000), at(0));
         succession.offer(found(2, 1_000_000), at(10));
@@ -153,7 +153,7 @@ mod tests {
         succession.advance(at(10_000));
         assert_eq!(served(&succession), 1);
         assert_eq!(succession.held().unwrap().roots[0][0], 9);
-        // Of two that come one after the other the last is served.
+        // The last of several pending certificates wins.
         succession.offer(found(3, 1_000_000), at(10_000));
         succession.offer(found(4, 1_000_000), at(10_200));
         succession.advance(at(10_300));

@@ -27,11 +27,11 @@ use crate::metrics_api::under_way::UnderWay;
 use super::*;
 
 const NODES: usize = 5000;
-/// What a node's status takes, as that of a full report.
+/// Size of a node's status with a full report.
 const STATUS: usize = 3500;
 const LONG: Duration = Duration::from_mins(2);
 
-/// What is observed of answers.
+/// Records calls of the observer.
 #[derive(Default)]
 struct Observed {
     most_pinned: AtomicUsize,
@@ -59,7 +59,7 @@ impl Observer for Observed {
     }
 }
 
-/// A leader that serves an API server, but for the handshake.
+/// A leader that serves an API server, without the TLS handshake.
 struct Leader {
     api: Arc<Api>,
     data: Arc<Data>,
@@ -72,7 +72,7 @@ struct Leader {
     _tls: watch::Sender<Option<Tls>>,
 }
 
-/// An authority that API servers' certificates are of, and one of those.
+/// A front-proxy CA, and an API server's certificate of it.
 fn front_proxy() -> (Trust, Arc<[CertificateDer<'static>]>) {
     let keys = [KeyPair::generate().unwrap(), KeyPair::generate().unwrap()];
     let mut params = CertificateParams::default();
@@ -90,7 +90,7 @@ fn front_proxy() -> (Trust, Arc<[CertificateDer<'static>]>) {
     (trust.unwrap(), [certificate.unwrap().der().clone()].into())
 }
 
-/// Takes connections as [`listen`] does, of clients that have shown these certificates.
+/// Accepts connections as [`listen`] does, from clients with these certificates.
 async fn serve(
     listener: TcpListener,
     api: Arc<Api>,
@@ -113,7 +113,7 @@ async fn serve(
 }
 
 impl Leader {
-    /// Of 5000 nodes, where a user may have so many lists and watches.
+    /// With 5000 nodes, and this limit of lists and watches per user.
     fn start(of_a_user: usize) -> Self {
         let until = clock::now() + Duration::from_hours(1);
         let (standing, elected) =
@@ -160,7 +160,7 @@ impl Leader {
         leader
     }
 
-    /// All nodes report: figures that no report before had.
+    /// All nodes report new figures.
     fn report(&self, round: usize) {
         self.data.change(|store| {
             for node in 0..NODES {
@@ -176,10 +176,10 @@ impl Leader {
         self.data.wake();
     }
 
-    /// Asks in the name of a user, by a connection of its own.
+    /// Sends a request of a user on its own connection.
     async fn ask(&self, user: &str, query: &str) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
-        // What is not read waits in the leader, and not in the kernel.
+        // Unread data must wait in the leader, not in the kernel.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
         let request = format!(
@@ -190,7 +190,7 @@ impl Leader {
         stream
     }
 
-    /// The code of the answer.
+    /// Status code of the answer.
     async fn code(&self, user: &str, query: &str) -> (u16, TcpStream) {
         let mut stream = self.ask(user, query).await;
         let mut line = [0; 12];
@@ -200,7 +200,7 @@ impl Leader {
         (line.rsplit_once(' ').unwrap().1.parse().unwrap(), stream)
     }
 
-    /// The rounds of a whole list, as somebody reads it who reads at once.
+    /// The rounds in a complete list, read at full speed.
     async fn listed(&self) -> Vec<Value> {
         let mut stream = self.ask("other", "").await;
         let mut answer = Vec::new();
@@ -216,7 +216,7 @@ impl Leader {
     }
 }
 
-/// The content of a chunked body.
+/// Decodes a chunked body.
 fn joined(mut body: &str) -> String {
     let mut content = String::new();
     while let Some((length, rest)) = body.split_once("\r\n") {
@@ -227,7 +227,7 @@ fn joined(mut body: &str) -> String {
     content
 }
 
-/// Reads little and seldom, but enough not to be cut for that, until it is cut; true where it was.
+/// Reads slowly, but enough not to be cut for that. Returns whether it was cut.
 fn reads_slowly(mut stream: TcpStream) -> JoinHandle<bool> {
     tokio::spawn(async move {
         let mut part = [0; 4 << 10];
@@ -240,7 +240,7 @@ fn reads_slowly(mut stream: TcpStream) -> JoinHandle<bool> {
     })
 }
 
-/// Follows what happens from now on: the newest round of which it has seen an event.
+/// Watches from now on, and tracks the newest round seen.
 async fn follows(leader: &Leader) -> Arc<AtomicUsize> {
     let (code, mut stream) = leader.code("follower", "?watch=1&resourceVersion=").await;
     assert_eq!(code, 200);
@@ -274,7 +274,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn the_kernel_keeps_little_for_a_client_that_takes_nothing() {
+async fn the_kernel_buffers_little_for_a_client_that_does_not_read() {
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await;
     let (stream, _) = listener.accept().await.unwrap();
@@ -286,7 +286,7 @@ async fn the_kernel_keeps_little_for_a_client_that_takes_nothing() {
 }
 
 #[tokio::test]
-async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and_others_go_on() {
+async fn fifty_slow_readers_of_5000_nodes_stay_within_the_memory_limit() {
     const ROUNDS: usize = 10;
     let leader = Leader::start(100);
     let follower = follows(&leader).await;
@@ -298,36 +298,36 @@ async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and
             assert_eq!(code, 200);
             slow.push(reads_slowly(stream));
         }
-        // What they are sent is replaced meanwhile, at once where it would take 10 s.
+        // The objects that they are being sent are replaced immediately, which would normally take 10 s.
         leader.report(round);
-        until("the watch goes on", || {
+        until("the watch continues", || {
             follower.load(Ordering::Relaxed) == round
         })
         .await;
         sleep(2 * LOOK).await;
-        until("all is within its bound", || {
+        until("memory is within its limit", || {
             leader.data.pinned() <= MAX_PINNED
         })
         .await;
     }
     let round = NODES * STATUS;
-    // All of them, each with what it began with, would take ten times what a list does.
+    // Without the limit, fifty different snapshots would take ten times the size of a list.
     let most = leader.observed.most_pinned.load(Ordering::Relaxed);
-    assert!(most > MAX_PINNED, "{most} bytes: nobody had to be cut");
+    assert!(most > MAX_PINNED, "{most} bytes: the limit was not reached");
     assert!(most < MAX_PINNED + 2 * round, "{most} bytes were pinned");
     let cut = leader.observed.slowest_cut.load(Ordering::Relaxed);
     assert!((1..slow.len()).contains(&cut), "{cut} were cut");
-    // Others list as ever.
+    // Other clients can still list.
     assert_eq!(leader.listed().await, vec![ROUNDS; NODES]);
-    // Nothing is left of whoever has gone.
+    // Disconnected clients hold no memory.
     for reader in slow {
         reader.abort();
     }
-    until("all is released", || leader.data.pinned() == 0).await;
+    until("all memory is released", || leader.data.pinned() == 0).await;
     leader.serving.abort();
 }
 
-/// What a replica serves with.
+/// TLS configuration of a replica.
 fn tls() -> Tls {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::default().self_signed(&key).unwrap();
@@ -340,7 +340,7 @@ fn tls() -> Tls {
 }
 
 #[tokio::test]
-async fn however_many_connect_each_has_time_for_its_handshake() {
+async fn every_connection_has_time_for_its_handshake_in_a_flood() {
     let leader = Leader::start(1);
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
@@ -353,7 +353,7 @@ async fn however_many_connect_each_has_time_for_its_handshake() {
     for _ in 0..2 * MOST_STRANGERS {
         flood.push(TcpStream::connect(address).await.unwrap());
     }
-    // It is the oldest of too many, and would have to go by its own slowness after 5 s.
+    // It is the oldest of too many; its own handshake timeout would be 5 s.
     let read = timeout(Duration::from_secs(4), first.read(&mut [0])).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
     assert!(begun.elapsed() >= MIN_STAY, "{:?}", begun.elapsed());
@@ -363,14 +363,14 @@ async fn however_many_connect_each_has_time_for_its_handshake() {
 }
 
 #[tokio::test]
-async fn a_user_has_no_more_lists_and_watches_than_its_share_and_others_have_theirs() {
+async fn lists_and_watches_are_limited_per_user() {
     let leader = Leader::start(2);
     let (first, _first) = leader.code("ann", "?watch=1").await;
     let (second, second_stream) = leader.code("ann", "?watch=1").await;
     let (third, _) = leader.code("ann", "?watch=1").await;
     let (list, _) = leader.code("ann", "").await;
     assert_eq!([first, second, third, list], [200, 200, 429, 429]);
-    // One object is no matter, and others have their own.
+    // Getting single objects is not limited, and other users have their own limit.
     assert_eq!(leader.code("ann", "/node0001").await.0, 200);
     assert_eq!(leader.code("bob", "?watch=1").await.0, 200);
     drop(second_stream);
@@ -381,6 +381,6 @@ async fn a_user_has_no_more_lists_and_watches_than_its_share_and_others_have_the
     };
     timeout(LONG, again)
         .await
-        .expect("who ends one may begin another");
+        .expect("a slot is free after a watch has ended");
     leader.serving.abort();
 }

@@ -1,4 +1,4 @@
-//! One request of an agent to its answer.
+//! Handles requests of agents.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,39 +26,39 @@ use crate::crd::report::{Acknowledgement, Missed, PATH, REFUSED_BYTES, Relayed};
 use crate::engine::time::BootTime;
 use crate::evictions::{Evictions, Reply};
 
-/// A body has to be here by then.
+/// Time limit for reading a body.
 const BODY: Duration = Duration::from_secs(5);
 
-/// What is sent.
+/// A response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// A refusal, and the word by which it is counted.
+/// A refusal with its metric label.
 type Refused = (&'static str, Refusal);
 
-/// Takes reports.
+/// Receives reports.
 pub struct Desk {
-    /// Who reports.
+    /// Authenticates agents.
     pub identity: Identity,
     standing: watch::Receiver<Standing>,
     latest: Mutex<Latest>,
     pace: Mutex<Pace>,
     arrived: Notify,
-    /// Takes requests to evict pods.
+    /// Queue of eviction requests.
     pub evictions: Evictions,
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub metrics: ReportMetrics,
 }
 
-/// An answer, and the node whose agent asked.
+/// A response, with the node of a stored report.
 pub struct Answered {
-    /// What is sent.
+    /// The response.
     pub answer: Answer,
-    /// `None`: it is not known, or asked for an eviction: reports alone keep a connection open.
+    /// `None`: the request failed or was an eviction. Only reports keep a connection open.
     pub node: Option<Arc<str>>,
 }
 
 impl Desk {
-    /// Nothing is taken before [`Self::open`].
+    /// Refuses reports until [`Self::open`] is called.
     pub fn new(
         identity: Identity,
         standing: watch::Receiver<Standing>,
@@ -84,27 +84,27 @@ impl Desk {
         *self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All nodes are known.
+    /// All nodes are known: accepts reports from now on.
     pub fn open(&self) {
         self.latest().open(clock::now());
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&self, name: &str, boot_id: Option<&str>) {
         self.latest().node(name, boot_id);
     }
 
-    /// Comes when a report has.
+    /// Completes when a report has arrived.
     pub async fn arrived(&self) {
         self.arrived.notified().await;
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&self) -> Vec<Told> {
         self.latest().take()
     }
 
-    /// Sets the pace by how many cores are used for it.
+    /// Updates the pace from the CPU usage of the listener.
     pub fn measure(&self, busy: f64) {
         let now = clock::now();
         let (waits, nodes) = {
@@ -118,7 +118,7 @@ impl Desk {
         self.metrics.goes(nodes, busy, *pace);
     }
 
-    /// Answers one request.
+    /// Handles one request.
     pub async fn answer(&self, request: Request<Incoming>) -> Answered {
         if request.uri().path() == eviction::PATH {
             let answer = self.evict(request).await;
@@ -137,7 +137,7 @@ impl Desk {
         answered
     }
 
-    /// In the order of what it costs: nothing is read of whom nobody knows.
+    /// Checks are ordered by cost: the body is only read after authentication.
     async fn take_in(
         &self,
         request: Request<Incoming>,
@@ -167,7 +167,7 @@ impl Desk {
             Outcome::Stored(_) => Ok(("stored", node)),
             Outcome::Replayed => Ok(("replayed", node)),
             Outcome::Superseded => {
-                let message = format!("a later report of node {node:?} is known");
+                let message = format!("a later report of node {node:?} was received already");
                 Err(("superseded", conflict(message)))
             }
             Outcome::OtherBoot => {
@@ -179,7 +179,7 @@ impl Desk {
             }
             Outcome::StartedAhead => {
                 let message = format!(
-                    "the agent of node {node:?} can't have started so late, by its reports before and the clock of the \
+                    "the agent of node {node:?} cannot have started that late according to its earlier reports and the clock of the \
                      controller"
                 );
                 Err(("started_ahead", conflict(message)))
@@ -191,17 +191,17 @@ impl Desk {
             }
             Outcome::TooSoon => {
                 let message =
-                    "there are more reports than can be taken: this one came before it was wanted";
+                    "the controller is overloaded: this report came before the requested interval had passed";
                 let refusal = Refusal::new(429, "TooManyRequests", message);
                 Err(("too_soon", refusal.after(self.pace().retry_after())))
             }
         }
     }
 
-    /// Answers a request to evict a pod of the node that its token names.
+    /// Handles an eviction request for the node of the token.
     async fn evict(&self, request: Request<Incoming>) -> Result<Answered, Refused> {
         if *request.method() != Method::POST {
-            let message = "evictions are asked for by POST";
+            let message = "evictions are requested by POST";
             return Err(("method", Refusal::new(405, "MethodNotAllowed", message)));
         }
         let node = self.identify(request.headers()).await?;
@@ -212,7 +212,7 @@ impl Desk {
         Ok(Answered { answer, node: None })
     }
 
-    /// Keeps a report for whoever takes them.
+    /// Stores a report.
     pub fn put(&self, report: Report) -> Outcome {
         let least = self.pace().least;
         self.keep(report, least, clock::now())
@@ -229,10 +229,10 @@ impl Desk {
         outcome
     }
 
-    /// Takes what another replica passes on, and says of which nodes more is missed. One that can't be read is harmless.
+    /// Stores relayed reports, and returns which nodes' reports are still missing. Invalid reports are skipped.
     ///
     /// # Errors
-    /// The whole can't be read.
+    /// The body can't be parsed.
     pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
         let all: Vec<Relayed<&RawValue>> = serde_json::from_slice(body)?;
         let now = clock::now();
@@ -250,12 +250,12 @@ impl Desk {
         Ok(self.latest().missed(now))
     }
 
-    /// What is known here of nodes of which another replica misses reports, as it takes them, and how many those are; as
-    /// many as go into so many bytes.
+    /// Encodes reports that another replica is missing, up to `most` bytes. Returns the body and the number of
+    /// reports.
     pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
         let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
         for missed in missed {
-            // Agents that report meanwhile wait for one at a time.
+            // Lock for one report at a time, so that agents can report meanwhile.
             let text = self
                 .latest()
                 .relayed(missed, now)
@@ -274,7 +274,7 @@ impl Desk {
         (body, count)
     }
 
-    /// Whether any node reports here.
+    /// Whether any node currently reports here.
     pub fn hears(&self) -> bool {
         self.latest().reporting(clock::now()) > 0
     }
@@ -307,7 +307,7 @@ fn conflict(message: String) -> Refusal {
 }
 
 fn not_open() -> Refused {
-    let message = "it is not known yet which nodes there are";
+    let message = "the nodes are not listed yet";
     (
         "not_ready",
         Refusal::new(503, "ServiceUnavailable", message).after(1),
@@ -360,20 +360,20 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
     }
     let body = Limited::new(body, max).collect();
     let Ok(body) = timeout(BODY, body).await else {
-        let message = format!("the request did not come within {} s", BODY.as_secs());
+        let message = format!("the request body was not received within {} s", BODY.as_secs());
         return Err(("too_slow", Refusal::new(408, "Timeout", message)));
     };
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
             too_large()
         } else {
-            ("broken_off", Refusal::bad_request("the request broke off"))
+            ("broken_off", Refusal::bad_request("the request is incomplete"))
         }
     })?;
     Ok(body.to_bytes())
 }
 
-/// What the leader has answered to a request to evict, or where it is.
+/// The leader's answer to an eviction request, or the leader's address.
 fn replied(reply: &Reply) -> Answer {
     match reply {
         Reply::Answer(answer) => json(StatusCode::OK, body(answer)),
@@ -385,7 +385,7 @@ fn replied(reply: &Reply) -> Answer {
 }
 
 fn body(answer: &impl serde::Serialize) -> Vec<u8> {
-    // All of them can be written as JSON.
+    // Serialization can't fail.
     serde_json::to_vec(answer).unwrap_or_default()
 }
 

@@ -1,6 +1,7 @@
 //! The newest report of each node. Pure.
 //!
-//! The last write wins, and nothing queues: what was not taken yet is replaced. Memory is bounded by the nodes there are.
+//! The last write wins, without queues: a report that was not processed yet is replaced. Memory is bounded by the
+//! number of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use crate::crd::report::{INTERVAL, Last, Missed, Relayed};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
 
-/// A report is missed that did not come so long after its time.
+/// A report is missing if it is this much overdue.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// An agent's start may seem so much later than it can be: the report before came by a slower way.
+/// Tolerance of an agent's start time: the earlier report may have been slower in transit.
 const SLACK: Duration = Duration::from_secs(10);
-/// A node's clock may run faster than this replica's by one part in so many.
+/// A node's clock may run faster than this replica's by one part in this many.
 const DRIFT: u32 = 1000;
 
-/// Which of two reports of a boot is the newer: when the agent started, and how many it had sent.
+/// Order of reports within a boot: start of the agent, then sequence number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     agent_started_millis: u64,
@@ -33,68 +34,68 @@ impl Place {
     }
 }
 
-/// What is remembered of a node's reports.
+/// The last report of a node.
 #[derive(Debug)]
 struct Known {
     boot: String,
     place: Place,
-    /// The boot before: a boot that ended does not come back.
+    /// The previous boot: its reports are not accepted again.
     boot_before: Option<String>,
     at: BootTime,
     interval: Duration,
-    /// For how long the node can have been up then at most; `None`: no agent of this boot said for how long it was.
+    /// Upper bound of the node's uptime at that time. `None`: no agent of this boot reported it.
     uptime: Option<Duration>,
     status: Arc<NodeMetricStatus>,
 }
 
-/// A node that is there.
+/// An existing node.
 #[derive(Debug, Default)]
 struct Node {
-    /// `status.nodeInfo.bootID` of the Node; empty: it does not say.
+    /// `status.nodeInfo.bootID`; may be empty.
     boot_id: String,
     last: Option<Known>,
 }
 
-/// A report that was not taken before.
+/// A report that was not processed before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// Whose.
+    /// Node of the report.
     pub node: Arc<str>,
-    /// When it came.
+    /// When it arrived.
     pub at: BootTime,
-    /// When the next one will, at the latest.
+    /// Maximum time until the next one.
     pub interval: Duration,
-    /// What it says.
+    /// Content.
     pub status: Arc<NodeMetricStatus>,
 }
 
-/// What became of a report.
+/// Result of storing a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is kept; so old was the one before it.
+    /// Stored; with the age of the previous report.
     Stored(Option<Duration>),
-    /// This very report was known.
+    /// This very report was received before.
     Replayed,
-    /// A later one is known: by it this one changes nothing.
+    /// A later report was received before.
     Superseded,
-    /// The Node says that the machine runs since another boot.
+    /// The Node has another boot ID.
     OtherBoot,
-    /// Its agent can't have started so late, by the reports before and the time since.
+    /// Its agent can't have started that late, judging by earlier reports and the time since.
     StartedAhead,
-    /// There is no such node.
+    /// The node does not exist.
     UnknownNode,
-    /// It is not known yet which nodes there are.
+    /// The nodes are not listed yet.
     NotOpen,
-    /// The node's last one is this young.
+    /// The previous report is younger than the minimum interval.
     TooSoon,
 }
 
-/// All of them.
+/// The newest reports of all nodes.
 #[derive(Debug, Default)]
 pub struct Latest {
     nodes: BTreeMap<Arc<str>, Node>,
     changed: BTreeSet<Arc<str>>,
-    /// Since when all nodes are known.
+    /// When all nodes were known.
     open: Option<BootTime>,
 }
 
@@ -109,7 +110,7 @@ impl Latest {
         self.open.is_some()
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&mut self, name: &str, boot_id: Option<&str>) {
         let Some(boot_id) = boot_id else {
             self.nodes.remove(name);
@@ -130,7 +131,7 @@ impl Latest {
         }
     }
 
-    /// Takes a report that came then, unless the node's last one is younger than `least`.
+    /// Stores a report that arrived at `came`, unless the previous one is younger than `least`.
     pub fn put(&mut self, report: Report, least: Duration, came: BootTime) -> Outcome {
         if !self.is_open() {
             return Outcome::NotOpen;
@@ -152,7 +153,7 @@ impl Latest {
         }
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&mut self) -> Vec<Told> {
         let changed = std::mem::take(&mut self.changed);
         let told = changed.into_iter().filter_map(|node| {
@@ -167,7 +168,7 @@ impl Latest {
         told.collect()
     }
 
-    /// When the oldest came of those that nobody took.
+    /// When the oldest unprocessed report arrived.
     pub fn waiting_since(&self) -> Option<BootTime> {
         let known = self
             .changed
@@ -176,7 +177,7 @@ impl Latest {
         known.map(|known| known.at).min()
     }
 
-    /// The nodes whose next report is late.
+    /// The nodes whose reports are overdue.
     pub fn missed(&self, now: BootTime) -> Vec<Missed> {
         let Some(open) = self.open else {
             return Vec::new();
@@ -196,7 +197,7 @@ impl Latest {
         missed.collect()
     }
 
-    /// The last report of a node of which another replica misses one, if that would be news there.
+    /// A node's last report, if it would be news for the replica that is missing one.
     pub fn relayed(
         &self,
         missed: &Missed,
@@ -221,7 +222,7 @@ impl Latest {
         })
     }
 
-    /// How many nodes report: their last one is younger than three of its intervals.
+    /// Number of nodes whose last report is fresh.
     pub fn reporting(&self, now: BootTime) -> usize {
         let known = self.nodes.values().filter_map(|node| node.last.as_ref());
         known.filter(|known| known.is_fresh(now)).count()
@@ -229,7 +230,7 @@ impl Latest {
 }
 
 impl Node {
-    /// How old the last report was when this one came; `Err`: why this one is not stored.
+    /// Age of the previous report, or `Err`: why this one is not stored.
     fn judge(
         &self,
         report: &Report,
@@ -242,7 +243,8 @@ impl Node {
         let Some(known) = &self.last else {
             return Ok(None);
         };
-        // A stale one is no measure: whoever sent reports ahead of the agent's own keeps those out for no longer.
+        // Only while the previous report is fresh: forged reports from the future block the agent's own no longer than
+        // that.
         if known.is_fresh(came) {
             known.judge(report, came)?;
         }
@@ -286,13 +288,13 @@ impl Known {
         is_fresh(self.at, self.interval, now)
     }
 
-    /// For how long the node can have been up at most.
+    /// Upper bound of the node's uptime.
     fn most_uptime(&self, now: BootTime) -> Option<Duration> {
         let passed = now.since(self.at);
         Some(self.uptime?.saturating_add(passed + passed / DRIFT))
     }
 
-    /// `Err`: why a report that comes after this one is not stored.
+    /// `Err`: why a report is not stored after this one.
     fn judge(&self, report: &Report, came: BootTime) -> Result<(), Outcome> {
         let place = Place::of(report);
         if self.has(&report.boot_id, place) {
@@ -322,7 +324,7 @@ impl Known {
         }
     }
 
-    /// Whether whoever has this one has all that is known here.
+    /// Whether a replica with `last` has everything known here.
     fn is_within(&self, last: &Last) -> bool {
         let place = Place {
             agent_started_millis: last.agent_started_millis,
@@ -331,7 +333,7 @@ impl Known {
         last.boot_id == self.boot && self.place <= place
     }
 
-    /// Whether this report, or a later one, is known.
+    /// Whether this report, or a later one, was received.
     fn has(&self, boot: &str, place: Place) -> bool {
         if self.boot == boot {
             place <= self.place
@@ -345,7 +347,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether a report of then still tells how a node is: it is younger than three of its intervals.
+/// Whether a report is younger than three of its intervals.
 pub fn is_fresh(at: BootTime, interval: Duration, now: BootTime) -> bool {
     now.since(at) < interval * 3
 }

@@ -1,4 +1,4 @@
-//! Connections of agents: HTTP/2 over TLS, kept for as long as reports come by them.
+//! Connections of agents: HTTP/2 over TLS, kept open while reports arrive.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,31 +23,31 @@ use super::room::{Agents, Newcomers};
 use crate::cluster::clock;
 use crate::crd::report::{LONGEST_INTERVAL, REFUSED_BYTES};
 
-/// The first good report has to be here by then.
+/// Time limit for the first accepted report.
 const FIRST: Duration = Duration::from_secs(10);
-/// The next good one after that, whatever else comes.
+/// Time limit for each following accepted report.
 const NEXT: Duration = LONGEST_INTERVAL.saturating_mul(3);
-/// An agent that takes nothing of what it is sent for so long is cut.
+/// Time limit for an agent that reads nothing.
 const TAKES: Duration = Duration::from_secs(10);
-/// Connections by which no good report came yet.
+/// Limit of connections without an accepted report.
 const MOST_NEW: usize = 256;
-/// They are not sent away sooner.
+/// Minimum time that they are kept.
 const LEAST_STAY: Duration = Duration::from_millis(250);
-/// Connections of one node.
+/// Limit of connections per node.
 const MOST_OF_A_NODE: usize = 2;
-/// Requests at a time by one connection; agents send one.
+/// Limit of concurrent requests per connection; agents send one at a time.
 const MOST_STREAMS: u32 = 4;
-/// HTTP/2 allows no less.
+/// The minimum of HTTP/2.
 const WINDOW: u32 = 65_535;
-/// More than a body that is refused, so that it shows.
+/// More than the body size limit, so that an oversized body is detected.
 const STREAM: u32 = 32 << 10;
 const MOST_HEADERS: u32 = 12 << 10;
-/// A peer that is gone without a word is noticed.
+/// HTTP/2 pings detect dead peers.
 const ALIVE: Duration = Duration::from_secs(20);
-/// How often it is looked at how busy it is.
+/// How often the load is measured.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Takes connections for ever; all end with it.
+/// Accepts connections forever. Dropping the future closes them all.
 pub async fn listen(listener: TcpListener, desk: Arc<Desk>, tls: watch::Receiver<Option<Tls>>) {
     let rooms = Arc::new(Rooms {
         newcomers: Newcomers::new(MOST_NEW, LEAST_STAY),
@@ -84,10 +84,10 @@ async fn take(
     }
 }
 
-/// Says how it goes, and sets the pace by it.
+/// Updates metrics and the pace.
 async fn measure(desk: &Desk, rooms: &Rooms) {
     let mut looks = interval(LOOK);
-    // Those that were missed are not made up for.
+    // Missed ticks are not made up for.
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut meter = Meter::default();
     loop {
@@ -100,12 +100,12 @@ async fn measure(desk: &Desk, rooms: &Rooms) {
     }
 }
 
-/// One connection, and whose it is.
+/// State of one connection.
 struct Guest {
     desk: Arc<Desk>,
     rooms: Arc<Rooms>,
     id: Option<Id>,
-    /// It is cut then.
+    /// When it is closed.
     until: Mutex<Instant>,
     node: OnceLock<Arc<str>>,
 }
@@ -123,7 +123,7 @@ impl Guest {
         answered.answer
     }
 
-    /// A good report of this node came.
+    /// A report of this node was accepted.
     fn stay(&self, node: &Arc<str>) {
         *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + NEXT;
         if self.node.get().is_some() {
@@ -173,7 +173,7 @@ async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) 
     tokio::pin!(connection);
     loop {
         tokio::select! {
-            // A peer that goes away early is no concern of ours.
+            // Clients may disconnect at any time.
             _ = &mut connection => return,
             () = sleep_until(guest.until()) => {}
         }

@@ -1,8 +1,8 @@
-//! What agents send to the controller: reports of their nodes' load to every replica, by `POST /v1/report`, and requests to evict
-//! pods to the leader, by `POST /v1/evict`.
+//! Listener for agents: reports to every replica by `POST /v1/report`, and eviction requests to the leader by `POST
+//! /v1/evict`.
 //!
-//! They are taken on a thread of their own, so that nothing else the controller does makes an agent wait. What comes is
-//! kept by node until the controller takes it from [`Reports`].
+//! It has its own thread, so that agents never wait for the rest of the controller. Reports are kept per node until
+//! the controller takes them from [`Reports`].
 
 mod desk;
 mod identity;
@@ -42,73 +42,74 @@ pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
 pub(super) use room::Newcomers;
 
-/// How reports are taken.
+/// Settings of the report listener.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where.
+    /// Listen address.
     pub listen: SocketAddr,
-    /// The name of the agents' `ServiceAccount`, as a user: `system:serviceaccount:NAMESPACE:NAME`.
+    /// User name of the agents' `ServiceAccount`: `system:serviceaccount:NAMESPACE:NAME`.
     pub agents: String,
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub metrics: ReportMetrics,
-    /// How the leader evicts.
+    /// Settings of evictions.
     pub evictions: evictions::Options,
 }
 
-/// What came, for the controller to take.
+/// Received reports, for the controller to process.
 #[derive(Clone)]
 pub struct Reports(Arc<Desk>);
 
 impl Reports {
-    /// All nodes are known: reports are taken from now on.
+    /// All nodes are known: accepts reports from now on.
     pub fn open(&self) {
         self.0.open();
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&self, name: &str, boot_id: Option<&str>) {
         self.0.node(name, boot_id);
     }
 
-    /// Comes when a report has.
+    /// Completes when a report has arrived.
     pub async fn arrived(&self) {
         self.0.arrived().await;
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&self) -> Vec<Told> {
         self.0.take()
     }
 
-    /// Whether any node reports here.
+    /// Whether any node currently reports here.
     pub fn hears(&self) -> bool {
         self.0.hears()
     }
 
-    /// Takes what another replica passes on, and says of which nodes more is missed.
+    /// Stores relayed reports, and returns which nodes' reports are still missing.
     ///
     /// # Errors
-    /// It can't be read.
+    /// The body can't be parsed.
     pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
         self.0.take_relayed(body)
     }
 
-    /// What can be passed on to a replica that misses these, in so many bytes, and how many reports that is.
+    /// Encodes reports that another replica is missing, up to `most` bytes. Returns the body and the number of
+    /// reports.
     pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
         self.0.relay(missed, most)
     }
 
-    /// The agents' `ServiceAccount`, as a user.
+    /// User name of the agents' `ServiceAccount`.
     pub fn agents(&self) -> &str {
         &self.0.identity.agents
     }
 
-    /// Takes requests of agents to evict pods.
+    /// Queue of eviction requests.
     pub fn evictions(&self) -> &Evictions {
         &self.0.evictions
     }
 
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub fn metrics(&self) -> &ReportMetrics {
         &self.0.metrics
     }
@@ -116,7 +117,7 @@ impl Reports {
 
 #[cfg(test)]
 impl Reports {
-    /// Those of agents that are connected to nothing.
+    /// Without any agents.
     pub fn unconnected(client: kube::Client) -> Self {
         let (_, standing) = watch::channel(Standing::default());
         let metrics = ReportMetrics::default();
@@ -125,17 +126,17 @@ impl Reports {
         Self(Arc::new(Desk::new(identity, standing, metrics, evictions)))
     }
 
-    /// One comes; whether it is kept.
+    /// Stores a report. Returns whether it was accepted.
     pub fn put(&self, report: crate::crd::Report) -> bool {
         matches!(self.0.put(report), latest::Outcome::Stored(_))
     }
 }
 
-/// Listens, and says what has to be awaited for that to go on: it ends when taking reports does. `requests` is told of what
-/// is asked of the API server, `rules` asked which rules a node has been given.
+/// Listens, and returns a future that completes when the listener ends. `requests` observes requests to the API
+/// server, `rules` reaches the reconciler that knows each node's rules.
 ///
 /// # Errors
-/// The address can't be listened on, there is no client for the API server, or no thread to be had.
+/// The address can't be listened on, or there is no client for the API server or no thread.
 pub fn start(
     server: &Server,
     requests: Arc<dyn Observer>,
@@ -148,14 +149,14 @@ pub fn start(
     let listener = serve::listen(options.listen)?.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let client = {
-        // It belongs to that thread: nothing is asked of the API server where the controller computes.
+        // The client belongs to the listener's runtime: its requests must not wait for the controller's computations.
         let _there = runtime.enter();
         server.client(requests)
     };
     let client = match client {
         Ok(client) => client,
         Err(error) => {
-            // To drop it here would panic: its threads are waited for by that.
+            // Dropping the runtime here would panic, because that blocks.
             runtime.shutdown_background();
             return Err(error.into());
         }
@@ -190,7 +191,7 @@ pub fn start(
     Ok((Reports(desk), serving.boxed()))
 }
 
-/// Thousands of agents are connected: as many files may be open as the system allows.
+/// Thousands of agents are connected: raises the limit of open files to the maximum.
 fn allow_connections() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_however_long_the_controller_computes() {
+    fn keys_are_loaded_while_the_controller_is_busy() {
         let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
         let kubeconfig = tempfile::NamedTempFile::new().unwrap();
         let config = serde_json::json!({
@@ -230,7 +231,7 @@ mod tests {
             metrics: ReportMetrics::default(),
             evictions: evictions::Options::unconnected(),
         };
-        // The controller's runtime: it does nothing more for as long as this test lasts.
+        // The controller's runtime, which does nothing during this test.
         let controller = runtime();
         let (reports, _taking) = controller.block_on(async {
             let server = Server::find(Some(kubeconfig.path())).await.unwrap();

@@ -1,4 +1,4 @@
-//! Who is connected. New connections are few and leave soon; agents whose reports were taken stay.
+//! Open connections. New ones are limited in number and time; agents whose reports were accepted stay.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use tokio::time::{Instant, sleep_until};
 pub struct Newcomers {
     inside: Mutex<VecDeque<(Instant, AbortHandle)>>,
     most: usize,
-    /// Nobody is sent away sooner: under a flood of connections an agent that does what it should still has that long.
+    /// Minimum time that a connection is kept: in a flood of connections a well-behaved agent still has that long.
     least: Duration,
 }
 
 impl Newcomers {
-    /// At most so many, each for so long at least.
+    /// At most `most` connections, each kept for at least `least`.
     pub fn new(most: usize, least: Duration) -> Self {
         Self {
             inside: Mutex::default(),
@@ -29,7 +29,7 @@ impl Newcomers {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is room. Where there is none, the oldest has to leave; whether one had to.
+    /// Waits until there is room, and closes the oldest connection if needed. Returns whether one was closed.
     pub async fn make_room(&self) -> bool {
         let oldest = {
             let mut inside = self.inside();
@@ -50,34 +50,34 @@ impl Newcomers {
         is_full
     }
 
-    /// Lets one in, which begins within: it can't leave before it is inside.
+    /// Adds a connection. It is started under the lock, so that it can't be removed before it is added.
     pub fn enter(&self, one: impl FnOnce() -> AbortHandle) {
         let mut inside = self.inside();
         inside.push_back((Instant::now(), one()));
     }
 
-    /// One leaves, to stay elsewhere or for good.
+    /// Removes a connection.
     pub fn leave(&self, id: Id) -> Option<AbortHandle> {
         let mut inside = self.inside();
         let place = inside.iter().position(|(_, other)| other.id() == id)?;
         inside.remove(place).map(|(_, one)| one)
     }
 
-    /// How many there are.
+    /// Number of connections.
     pub fn len(&self) -> usize {
         self.inside().len()
     }
 }
 
-/// Connections of agents, by node, oldest first.
+/// Connections of agents by node, oldest first.
 pub struct Agents {
     inside: Mutex<HashMap<Arc<str>, VecDeque<AbortHandle>>>,
-    /// An agent that connects anew may not know yet that its old connection is lost.
+    /// More than one, because an agent may not know yet that its old connection is lost.
     most_of_one: usize,
 }
 
 impl Agents {
-    /// Of each node at most so many.
+    /// At most `most_of_one` per node.
     pub fn new(most_of_one: usize) -> Self {
         Self {
             inside: Mutex::default(),
@@ -89,7 +89,7 @@ impl Agents {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one in. Where its node has too many, the oldest of them has to leave; whether one had to.
+    /// Adds a connection. If its node has too many, the oldest is closed. Returns whether one was closed.
     pub fn enter(&self, node: &Arc<str>, one: AbortHandle) -> bool {
         let mut inside = self.inside();
         let of_node = inside.entry(Arc::clone(node)).or_default();
@@ -101,7 +101,7 @@ impl Agents {
         is_full
     }
 
-    /// One is gone.
+    /// Removes a closed connection.
     pub fn leave(&self, node: &str, id: Id) {
         let mut inside = self.inside();
         if let Some(of_node) = inside.get_mut(node) {
@@ -112,7 +112,7 @@ impl Agents {
         }
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub fn len(&self) -> usize {
         self.inside().values().map(VecDeque::len).sum()
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_new_connections_the_oldest_leaves_when_there_is_no_room() {
+    async fn the_oldest_new_connection_is_closed_at_the_limit() {
         let room = Newcomers::new(2, Duration::ZERO);
         let guests = [guest(), guest(), guest()];
         for (index, guest) in guests.iter().enumerate() {
@@ -150,20 +150,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_new_is_sent_away_before_its_time() {
+    async fn no_new_connection_is_closed_before_its_minimum_time() {
         let room = Newcomers::new(1, LONG);
         let first = guest();
         room.enter(|| first.clone());
         let wait = tokio::time::timeout(Duration::from_millis(50), room.make_room());
         assert!(wait.await.is_err());
         assert!(!first.is_finished());
-        // But who left makes room.
+        // A closed connection makes room.
         assert!(room.leave(first.id()).is_some());
         assert!(!room.make_room().await);
     }
 
     #[tokio::test]
-    async fn a_node_has_two_connections_and_the_newest_stay() {
+    async fn a_node_keeps_its_two_newest_connections() {
         let agents = Agents::new(2);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let guests = [guest(), guest(), guest()];
@@ -177,7 +177,7 @@ mod tests {
         agents.leave("a", guests[0].id());
         agents.leave("a", guests[1].id());
         agents.leave("a", guests[2].id());
-        assert_eq!(agents.len(), 1, "nothing is kept of a node that has left");
+        assert_eq!(agents.len(), 1, "nodes without connections are removed");
         assert!(!agents.inside().contains_key("a"));
     }
 }
