@@ -1,4 +1,4 @@
-//! `NodeMetrics` as clients that nobody here wrote see them: kubectl through a real API server's aggregation layer.
+//! `NodeMetrics` through kubectl and a real API server's aggregation layer.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -39,13 +39,13 @@ fn until_available(plane: &ControlPlane) {
             .iter()
             .any(|c| c["type"] == "Available" && c["status"] == "True")
     });
-    // kubectl asks for what there is before it asks for anything.
+    // kubectl needs discovery before anything else.
     plane.until("the API is discovered", SOON, |plane| {
         plane.try_kubectl(&["get", "nm"], "").is_ok()
     });
 }
 
-/// The status of an agent that keeps these rules.
+/// Agent status with these rule states.
 fn status(states: &[(&str, &str)]) -> Value {
     let rule = |(id, state): &(&str, &str)| json!({"id": id, "state": state, "mark": 80.0});
     json!({
@@ -59,7 +59,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn kubectl_gets_explains_describes_pages_selects_and_watches() {
+fn kubectl_can_get_explain_describe_page_select_and_watch() {
     let port = free_port();
     let Some(plane) = plane(&[port]) else { return };
     plane.nodes(&names(3));
@@ -83,7 +83,7 @@ fn prints_a_table(plane: &ControlPlane) {
     assert_eq!(words(lines[0]), header);
     assert_eq!(lines.len(), 4, "{table}");
     let unknown = "<unknown>";
-    // Nothing has been measured: nothing is zero, and no node is missing.
+    // Nothing was measured: no value is zero, and no node is missing.
     assert_eq!(
         words(lines[1])[..8],
         [
@@ -177,7 +177,7 @@ fn prints_objects(plane: &ControlPlane) {
     assert_eq!(raw["metadata"]["remainingItemCount"], 1);
 }
 
-fn hears_agents(plane: &ControlPlane) {
+fn shows_heartbeats(plane: &ControlPlane) {
     plane.apply(&[
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "plimsoll-node-lease"}}),
         json!({
@@ -216,7 +216,7 @@ fn hears_agents(plane: &ControlPlane) {
         plane.get("nm", "node00")["status"]["timestamp"],
         "2026-01-02T03:04:05Z"
     );
-    // It is renewed no more: the figures stay, and it is said what they are.
+    // Renewals stop: the figures stay, and the status says so.
     plane.kubectl(&[
         "wait",
         "--for=condition=Healthy=False",
@@ -286,7 +286,7 @@ fn refuses(plane: &ControlPlane) {
     );
 }
 
-/// A kubectl that prints lines as they come.
+/// A kubectl that prints lines as they arrive.
 fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<String>) {
     let mut child = Command::new(plane.tool("kubectl"))
         .arg("--kubeconfig")
@@ -350,7 +350,7 @@ fn follows(plane: &ControlPlane) {
 }
 
 fn follows_raw(plane: &ControlPlane) {
-    // As informers do since 1.35: all that is there, a bookmark that says so, and what happens then.
+    // Like informers since 1.35: initial objects, a bookmark, then events.
     let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let path = format!("/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?{query}");
     let (_kubectl, told) = printing(plane, &["get", "--raw", &path]);
@@ -383,7 +383,7 @@ fn follows_raw(plane: &ControlPlane) {
         .parse()
         .unwrap();
     assert_eq!(next, version.parse::<u64>().unwrap() + 1);
-    // What is too long ago, or yet to come, is told within the stream: client libraries list again only then.
+    // Versions too old or in the future are an error within the stream: client libraries list again only then.
     for version in ["17", "99999999999999999"] {
         let path = format!(
             "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1&resourceVersion={version}"
@@ -397,7 +397,7 @@ fn follows_raw(plane: &ControlPlane) {
 }
 
 #[test]
-fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
+fn a_failover_is_a_pause_and_versions_never_go_back() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports) else { return };
     plane.nodes(&names(2));
@@ -435,7 +435,7 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
     plane.until("a replica leads", SOON, |_| {
         controllers.iter().any(Controller::leads)
     });
-    // Both replicas answer, the one that doesn't lead by asking the one that does: each of these picks one at random.
+    // Both replicas must answer, the standby by forwarding: each request picks a replica at random.
     plane.until("both replicas answer", SOON, |_| {
         (0..12).all(|_| versions().is_some())
     });
@@ -457,5 +457,5 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
             "{name} lacks a right:\n{log}"
         );
     }
-    eprintln!("a client saw the failover for {paused:?}");
+    eprintln!("a client was paused by the failover for {paused:?}");
 }

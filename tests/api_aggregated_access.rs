@@ -1,4 +1,4 @@
-//! Who may read `NodeMetrics` past the API server, on the controller's own port.
+//! Access to `NodeMetrics` on the controller's own port, without the API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 const SOON: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 
-/// Somebody who connects to the controller's port.
+/// A client of the controller's port.
 struct Caller {
     client: Client,
     headers: Vec<(&'static str, &'static str)>,
@@ -71,7 +71,7 @@ impl Caller {
 }
 
 #[tokio::test]
-async fn only_those_who_prove_who_they_are_and_may_read_do() {
+async fn only_authenticated_and_authorized_clients_can_read() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -124,7 +124,7 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
         (&status["kind"], &status["code"]),
         (&"Status".into(), &401.into())
     );
-    // The right name, but of an authority that only looks the same.
+    // The right name, but of another CA with the same subject.
     let forged = FrontProxy::forged().issue("front-proxy-client");
     assert_eq!(
         Caller::new(port, Some(forged))
@@ -133,7 +133,7 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
             .await,
         401
     );
-    // The right authority, but a name that may not speak for others.
+    // The right CA, but a name that is not allowed.
     let other = proxy.issue("somebody-else");
     assert_eq!(
         Caller::new(port, Some(other))
@@ -156,7 +156,7 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
             .await,
         401
     );
-    // Nobody is a replica because they say so.
+    // The header alone does not make a replica.
     assert_eq!(
         Caller::new(port, None)
             .with("x-plimsoll-forwarded", "1")
@@ -187,7 +187,7 @@ async fn believes_the_front_proxy(port: u16, proxy: &FrontProxy) {
         text.contains(r#"User \"nobody\" cannot list resource \"nodemetrics\""#),
         "{text}"
     );
-    // For nobody it asks nothing.
+    // Without a user the request is unauthenticated.
     assert_eq!(api_server().code(LIST).await, 401);
     let protobuf = masters.with("Accept", "application/vnd.kubernetes.protobuf");
     let (code, _, text) = protobuf.ask("GET", LIST).await;
@@ -207,7 +207,7 @@ async fn lets_the_front_proxy_in_through_a_crowd(
     proxy: &FrontProxy,
 ) {
     let before = controller.resident_kb();
-    // They say nothing. Each would be let wait for 5 s: there is no such time for those who have a certificate.
+    // Idle connections. Each could stay for the handshake timeout of 5 s: a real API server must not wait that long.
     let connect = |_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     let crowd: Vec<std::net::TcpStream> = (0..600).map(connect).collect();
     let certificate = (proxy.certificate.clone(), proxy.key.clone());
@@ -227,7 +227,7 @@ async fn lets_the_front_proxy_in_through_a_crowd(
     );
 }
 
-/// Connections come and go, more of them than there is room for, for as long as it is asked.
+/// Connections come and go in larger numbers than the limit.
 async fn lets_the_front_proxy_in_through_a_flood(
     controller: &Controller,
     port: u16,
@@ -241,7 +241,7 @@ async fn lets_the_front_proxy_in_through_a_flood(
                 if crowd.len() > 500 {
                     crowd.pop_front();
                 }
-                // A thousand a second: each closed one takes a port for a minute.
+                // A thousand per second: each closed one occupies a port for a minute.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         })
@@ -279,7 +279,7 @@ async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {
     let one = format!("{LIST}/node00");
     let begun = now();
     while ann.code(&one).await != 200 {
-        assert!(begun.elapsed() < SOON, "ann may read node00 by now");
+        assert!(begun.elapsed() < SOON, "ann still cannot read node00");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(ann.code(&format!("{LIST}/node01")).await, 403);
@@ -310,7 +310,7 @@ async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
         json!(["get", "list", "watch"])
     );
     assert_eq!(headers["vary"], "Accept");
-    // As the aggregation layer asks, and asks again.
+    // Like the aggregation layer: first request, then a conditional one.
     let mut request = Request::get("/apis").header(
         "Accept",
         "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",

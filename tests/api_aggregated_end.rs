@@ -1,4 +1,4 @@
-//! What clients see of a controller that ends, stands still or computes: watches end in order, discovery does not wait.
+//! Shutdown, suspension and load of a controller as clients see it: watches end cleanly, discovery never waits.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,7 +31,7 @@ const SOON: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 const WATCH: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1";
 
-/// A controller, and a client that asks it directly.
+/// A controller with a direct client.
 struct Replica {
     controller: Controller,
     client: Client,
@@ -76,7 +76,7 @@ impl Replica {
         timeout(SOON, listed).await.expect("it answers")
     }
 
-    /// A watch that has told of the first node.
+    /// A watch that has sent the first node.
     async fn watch(&self) -> Pin<Box<Body>> {
         let request = Request::get(WATCH).body(Body::empty()).unwrap();
         let answer = self.client.send(request).await.unwrap();
@@ -97,19 +97,19 @@ impl Replica {
     }
 }
 
-/// It has its last chunk: what is cut off is an error.
+/// A clean end has the last chunk; a broken connection is an error.
 async fn ends_in_order(watch: Pin<Box<Body>>) {
     let rest = timeout(SOON, watch.collect())
         .await
         .expect("the watch ends");
-    let rest = rest.expect("it ends in order").to_bytes();
+    let rest = rest.expect("it ends cleanly").to_bytes();
     assert!(
         rest.is_empty() || rest.ends_with(b"\n"),
-        "it ends within an event: {rest:?}"
+        "it ended within an event: {rest:?}"
     );
 }
 
-/// Two replicas that serve one node, the one that leads first.
+/// Two replicas that serve one node, the leader first.
 async fn replicas() -> Option<(ControlPlane, Replica, Replica)> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
     plane.nodes(&["node00".to_owned()]);
@@ -122,7 +122,7 @@ async fn replicas() -> Option<(ControlPlane, Replica, Replica)> {
 }
 
 #[tokio::test]
-async fn watches_end_in_order_with_the_replica_that_serves_them() {
+async fn watches_end_cleanly_when_their_replica_shuts_down() {
     let Some((plane, mut leader, mut standby)) = replicas().await else {
         return;
     };
@@ -138,7 +138,7 @@ async fn watches_end_in_order_with_the_replica_that_serves_them() {
 }
 
 #[tokio::test]
-async fn watches_that_are_passed_on_end_when_their_leader_stands_still() {
+async fn forwarded_watches_end_when_the_leader_is_suspended() {
     let Some((plane, leader, standby)) = replicas().await else {
         return;
     };
@@ -149,14 +149,14 @@ async fn watches_that_are_passed_on_end_when_their_leader_stands_still() {
     let after = standby.version().await;
     assert!(after > before, "{after} after {before}");
     leader.signal(Signal::SIGCONT);
-    // From its first answer on it passes on what the new one says.
+    // From its first answer on it forwards to the new leader.
     assert!(leader.version().await >= after);
     plane.until("it leads no more", SOON, |_| !leader.controller.leads());
     assert!(standby.controller.leads());
 }
 
 #[tokio::test]
-async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader() {
+async fn a_list_without_a_leader_waits_for_the_next_one() {
     let Some((_plane, mut leader, standby)) = replicas().await else {
         return;
     };
@@ -169,7 +169,7 @@ async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader()
     assert!(standby.version().await > before);
 }
 
-/// Until this replica serves at all.
+/// Waits until this replica answers at all.
 async fn until_serving(replica: &Replica) {
     let answers = async {
         loop {
@@ -184,7 +184,7 @@ async fn until_serving(replica: &Replica) {
 }
 
 #[tokio::test]
-async fn a_list_that_a_standby_is_asked_for_while_the_leader_warms_up_waits_for_that() {
+async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -205,7 +205,7 @@ async fn a_list_that_a_standby_is_asked_for_while_the_leader_warms_up_waits_for_
     until_serving(&standby).await;
     let request = Request::get(LIST).body(Body::empty()).unwrap();
     let mut asked = Box::pin(standby.client.send(request));
-    // Nothing has come of the agent, which lives.
+    // No report of the live agent has arrived.
     let early = timeout(Duration::from_secs(2), &mut asked).await;
     let answer = if let Ok(answer) = early {
         answer
@@ -231,7 +231,7 @@ impl Observer for Nobody {
 }
 
 #[tokio::test]
-async fn discovery_answers_while_the_controller_computes() {
+async fn discovery_answers_while_the_controller_is_busy() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -259,7 +259,7 @@ async fn discovery_answers_while_the_controller_computes() {
         Arc::new(Nobody),
     );
     let (_feed, serving) = started.unwrap();
-    // From here to the end the thread that the controller has, which is this one, does nothing but wait for kubectl.
+    // From here on this thread, the controller's only one, does nothing but wait for kubectl.
     let address = format!("--server=https://127.0.0.1:{port}");
     let ask = [
         "get",

@@ -1,4 +1,4 @@
-//! `NodeMetrics` as kube's watcher, which nobody here wrote, sees them: through failovers and a restart of the API server.
+//! `NodeMetrics` through kube's watcher, across failovers and a restart of the API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,12 +24,12 @@ use plimsoll::crd::NodeMetric;
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-/// A watcher that is refused again and again waits for up to 30 s.
+/// A watcher that is refused repeatedly waits for up to 30 s.
 const SOON: Duration = Duration::from_mins(4);
 const LEASES: &str = "plimsoll-node-lease";
 const NODES: [&str; 3] = ["node00", "node01", "node02"];
 
-/// What a watcher has told, each of it checked as it came.
+/// Events of a watcher, each checked as it arrives.
 #[derive(Default)]
 struct Told {
     versions: BTreeMap<String, u64>,
@@ -72,7 +72,7 @@ impl Told {
     }
 }
 
-/// A watcher on a thread of its own, for as long as the test lasts.
+/// A watcher on its own thread, until the test ends.
 fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Told>> {
     let told = Arc::new(Mutex::new(Told::default()));
     let tell = Arc::clone(&told);
@@ -82,7 +82,7 @@ fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Told>> {
             .default_backoff()
             .boxed();
         while let Some(event) = events.next().await {
-            // What fails is tried again; what is told has to be right.
+            // Errors are retried; events must be correct.
             if let Ok(event) = event {
                 tell.lock().unwrap().event(event);
             }
@@ -95,7 +95,7 @@ fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Told>> {
     told
 }
 
-/// Says what the agents would: CPU in use, in percent of 8.
+/// Writes heartbeats like the agents': CPU in percent of 8.
 fn beat(plane: &ControlPlane, percent: u32) {
     let lease = |name: &&str| {
         json!({
@@ -114,16 +114,16 @@ fn beat(plane: &ControlPlane, percent: u32) {
     plane.apply(&leases);
 }
 
-/// Waits until all watchers have been told of this.
+/// Waits until all watchers have received this.
 fn until_told(plane: &ControlPlane, watchers: &[Arc<Mutex<Told>>], percent: u32, when: &str) {
     let used = format!("{}m", percent * 80);
-    let waited = plane.until("all watchers are told", SOON, |_| {
+    let waited = plane.until("all watchers are up to date", SOON, |_| {
         watchers.iter().all(|told| {
-            let told = told.lock().expect("a watcher was told nothing wrong");
+            let told = told.lock().expect("all events of the watcher are correct");
             NODES.iter().all(|node| told.used.get(*node) == Some(&used))
         })
     });
-    eprintln!("{when}: told after {waited:?}");
+    eprintln!("{when}: received after {waited:?}");
 }
 
 struct Replica {
@@ -161,7 +161,7 @@ fn scene() -> Option<(ControlPlane, [Replica; 2])> {
     Some((plane, replicas))
 }
 
-/// Kills the replica that leads, and starts it again, as the kubelet does.
+/// Kills the leader, and restarts it as the kubelet would.
 fn without_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: impl FnOnce()) {
     let leader = replicas
         .iter_mut()
@@ -182,7 +182,7 @@ fn without_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: 
 }
 
 #[test]
-fn a_watcher_stays_right_over_failovers_and_a_restart_of_the_api_server() {
+fn a_watcher_is_correct_across_failovers_and_an_api_server_restart() {
     let Some((mut plane, mut replicas)) = scene() else {
         return;
     };
