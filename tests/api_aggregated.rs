@@ -18,7 +18,7 @@ use api_support::aggregation::plane;
 use api_support::{ControlPlane, Controller, Process, free_port, names};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
     let listen = format!("0.0.0.0:{port}");
@@ -29,7 +29,7 @@ fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
 }
 
 fn until_available(plane: &ControlPlane) {
-    plane.until("the API is available", SOON, |plane| {
+    plane.until("the API is available", TIMEOUT, |plane| {
         let service = plane.get("apiservice", "v1alpha1.metrics.plimsoll.dev");
         let conditions = service["status"]["conditions"]
             .as_array()
@@ -40,7 +40,7 @@ fn until_available(plane: &ControlPlane) {
             .any(|c| c["type"] == "Available" && c["status"] == "True")
     });
     // kubectl needs discovery before anything else.
-    plane.until("the API is discovered", SOON, |plane| {
+    plane.until("the API is discovered", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "nm"], "").is_ok()
     });
 }
@@ -223,9 +223,9 @@ fn shows_heartbeats(plane: &ControlPlane) {
         "nm/node00",
         "--timeout=60s",
     ]);
-    let silent = row();
+    let unresponsive = row();
     assert_eq!(
-        (words(&silent)[2], words(&silent)[7]),
+        (words(&unresponsive)[2], words(&unresponsive)[7]),
         ("73%", "AgentSilent")
     );
 }
@@ -296,18 +296,18 @@ fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<Str
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, told) = mpsc::channel();
+    let (tell, lines) = mpsc::channel();
     std::thread::spawn(move || {
         lines
             .map_while(Result::ok)
             .try_for_each(|line| tell.send(line))
     });
-    (Process(child), told)
+    (Process(child), lines)
 }
 
-fn line(told: &mpsc::Receiver<String>, holds: impl Fn(&str) -> bool) -> String {
+fn line(lines: &mpsc::Receiver<String>, holds: impl Fn(&str) -> bool) -> String {
     loop {
-        let line = told.recv_timeout(SOON).expect("kubectl prints a line");
+        let line = lines.recv_timeout(TIMEOUT).expect("kubectl prints a line");
         if holds(&line) {
             return line;
         }
@@ -315,9 +315,9 @@ fn line(told: &mpsc::Receiver<String>, holds: impl Fn(&str) -> bool) -> String {
 }
 
 fn follows(plane: &ControlPlane) {
-    let (_kubectl, told) = printing(plane, &["get", "nm", "--watch"]);
-    line(&told, |line| line.starts_with("node02"));
-    plane.until("the node has a watermark", SOON, |plane| {
+    let (_kubectl, lines) = printing(plane, &["get", "nm", "--watch"]);
+    line(&lines, |line| line.starts_with("node02"));
+    plane.until("the node has a watermark", TIMEOUT, |plane| {
         !plane.get("nwm", "node01").is_null()
     });
     plane.report(
@@ -328,7 +328,7 @@ fn follows(plane: &ControlPlane) {
             ("q/io", "Normal"),
         ]),
     );
-    let changed = line(&told, |line| line.starts_with("node01"));
+    let changed = line(&lines, |line| line.starts_with("node01"));
     assert_eq!(words(&changed)[6..8], ["1", "NoReport"]);
     let metric = plane.get("nm", "node01");
     assert_eq!(
@@ -342,19 +342,20 @@ fn follows(plane: &ControlPlane) {
     );
     plane.kubectl(&["delete", "node", "node02"]);
     assert!(waiting.0.wait().unwrap().success());
-    plane.until("it is not listed", SOON, |plane| {
+    plane.until("it is not listed", TIMEOUT, |plane| {
         plane.list("nm").len() == 2
     });
     plane.nodes(&["node03".to_owned()]);
-    line(&told, |line| line.starts_with("node03"));
+    line(&lines, |line| line.starts_with("node03"));
 }
 
 fn follows_raw(plane: &ControlPlane) {
     // Like informers since 1.35: initial objects, a bookmark, then events.
     let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let path = format!("/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?{query}");
-    let (_kubectl, told) = printing(plane, &["get", "--raw", &path]);
-    let event = || -> Value { serde_json::from_str(&told.recv_timeout(SOON).unwrap()).unwrap() };
+    let (_kubectl, lines) = printing(plane, &["get", "--raw", &path]);
+    let event =
+        || -> Value { serde_json::from_str(&lines.recv_timeout(TIMEOUT).unwrap()).unwrap() };
     for name in ["node00", "node01", "node03"] {
         let event = event();
         assert_eq!(
@@ -432,11 +433,16 @@ fn a_failover_is_a_pause_and_versions_never_go_back() {
             .parse()
             .ok()
     };
-    plane.until("a replica leads", SOON, |_| {
-        controllers.iter().any(Controller::leads)
+    // An API server serves a new CRD a moment after it lists it: a standby that is not ready takes over late.
+    plane.until("a replica leads and both are ready", TIMEOUT, |_| {
+        let ready = |controller: &Controller| {
+            let answer = controller.http("/readyz");
+            answer.is_some_and(|(code, _)| code == 200)
+        };
+        controllers.iter().any(Controller::leads) && controllers.iter().all(ready)
     });
     // Both replicas must answer, the standby by forwarding: each request picks a replica at random.
-    plane.until("both replicas answer", SOON, |_| {
+    plane.until("both replicas answer", TIMEOUT, |_| {
         (0..12).all(|_| versions().is_some())
     });
     let before = versions().unwrap();

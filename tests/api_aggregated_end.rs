@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 const WATCH: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1";
 
@@ -73,7 +73,7 @@ impl Replica {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        timeout(SOON, listed).await.expect("it answers")
+        timeout(TIMEOUT, listed).await.expect("it answers")
     }
 
     /// A watch that has sent the first node.
@@ -82,12 +82,12 @@ impl Replica {
         let answer = self.client.send(request).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
         let mut body = Box::pin(answer.into_body());
-        let mut told = Vec::new();
-        while !told.ends_with(b"\n") {
-            let frame = timeout(SOON, body.frame()).await.expect("it begins");
-            told.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
+        let mut received = Vec::new();
+        while !received.ends_with(b"\n") {
+            let frame = timeout(TIMEOUT, body.frame()).await.expect("it begins");
+            received.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
         }
-        let event: Value = serde_json::from_slice(&told).unwrap();
+        let event: Value = serde_json::from_slice(&received).unwrap();
         assert_eq!(event["object"]["metadata"]["name"], "node00");
         body
     }
@@ -98,8 +98,8 @@ impl Replica {
 }
 
 /// A clean end has the last chunk; a broken connection is an error.
-async fn ends_in_order(watch: Pin<Box<Body>>) {
-    let rest = timeout(SOON, watch.collect())
+async fn ends_cleanly(watch: Pin<Box<Body>>) {
+    let rest = timeout(TIMEOUT, watch.collect())
         .await
         .expect("the watch ends");
     let rest = rest.expect("it ends cleanly").to_bytes();
@@ -114,10 +114,18 @@ async fn replicas() -> Option<(ControlPlane, Replica, Replica)> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
     plane.nodes(&["node00".to_owned()]);
     let leader = Replica::start(&plane, "leader");
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(&plane, "standby");
     leader.version().await;
     standby.version().await;
+    // An API server serves a new CRD a moment after it lists it: a standby that is not ready takes over late.
+    plane.until("both are ready", TIMEOUT, |_| {
+        let ready = |replica: &Replica| {
+            let answer = replica.controller.http("/readyz");
+            answer.is_some_and(|(code, _)| code == 200)
+        };
+        ready(&leader) && ready(&standby)
+    });
     Some((plane, leader, standby))
 }
 
@@ -128,9 +136,9 @@ async fn watches_end_cleanly_when_their_replica_shuts_down() {
     };
     let (own, passed_on) = (leader.watch().await, standby.watch().await);
     standby.signal(Signal::SIGTERM);
-    ends_in_order(passed_on).await;
+    ends_cleanly(passed_on).await;
     leader.signal(Signal::SIGTERM);
-    ends_in_order(own).await;
+    ends_cleanly(own).await;
     for (name, replica) in [("leader", &mut leader), ("standby", &mut standby)] {
         let status = replica.controller.process.0.wait().unwrap();
         assert!(status.success(), "{status:?}\n{}", plane.log_of(name));
@@ -145,13 +153,13 @@ async fn forwarded_watches_end_when_the_leader_is_suspended() {
     let before = standby.version().await;
     let watch = standby.watch().await;
     leader.signal(Signal::SIGSTOP);
-    ends_in_order(watch).await;
+    ends_cleanly(watch).await;
     let after = standby.version().await;
     assert!(after > before, "{after} after {before}");
     leader.signal(Signal::SIGCONT);
     // From its first answer on it forwards to the new leader.
     assert!(leader.version().await >= after);
-    plane.until("it leads no more", SOON, |_| !leader.controller.leads());
+    plane.until("it leads no more", TIMEOUT, |_| !leader.controller.leads());
     assert!(standby.controller.leads());
 }
 
@@ -164,7 +172,9 @@ async fn a_list_without_a_leader_waits_for_the_next_one() {
     leader.controller.process.0.kill().unwrap();
     leader.controller.process.0.wait().unwrap();
     let request = Request::get(LIST).body(Body::empty()).unwrap();
-    let answer = timeout(SOON, standby.client.send(request)).await.unwrap();
+    let answer = timeout(TIMEOUT, standby.client.send(request))
+        .await
+        .unwrap();
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
     assert!(standby.version().await > before);
 }
@@ -180,7 +190,7 @@ async fn until_serving(replica: &Replica) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(SOON, answers).await.expect("it serves");
+    timeout(TIMEOUT, answers).await.expect("it serves");
 }
 
 #[tokio::test]
@@ -200,7 +210,7 @@ async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
     let (token, port) = (token(&plane, "node00"), free_port());
     let reports = format!("127.0.0.1:{port}");
     let leader = Replica::start_with(&plane, "leader", &["--report-listen", &reports]);
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(&plane, "standby");
     until_serving(&standby).await;
     let request = Request::get(LIST).body(Body::empty()).unwrap();
@@ -211,16 +221,16 @@ async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
         answer
     } else {
         let agent = Reporter::new(&trust(&plane), port);
-        let told = agent.report(&token, &report("node00", 1, 2000));
-        assert_eq!(told.code, 200, "{}", told.body);
-        timeout(SOON, asked).await.expect("it answers")
+        let acknowledged = agent.report(&token, &report("node00", 1, 2000));
+        assert_eq!(acknowledged.code, 200, "{}", acknowledged.body);
+        timeout(TIMEOUT, asked).await.expect("it answers")
     };
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
 }
 
-struct Nobody;
+struct IgnoreAll;
 
-impl Observer for Nobody {
+impl Observer for IgnoreAll {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
     fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
@@ -248,7 +258,7 @@ async fn discovery_answers_while_the_controller_is_busy() {
         },
         reports: None,
     };
-    let (_standing, elected) = watch::channel(Standing::default());
+    let (_leadership, elected) = watch::channel(Standing::default());
     let rules = tokio::sync::mpsc::channel(1).0;
     let started = metrics_api::start(
         server,
@@ -256,7 +266,7 @@ async fn discovery_answers_while_the_controller_is_busy() {
         options,
         rules,
         elected,
-        Arc::new(Nobody),
+        Arc::new(IgnoreAll),
     );
     let (_feed, serving) = started.unwrap();
     // From here on this thread, the controller's only one, does nothing but wait for kubectl.
@@ -268,7 +278,7 @@ async fn discovery_answers_while_the_controller_is_busy() {
         "--insecure-skip-tls-verify",
         &address,
     ];
-    plane.until("discovery answers", SOON, |plane| {
+    plane.until("discovery answers", TIMEOUT, |plane| {
         let answer = plane.try_kubectl(&[&ask[..], &["--request-timeout=2s"]].concat(), "");
         answer.is_ok_and(|groups| groups.contains("metrics.plimsoll.dev"))
     });

@@ -30,7 +30,7 @@ use rustls::ClientConfig;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 /// Name of the agents' CA bundle in the chart.
@@ -138,7 +138,7 @@ impl Ports {
     }
 
     /// Without the aggregated API.
-    fn of_agents_alone() -> Self {
+    fn without_api() -> Self {
         Self {
             api: None,
             reports: free_port(),
@@ -252,7 +252,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn flow(&self, plane: &ControlPlane) -> Vec<String> {
+    fn run(&self, plane: &ControlPlane) -> Vec<String> {
         let mut failures = Vec::new();
         while !self.ends.load(Ordering::Relaxed) {
             match plane.try_kubectl(&["get", "--raw", LIST], "") {
@@ -267,9 +267,9 @@ impl Traffic {
     }
 
     /// Waits for this many more answers.
-    fn goes_on(&self, plane: &ControlPlane, answers: usize) {
+    fn wait_for(&self, plane: &ControlPlane, answers: usize) {
         let wanted = self.answers.load(Ordering::Relaxed) + answers;
-        plane.until("requests are answered", SOON, |_| {
+        plane.until("requests are answered", TIMEOUT, |_| {
             self.answers.load(Ordering::Relaxed) >= wanted
         });
     }
@@ -285,21 +285,21 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, told) = mpsc::channel();
+    let (tell, lines) = mpsc::channel();
     thread::spawn(move || {
         lines
             .map_while(Result::ok)
             .try_for_each(|line| tell.send(line))
     });
-    (Process(child), told)
+    (Process(child), lines)
 }
 
 /// Waits for a line that contains `part`. On a slow machine leadership may change after there were `changes`, which
 /// ends a watch.
-fn hears(plane: &ControlPlane, told: &mpsc::Receiver<String>, part: &str, changes: usize) {
+fn expect_line(plane: &ControlPlane, lines: &mpsc::Receiver<String>, part: &str, changes: usize) {
     let mut heard = String::new();
     while !heard.contains(part) {
-        match told.recv_timeout(SOON) {
+        match lines.recv_timeout(TIMEOUT) {
             Ok(line) => heard = line,
             Err(error) => {
                 let logs = logs(plane);
@@ -332,12 +332,12 @@ fn is_available(plane: &ControlPlane) -> bool {
 fn plane(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf)> {
     let plane = aggregation::plane(&ports)?;
     plane.nodes(&["node00".to_owned()]);
-    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=true");
+    let kubeconfig = kubeconfig_with_rights(&plane, "--set=metricsAPI.enabled=true");
     Some((plane, kubeconfig))
 }
 
 /// The kubeconfig of a controller that issues no certificates.
-fn with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
+fn kubeconfig_with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
     plane.apply(&[lease_namespace()]);
     plane.install(&[
         value,
@@ -355,9 +355,9 @@ fn replicas(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf, [Replica; 2])> {
 
 fn start_both(plane: &ControlPlane, kubeconfig: &Path, ports: [Ports; 2]) -> [Replica; 2] {
     let leader = Replica::start(plane, kubeconfig, "one", ports[0]);
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(plane, kubeconfig, "two", ports[1]);
-    plane.until("the other one is there", SOON, |_| {
+    plane.until("the other one is there", TIMEOUT, |_| {
         standby.controller.http("/metrics").is_some()
     });
     [leader, standby]
@@ -375,35 +375,35 @@ fn certificates_and_authorities_rotate_without_a_failed_request() {
     let Some((plane, kubeconfig, mut replicas)) = replicas([free_port(), free_port()]) else {
         return;
     };
-    says_what_is_missing(&plane, &replicas);
+    reports_missing_files(&plane, &replicas);
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let first = old.issue(180);
     publish(&replicas, &first, &old);
-    plane.until("the API is available", SOON, is_available);
-    plane.until("both have it", SOON, |_| replicas.iter().all(is_ready));
-    plane.until("the authority is published", SOON, |plane| {
+    plane.until("the API is available", TIMEOUT, is_available);
+    plane.until("both have it", TIMEOUT, |_| replicas.iter().all(is_ready));
+    plane.until("the authority is published", TIMEOUT, |plane| {
         are_all_known(plane, &[&old.pem])
     });
     let changes = changes_in(&logs(&plane));
-    let (watching, told) = watch(&plane);
-    hears(&plane, &told, "node00", changes);
+    let (watching, lines) = watch(&plane);
+    expect_line(&plane, &lines, "node00", changes);
     let traffic = Traffic::default();
     let (failures, last) = thread::scope(|scope| {
-        let flowing = scope.spawn(|| traffic.flow(&plane));
-        traffic.goes_on(&plane, 5);
-        let second = replaces_it(&plane, &replicas, [&old, &new], &first);
-        traffic.goes_on(&plane, 5);
-        holds_what_was_good(&plane, &replicas, &second, &new);
+        let flowing = scope.spawn(|| traffic.run(&plane));
+        traffic.wait_for(&plane, 5);
+        let second = rotates_authority(&plane, &replicas, [&old, &new], &first);
+        traffic.wait_for(&plane, 5);
+        keeps_last_valid(&plane, &replicas, &second, &new);
         publish(&replicas, &second, &new);
-        traffic.goes_on(&plane, 10);
+        traffic.wait_for(&plane, 10);
         traffic.ends.store(true, Ordering::Relaxed);
         (flowing.join().unwrap(), second)
     });
     assert_eq!(failures, Vec::<String>::new());
     plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
-    hears(&plane, &told, "rotated", changes);
+    expect_line(&plane, &lines, "rotated", changes);
     drop(watching);
-    starts_again(&plane, &kubeconfig, &mut replicas, &last);
+    restarts_leader(&plane, &kubeconfig, &mut replicas, &last);
     let secrets = plane.kubectl(&["get", "secrets", "-o", "name"]);
     assert_eq!(secrets, "", "no Secret is created or readable");
 }
@@ -415,14 +415,14 @@ fn publish(replicas: &[Replica], pair: &Pair, authority: &Authority) {
 }
 
 fn serve(plane: &ControlPlane, replicas: &[Replica], pair: &Pair) {
-    plane.until("all serve the certificate", SOON, |_| {
+    plane.until("all serve the certificate", TIMEOUT, |_| {
         replicas.iter().all(|replica| replica.serves(pair))
     });
 }
 
-fn says_what_is_missing(plane: &ControlPlane, replicas: &[Replica]) {
+fn reports_missing_files(plane: &ControlPlane, replicas: &[Replica]) {
     for replica in replicas {
-        plane.until("it says what it lacks", SOON, |_| {
+        plane.until("it says what it lacks", TIMEOUT, |_| {
             let (code, text) = replica.controller.http("/readyz").unwrap();
             code == 503 && text.contains("tls.crt: No such file or directory")
         });
@@ -430,7 +430,7 @@ fn says_what_is_missing(plane: &ControlPlane, replicas: &[Replica]) {
 }
 
 /// Rotates to another authority, while both are published.
-fn replaces_it(
+fn rotates_authority(
     plane: &ControlPlane,
     replicas: &[Replica],
     [old, new]: [&Authority; 2],
@@ -439,7 +439,7 @@ fn replaces_it(
     let second = new.issue(7200);
     // The standby first: it publishes its authority as well.
     replicas[1].publish(&second, new);
-    plane.until("both authorities are published", SOON, |plane| {
+    plane.until("both authorities are published", TIMEOUT, |plane| {
         are_all_known(plane, &[&old.pem, &new.pem])
     });
     assert!(replicas[0].serves(first));
@@ -449,7 +449,7 @@ fn replaces_it(
     second
 }
 
-fn holds_what_was_good(
+fn keeps_last_valid(
     plane: &ControlPlane,
     replicas: &[Replica],
     good: &Pair,
@@ -463,7 +463,7 @@ fn holds_what_was_good(
         mounted.publish(&good.certificate, &other.key, &authority.pem);
     }
     for (replica, before) in replicas.iter().zip(before) {
-        plane.until("it says what is wrong", SOON, |plane| {
+        plane.until("it says what is wrong", TIMEOUT, |plane| {
             let log = plane.log_of(&replica.name);
             log.contains("does not match the certificate in")
                 && replica.controller.metric(ERRORS) > before
@@ -473,11 +473,18 @@ fn holds_what_was_good(
 }
 
 /// Restarts the leader with a certificate already in place; the standby takes over.
-fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica; 2], last: &Pair) {
+fn restarts_leader(
+    plane: &ControlPlane,
+    kubeconfig: &Path,
+    replicas: &mut [Replica; 2],
+    last: &Pair,
+) {
     let [leader, standby] = replicas;
     drop(leader.controller.process.0.kill());
     drop(leader.controller.process.0.wait());
-    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| {
+        standby.controller.leads()
+    });
     leader.controller = run(
         plane,
         kubeconfig,
@@ -485,10 +492,10 @@ fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica
         leader.ports,
         Some(&leader.mounted),
     );
-    plane.until("it serves again", SOON, |_| {
+    plane.until("it serves again", TIMEOUT, |_| {
         leader.controller.http("/metrics").is_some() && leader.serves(last) && is_ready(leader)
     });
-    plane.until("NodeMetrics are there", SOON, |plane| {
+    plane.until("NodeMetrics are there", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
     });
 }
@@ -502,30 +509,30 @@ fn an_installation_can_switch_to_files_one_replica_at_a_time() {
     // First with the rights of replicas that issue their own certificates.
     let listens = ports.map(Ports::with_api);
     let mut before = run(&plane, &plane.kubeconfig, "before", listens[0], None);
-    plane.until("the API is available", SOON, is_available);
+    plane.until("the API is available", TIMEOUT, is_available);
     let own = plane.get("secret", "plimsoll-metrics-ca")["data"]["ca.crt"].clone();
     let own: ByteString = serde_json::from_value(own).unwrap();
     let own = String::from_utf8(own.0).unwrap();
-    plane.until("its authority is published", SOON, |plane| {
+    plane.until("its authority is published", TIMEOUT, |plane| {
         are_all_known(plane, &[&own])
     });
     let authority = Authority::new("new");
     let after = Replica::start(&plane, &plane.kubeconfig, "after", listens[1]);
     after.publish(&authority.issue(7200), &authority);
-    plane.until("both authorities are published", SOON, |plane| {
+    plane.until("both authorities are published", TIMEOUT, |plane| {
         are_all_known(plane, &[&own, &authority.pem])
     });
     assert!(before.http("/livez").is_some() && !after.controller.leads());
     drop(before.process.0.kill());
     drop(before.process.0.wait());
-    plane.until("the other one leads", SOON, |_| after.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| after.controller.leads());
     assert!(are_all_known(&plane, &[&own, &authority.pem]));
     plane.kubectl(&[
         "delete",
         "endpointslice",
         &format!("plimsoll-metrics-{}", ports[0]),
     ]);
-    plane.until("NodeMetrics are there", SOON, |plane| {
+    plane.until("NodeMetrics are there", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
     });
 }
@@ -535,14 +542,14 @@ fn without_the_api_the_agents_config_map_survives_a_rotation() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
-    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=false");
-    let ports = [Ports::of_agents_alone(), Ports::of_agents_alone()];
+    let kubeconfig = kubeconfig_with_rights(&plane, "--set=metricsAPI.enabled=false");
+    let ports = [Ports::without_api(), Ports::without_api()];
     let mut replicas = start_both(&plane, &kubeconfig, ports);
-    says_what_is_missing(&plane, &replicas);
+    reports_missing_files(&plane, &replicas);
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let first = old.issue(180);
     publish(&replicas, &first, &old);
-    plane.until("both are ready", SOON, |_| replicas.iter().all(is_ready));
+    plane.until("both are ready", TIMEOUT, |_| replicas.iter().all(is_ready));
     let before = reporter::trust(&plane);
     let are_known = |plane: &ControlPlane| holds(&known_to_agents(plane), &[&old.pem, &new.pem]);
     assert!(!are_known(&plane));
@@ -550,7 +557,7 @@ fn without_the_api_the_agents_config_map_survives_a_rotation() {
     let second = new.issue(7200);
     // The standby publishes its authority as well.
     replicas[1].publish(&second, &new);
-    plane.until("both authorities are published", SOON, are_known);
+    plane.until("both authorities are published", TIMEOUT, are_known);
     assert!(replicas[0].serves(&first) && replicas[0].is_believed(&before));
     let both = reporter::trust(&plane);
     replicas[0].publish(&second, &new);
@@ -563,7 +570,9 @@ fn without_the_api_the_agents_config_map_survives_a_rotation() {
     let [leader, standby] = &mut replicas;
     drop(leader.controller.process.0.kill());
     drop(leader.controller.process.0.wait());
-    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| {
+        standby.controller.leads()
+    });
     assert!(are_known(&plane), "for an hour");
     assert!(standby.is_believed(&both) && is_ready(standby));
     let service = plane.get("apiservice", API_SERVICE);

@@ -28,7 +28,7 @@ use rustls::ClientConfig;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A control plane with nodes, whose aggregation layer reaches controllers at these ports.
 fn plane(ports: &[u16]) -> Option<ControlPlane> {
@@ -54,18 +54,18 @@ fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: [u16; 2]) -
 }
 
 fn until_leads(plane: &ControlPlane, controller: &Controller) {
-    plane.until("it leads", SOON, |_| controller.leads());
+    plane.until("it leads", TIMEOUT, |_| controller.leads());
 }
 
 fn until_served(plane: &ControlPlane) {
-    plane.until("NodeMetrics are served", SOON * 2, |plane| {
+    plane.until("NodeMetrics are served", TIMEOUT * 2, |plane| {
         let served = plane.try_kubectl(&["get", "nm"], "").is_ok();
         if !served {
             // An API server that found no replica retries after a minute, or when the APIService changes.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
-            let look = plane.try_kubectl(&["annotate", "--overwrite", service, &changed], "");
-            assert!(look.is_ok(), "{look:?}");
+            let annotated = plane.try_kubectl(&["annotate", "--overwrite", service, &changed], "");
+            assert!(annotated.is_ok(), "{annotated:?}");
         }
         served
     });
@@ -77,19 +77,19 @@ fn counts(controller: &Controller) -> BTreeMap<String, u64> {
 
 /// Sends a report until it is accepted, and returns the answer. Retries if it was too early, or nodes were not listed
 /// yet.
-fn taken(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
+fn until_accepted(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
     let body = RefCell::new(Value::Null);
-    plane.until("the report is taken", SOON, |_| {
+    plane.until("the report is taken", TIMEOUT, |_| {
         let answer = agent.report(token, report);
-        let is_taken = answer.code == 200;
+        let is_accepted = answer.code == 200;
         assert!(
-            is_taken || [429, 503].contains(&answer.code),
+            is_accepted || [429, 503].contains(&answer.code),
             "{}",
             answer.body
         );
-        assert_ne!(is_taken, answer.headers.contains_key("retry-after"));
+        assert_ne!(is_accepted, answer.headers.contains_key("retry-after"));
         body.replace(answer.body);
-        is_taken
+        is_accepted
     });
     body.into_inner()
 }
@@ -124,7 +124,7 @@ impl Pair {
         let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
         until_leads(&plane, &leader);
         let standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
-        plane.until("the standby is ready", SOON, |_| {
+        plane.until("the standby is ready", TIMEOUT, |_| {
             standby.http("/readyz").is_some_and(|(code, _)| code == 200)
         });
         // An API server checks availability once a minute, at one of the two addresses: it must have succeeded before
@@ -153,14 +153,14 @@ fn kubectl_shows_what_an_agent_reports() {
     until_leads(&plane, &controller);
     let (trust, token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    let said = taken(&plane, &agent, &token, &report("node00", 1, 2000));
-    assert_eq!(said["leading"], true);
+    let acknowledged = until_accepted(&plane, &agent, &token, &report("node00", 1, 2000));
+    assert_eq!(acknowledged["leading"], true);
     // A busy controller asks for reports less often.
-    let seconds = said["nextIntervalSeconds"].as_u64().unwrap();
-    assert!((10..=60).contains(&seconds), "{said}");
-    assert!(said["epoch"].is_u64(), "{said}");
+    let seconds = acknowledged["nextIntervalSeconds"].as_u64().unwrap();
+    assert!((10..=60).contains(&seconds), "{acknowledged}");
+    assert!(acknowledged["epoch"].is_u64(), "{acknowledged}");
     until_served(&plane);
-    plane.until("the report is shown", SOON, |plane| {
+    plane.until("the report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "2000m")
     });
     let row = row(&plane, "node00").join(" ");
@@ -183,15 +183,15 @@ fn kubectl_shows_what_an_agent_reports() {
     // A replay is answered like the original, and changes nothing.
     let answer = agent.report(&token, &report("node00", 1, 2000));
     // The requested interval may have changed meanwhile.
-    let [now, before] = [&answer.body, &said].map(|it| (&it["epoch"], &it["leading"]));
+    let [now, before] = [&answer.body, &acknowledged].map(|it| (&it["epoch"], &it["leading"]));
     assert_eq!((answer.code, now), (200, before), "{}", answer.body);
     // Older or conflicting reports are not acknowledged.
     for (sequence, millicores) in [(1, 7000), (0, 7000)] {
         let answer = agent.report(&token, &report("node00", sequence, millicores));
         assert_eq!(answer.code, 409, "{}", answer.body);
     }
-    taken(&plane, &agent, &token, &report("node00", 2, 4000));
-    plane.until("the next report is shown", SOON, |plane| {
+    until_accepted(&plane, &agent, &token, &report("node00", 2, 4000));
+    plane.until("the next report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "4000m")
     });
     let counts = counts(&controller);
@@ -218,7 +218,7 @@ fn reports_of_another_boot_or_from_the_future_are_refused() {
         report["uptimeMillis"] = json!(started + 60_000);
         report
     };
-    taken(&plane, &agent, &token, &sent(1, "boot", 5000));
+    until_accepted(&plane, &agent, &token, &sent(1, "boot", 5000));
     let later = 5000 + 3_600_000;
     let answer = agent.report(&token, &sent(2, "boot", later));
     assert_eq!(answer.code, 409, "{}", answer.body);
@@ -232,10 +232,10 @@ fn reports_of_another_boot_or_from_the_future_are_refused() {
         "-p",
         &info,
     ]);
-    plane.until("the previous boot is refused", SOON, |_| {
+    plane.until("the previous boot is refused", TIMEOUT, |_| {
         agent.report(&token, &sent(2, "boot", 5000)).code == 409
     });
-    taken(&plane, &agent, &token, &sent(1, "next", later));
+    until_accepted(&plane, &agent, &token, &sent(1, "next", later));
     let counts = counts(&controller);
     assert_eq!(counts["started_ahead"], 1);
     assert_eq!(counts["other_boot"], 1);
@@ -254,25 +254,26 @@ fn a_new_leader_shows_earlier_reports_at_once() {
     } = &pair;
     let token = token(plane, "node00");
     let report = report("node00", 1, 2000);
-    let said = taken(plane, to_leader, &token, &report);
-    assert_eq!(said["leading"], true);
-    let first = said["epoch"].as_u64().unwrap();
-    let said = taken(plane, to_standby, &token, &report);
+    let acknowledged = until_accepted(plane, to_leader, &token, &report);
+    assert_eq!(acknowledged["leading"], true);
+    let first = acknowledged["epoch"].as_u64().unwrap();
+    let acknowledged = until_accepted(plane, to_standby, &token, &report);
     assert_eq!(
-        (&said["epoch"], &said["leading"]),
+        (&acknowledged["epoch"], &acknowledged["leading"]),
         (&json!(null), &json!(false))
     );
     leader.signal(Signal::SIGKILL);
     until_leads(plane, standby);
     until_served(plane);
-    plane.until(
-        "the new leader shows earlier reports",
-        SOON,
-        |plane| shows(plane, "node00", "2000m"),
+    plane.until("the new leader shows earlier reports", TIMEOUT, |plane| {
+        shows(plane, "node00", "2000m")
+    });
+    let acknowledged = to_standby.report(&token, &report).body;
+    assert_eq!(acknowledged["leading"], true);
+    assert!(
+        acknowledged["epoch"].as_u64().unwrap() > first,
+        "{acknowledged}"
     );
-    let said = to_standby.report(&token, &report).body;
-    assert_eq!(said["leading"], true);
-    assert!(said["epoch"].as_u64().unwrap() > first, "{said}");
 }
 
 #[test]
@@ -287,18 +288,18 @@ fn reports_to_a_standby_are_relayed_to_the_leader() {
     } = &pair;
     let tokens = ["node00", "node01"].map(|node| token(plane, node));
     // One node that reported to the leader before, and one that never did.
-    taken(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
-    plane.until("the report is shown", SOON, |plane| {
+    until_accepted(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
+    plane.until("the report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "2000m")
     });
     for (node, token, sequence) in [("node00", &tokens[0], 2), ("node01", &tokens[1], 1)] {
-        let said = taken(plane, to_standby, token, &report(node, sequence, 3000));
-        assert_eq!(said["leading"], false);
+        let acknowledged = until_accepted(plane, to_standby, token, &report(node, sequence, 3000));
+        assert_eq!(acknowledged["leading"], false);
     }
     for node in ["node00", "node01"] {
         plane.until(
             "the leader shows the report of the standby",
-            SOON,
+            TIMEOUT,
             |plane| shows(plane, node, "3000m"),
         );
     }
@@ -335,10 +336,10 @@ fn only_the_nodes_agent_can_report() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     refuses_tokens(&plane, &agent, &honest, &controller);
     refuses_requests(&agent, &honest, &controller);
-    taken(&plane, &agent, &honest, &report("node00", 2, 3000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 2, 3000));
     assert_eq!(counts(&controller)["stored"], 2);
     // Only the one token with an unknown key was reviewed by the API server.
     assert!(controller.metric("plimsoll_controller_report_token_reviews_total") < 1.5);
@@ -481,7 +482,7 @@ fn without_the_keys_tokens_are_reviewed_by_the_api_server() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     assert_eq!(agent.report(&honest, &report("node00", 1, 2000)).code, 200);
     let reviews = "plimsoll_controller_report_token_reviews_total{result=\"ok\"}";
     assert!((controller.metric(reviews) - 1.0).abs() < 0.1, "once");
@@ -500,13 +501,13 @@ fn without_the_keys_tokens_are_reviewed_by_the_api_server() {
 }
 
 /// Idle connections.
-fn crowd(port: u16, count: usize) -> Vec<TcpStream> {
+fn idle_connections(port: u16, count: usize) -> Vec<TcpStream> {
     let connect = |_| TcpStream::connect(("127.0.0.1", port)).ok();
     (0..count).filter_map(connect).collect()
 }
 
 /// Incomplete HTTP/2 preambles. Returns when all were disconnected.
-fn half_said(trust: &Arc<ClientConfig>, port: u16) {
+fn incomplete_preambles(trust: &Arc<ClientConfig>, port: u16) {
     let one = || async {
         let mut stream = connect(Arc::clone(trust), port).await?;
         let half = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00";
@@ -529,32 +530,32 @@ fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     let before = controller.resident_kb();
     let count = usize::try_from(hard)
         .unwrap_or(usize::MAX)
         .saturating_sub(1000)
         .min(10_000);
-    let silent = thread::spawn(move || crowd(ports[1], count));
+    let silent = thread::spawn(move || idle_connections(ports[1], count));
     // A connected agent can report all the time, and a new connection is accepted.
     let mut sequence = 2;
     while !silent.is_finished() {
-        taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+        until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
         sequence += 1;
         thread::park_timeout(Duration::from_millis(100));
     }
-    let crowd = silent.join().unwrap();
-    gets_in(&plane, &trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+    let idle_connections = silent.join().unwrap();
+    connects(&plane, &trust, ports[1]);
+    until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
     let grown = controller.resident_kb().saturating_sub(before);
-    println!("{} connections: {grown} kB more", crowd.len());
+    println!("{} connections: {grown} kB more", idle_connections.len());
     assert!(
         grown < 48 << 10,
         "{grown} kB for {} connections",
-        crowd.len()
+        idle_connections.len()
     );
-    half_said(&trust, ports[1]);
-    plane.until("idle connections are closed", SOON, |_| {
+    incomplete_preambles(&trust, ports[1]);
+    plane.until("idle connections are closed", TIMEOUT, |_| {
         controller.metric("plimsoll_controller_report_connections{state=\"new\"}") < 0.5
     });
     for reason in ["too_many_new", "no_handshake", "too_slow"] {
@@ -562,14 +563,14 @@ fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
             format!("plimsoll_controller_report_connections_cut_total{{reason=\"{reason}\"}}");
         assert!(controller.metric(&name) > 0.5, "{reason}");
     }
-    drop(crowd);
+    drop(idle_connections);
 }
 
 /// It may have to retry during the flood.
-fn gets_in(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
+fn connects(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
     let token = token(plane, "node01");
     let report = report("node01", 1, 1000).to_string();
-    plane.until("an honest agent gets in", SOON, |_| {
+    plane.until("an honest agent gets in", TIMEOUT, |_| {
         let agent = Reporter::dial(trust, port);
         let request = || post(&token).body(whole(report.clone())).unwrap();
         let answer = agent.map(|agent| agent.send(request()));

@@ -23,7 +23,7 @@ use plimsoll::crd::eviction::{Answer, Delay, api_path};
 use serde_json::{Value, json};
 
 /// Enough for a very slow machine.
-const SOON: Duration = Duration::from_mins(4);
+const TIMEOUT: Duration = Duration::from_mins(4);
 const AGENT: &str = "plimsoll-agent";
 const GRACE: i64 = 7;
 
@@ -108,8 +108,9 @@ impl Scene {
 
     /// Waits until the controller leads, and the nodes have their rules.
     fn until_leads(&self, controller: &Controller) {
-        self.plane.until("it leads", SOON, |_| controller.leads());
-        self.plane.until("the nodes have rules", SOON, |plane| {
+        self.plane
+            .until("it leads", TIMEOUT, |_| controller.leads());
+        self.plane.until("the nodes have rules", TIMEOUT, |plane| {
             names(3).iter().all(|node| has_rules(plane, node))
         });
     }
@@ -153,11 +154,11 @@ impl Scene {
             plane: &self.plane,
             node: node.to_owned(),
             token: token(&self.plane, node),
-            way: Reporter::new(&trust(&self.plane), port),
+            connection: Reporter::new(&trust(&self.plane), port),
         }
     }
 
-    fn is_ending(&self, target: &Target) -> bool {
+    fn is_terminating(&self, target: &Target) -> bool {
         let pod = self.plane.get("pod", &target.name);
         pod["metadata"]["deletionTimestamp"].is_string()
     }
@@ -176,7 +177,7 @@ struct Agent<'a> {
     plane: &'a ControlPlane,
     node: String,
     token: String,
-    way: Reporter,
+    connection: Reporter,
 }
 
 /// Makes every request of these tests unique.
@@ -197,7 +198,7 @@ impl Agent<'_> {
             .header("authorization", format!("Bearer {}", self.token))
             .header("content-type", "application/json")
             .body(whole(body.to_string()));
-        self.way.send(request.unwrap()).unwrap()
+        self.connection.send(request.unwrap()).unwrap()
     }
 
     fn ask(&self, body: &Value) -> Answer {
@@ -214,7 +215,7 @@ impl Agent<'_> {
 
     fn settle_as(&self, request: impl Fn() -> Value) -> Answer {
         let last = RefCell::new(None);
-        self.plane.until("the leader knows enough", SOON, |_| {
+        self.plane.until("the leader knows enough", TIMEOUT, |_| {
             let answer = self.ask(&request());
             let is_early = matches!(
                 &answer,
@@ -262,7 +263,7 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
         scene.agent("node00", ports[1]),
         scene.agent("node01", ports[1]),
     );
-    refuses_what_agents_must_not(&scene, &first, &mine[0], &others[0]);
+    refuses_forbidden_requests(&scene, &first, &mine[0], &others[0]);
 
     let request = RefCell::new(Value::Null);
     let accepted = first.settle_as(|| {
@@ -283,7 +284,7 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     let fleet = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&second.settle(&others[1]), fleet);
     for spared in [&mine[2], &others[1], &sibling] {
-        assert!(!scene.is_ending(spared), "{spared:?}");
+        assert!(!scene.is_terminating(spared), "{spared:?}");
     }
     counts_answers(&scene, &controller);
     // Budgets do not recover before their ten minutes are over.
@@ -293,7 +294,7 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     assert!(wait > Duration::from_mins(1), "{wait:?}");
 }
 
-fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, other: &Target) {
+fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other: &Target) {
     let with = |target: &Target, field: &str, value: &str| {
         let mut request = agent.request(target);
         request[field] = value.into();
@@ -344,7 +345,7 @@ fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, othe
     let bad = agent.post(&with(own, "name", "../nodes"));
     assert_eq!(bad.code, 400, "{}", bad.body);
     for target in [own, other, &protected] {
-        assert!(!scene.is_ending(target), "{target:?}");
+        assert!(!scene.is_terminating(target), "{target:?}");
     }
 }
 
@@ -364,9 +365,11 @@ fn counts_answers(scene: &Scene, controller: &Controller) {
         let series = format!("plimsoll_controller_eviction_answers_total{{result=\"{result}\"}}");
         assert!(controller.metric(&series) > 0.5, "{result}");
     }
-    scene.plane.until("all evictions are counted", SOON, |_| {
-        controller.metric("plimsoll_controller_evictions{state=\"ending\"}") > 2.5
-    });
+    scene
+        .plane
+        .until("all evictions are counted", TIMEOUT, |_| {
+            controller.metric("plimsoll_controller_evictions{state=\"ending\"}") > 2.5
+        });
 }
 
 #[test]
@@ -447,7 +450,7 @@ fn agents_without_a_route_to_the_leader_use_the_api_server() {
     let leader = scene.controller("leader", ports[0], &[]);
     scene.until_leads(&leader);
     let standby = scene.controller("standby", ports[1], &[]);
-    scene.plane.until("the standby is ready", SOON, |_| {
+    scene.plane.until("the standby is ready", TIMEOUT, |_| {
         standby.http("/readyz").is_some_and(|(code, _)| code == 200)
     });
     let [first, second] = ["a", "b"].map(|name| scene.pod(name, "node00", name));
@@ -461,11 +464,11 @@ fn agents_without_a_route_to_the_leader_use_the_api_server() {
 
     let own = api_path("node00");
     let request = RefCell::new(Value::Null);
-    scene.plane.until("it is evicted", SOON, |_| {
+    scene.plane.until("it is evicted", TIMEOUT, |_| {
         request.replace(to_leader.request(&first));
         through_api_server(&scene, Some("node00"), &own, &request.borrow()) == Ok(Answer::Accepted)
     });
-    assert!(scene.is_ending(&first));
+    assert!(scene.is_terminating(&first));
     // The same request by another route is the same request. (A connection without reports is closed after a while.)
     let to_leader = scene.agent("node00", ports[0][1]);
     assert_eq!(to_leader.ask(&request.borrow()), Answer::Accepted);
@@ -476,7 +479,7 @@ fn agents_without_a_route_to_the_leader_use_the_api_server() {
         Err(403)
     );
     assert_eq!(through_api_server(&scene, None, &own, &body), Err(403));
-    assert!(!scene.is_ending(&second));
+    assert!(!scene.is_terminating(&second));
 }
 
 #[test]
@@ -501,7 +504,7 @@ fn the_next_leader_counts_earlier_evictions() {
     leader.signal(Signal::SIGKILL);
     scene
         .plane
-        .until("the standby leads", SOON, |_| standby.leads());
+        .until("the standby leads", TIMEOUT, |_| standby.leads());
     let agent = scene.agent("node00", ports[1][1]);
     assert_eq!(agent.settle(&pods[2]), Answer::Accepted);
     let spent = "the fleet's budget of evictions, 3 in 10m, is spent";
@@ -518,7 +521,7 @@ fn the_next_leader_counts_earlier_evictions() {
     ];
     scene.plane.kubectl(&patch);
     waits_for_budget(&agent.settle(&pods[3]), spent);
-    assert!(!scene.is_ending(&pods[3]));
+    assert!(!scene.is_terminating(&pods[3]));
 }
 
 #[test]
@@ -576,5 +579,5 @@ fn without_budgets_and_aggregated_api_the_other_checks_apply() {
     }
     let other = scene.pod("other", "node01", "r");
     refused(&agent.settle(&other), "it is not on this node any more");
-    assert!(!scene.is_ending(&other));
+    assert!(!scene.is_terminating(&other));
 }

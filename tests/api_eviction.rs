@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 const NODE: &str = "node00";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn policy() -> PolicySet {
     let action = Action {
@@ -93,11 +93,11 @@ impl Requester for Leader {
 fn evictions(
     proxy: &Proxy,
     in_force: &watch::Sender<InForce>,
-    standing: &watch::Sender<Standing>,
+    taint_state: &watch::Sender<Standing>,
 ) -> Evictions {
-    let (in_force, standing) = (in_force.subscribe(), standing.subscribe());
+    let (in_force, taint_state) = (in_force.subscribe(), taint_state.subscribe());
     let leader = Leader(proxy.client());
-    let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, standing);
+    let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, taint_state);
     tokio::spawn(evictor.with_call_timeout(Duration::ZERO).run());
     evictions
 }
@@ -117,7 +117,7 @@ struct Scene {
     evictions: Evictions,
     in_force: watch::Sender<InForce>,
     /// State of the Node's taint.
-    standing: watch::Sender<Standing>,
+    taint_state: watch::Sender<Standing>,
 }
 
 impl Scene {
@@ -127,20 +127,20 @@ impl Scene {
         let client = connect(Some(&plane.kubeconfig)).await.unwrap();
         let proxy = Proxy::start(client.clone()).await;
         let (in_force, _) = watch::channel(in_force(policy()));
-        let (standing, _) = watch::channel(Standing::default());
+        let (taint_state, _) = watch::channel(Standing::default());
         Some(Self {
             plane,
-            evictions: evictions(&proxy, &in_force, &standing),
+            evictions: evictions(&proxy, &in_force, &taint_state),
             proxy,
             pods: Api::<Pod>::namespaced(client as Client, "default"),
             in_force,
-            standing,
+            taint_state,
         })
     }
 
     /// Restarts the eviction task without its memory of refusals.
-    fn forget(&mut self) {
-        self.evictions = evictions(&self.proxy, &self.in_force, &self.standing);
+    fn restart_task(&mut self) {
+        self.evictions = evictions(&self.proxy, &self.in_force, &self.taint_state);
     }
 
     /// A running and ready pod of a `ReplicaSet`, modified by `change`.
@@ -204,12 +204,12 @@ impl Scene {
     }
 
     async fn next(&mut self) -> Outcome {
-        let begun = clock::boot_time();
+        let started = clock::boot_time();
         loop {
             if let Some(outcome) = self.evictions.poll() {
                 return outcome;
             }
-            assert!(clock::boot_time().since(begun) < SOON, "no outcome");
+            assert!(clock::boot_time().since(started) < TIMEOUT, "no outcome");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -312,7 +312,7 @@ async fn evictions_wait_for_the_taint() {
         let marks = method == "PATCH" && path.contains("/nodes/");
         marks.then(|| Fault::Answer(403, None, denied.to_owned()))
     });
-    tokio::spawn(taint::run(client, wants, seen, scene.standing.clone()));
+    tokio::spawn(taint::run(client, wants, seen, scene.taint_state.clone()));
     scene.ask_by(&pod, Duration::from_secs(3));
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Open(_)), "{why:?}");
@@ -321,7 +321,7 @@ async fn evictions_wait_for_the_taint() {
     assert_eq!(scene.posts(), 0);
     assert!(!scene.is_terminating(&pod).await);
     // Once the taint is set, within the same evaluation.
-    scene.ask_by(&pod, SOON);
+    scene.ask_by(&pod, TIMEOUT);
     scene.proxy.judge(|_, _| None);
     assert_eq!(scene.next().await.fate, Fate::Accepted);
     let seen = scene.proxy.take_seen();
@@ -332,9 +332,9 @@ async fn evictions_wait_for_the_taint() {
     Arc::make_mut(&mut closing.rules[0].action).scheduling = Some(TaintEffect::PreferNoSchedule);
     scene.in_force.send_replace(in_force(closing));
     wanted.send_modify(|wanted| wanted.scheduling = Scheduling::Enabled);
-    let mut standing = scene.standing.subscribe();
-    standing
-        .wait_for(|standing| standing.effect.is_none())
+    let mut taint_state = scene.taint_state.subscribe();
+    taint_state
+        .wait_for(|taint_state| taint_state.effect.is_none())
         .await
         .unwrap();
     scene.ask_by(&soft, Duration::from_millis(200));
@@ -492,7 +492,7 @@ async fn the_reported_outcome_is_that_of_the_pod_after_any_fault() {
     let other = || Fault::Answer(200, None, r#"{"result": "ok"}"#.to_owned());
     for (index, (what, fault)) in of_calls().into_iter().enumerate() {
         let pod = scene.pod(&format!("web-{index}"), |_| {}).await;
-        scene.forget();
+        scene.restart_task();
         scene.posts();
         // The following reads of the pod fail once as well.
         let left = std::sync::Mutex::new(vec![other(), gone(), boom(), fault.clone()]);
@@ -546,11 +546,7 @@ async fn a_denial_is_reported_and_an_unreachable_api_server_gets_no_requests() {
         scene.ask(&pod);
         let (why, pause) = scene.refusal().await;
         assert!(matches!(why, Refusal::Away(_)), "{why:?}");
-        assert_eq!(
-            pause,
-            Duration::ZERO,
-            "the next evaluation decides again"
-        );
+        assert_eq!(pause, Duration::ZERO, "the next evaluation decides again");
     }
     assert_eq!(scene.posts(), 0);
     assert!(!scene.is_terminating(&pod).await);

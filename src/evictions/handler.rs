@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use super::ledger::{Granted, Place, Settled, Victim};
+use super::ledger::{BudgetKey, Granted, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::recorder::{Change, Settlement, SharedLedger};
 use super::refusal::Refusal;
@@ -56,7 +56,7 @@ impl Handler {
         request: &EvictionRequest,
         deadline: BootTime,
     ) -> Answer {
-        let begun = clock::now();
+        let started = clock::now();
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
@@ -65,7 +65,7 @@ impl Handler {
                 (refusal.label, refusal.answer)
             }
         };
-        self.metrics.answered(result, clock::now().since(begun));
+        self.metrics.answered(result, clock::now().since(started));
         answer
     }
 
@@ -82,8 +82,8 @@ impl Handler {
             Prepared::Reserved { grace, granted } => (grace, granted),
             Prepared::Done(answer) => return Ok(answer),
         };
-        if let Err(refusal) = self.is_still_wanted(deadline).await {
-            self.settle(uid, returned(granted)).await;
+        if let Err(refusal) = self.recheck(deadline).await {
+            self.settle(uid, release(granted)).await;
             return Err(refusal);
         }
         let answer = eviction::evict(&self.client, &request.target, grace).await;
@@ -94,7 +94,7 @@ impl Handler {
     }
 
     /// Last checks right before the Eviction: emergency stop, deadline, leadership.
-    async fn is_still_wanted(&self, deadline: BootTime) -> Result<(), Refusal> {
+    async fn recheck(&self, deadline: BootTime) -> Result<(), Refusal> {
         if self.is_stopped().await? {
             return Err(Refusal::later("stopped", "an emergency stop is in force"));
         }
@@ -114,13 +114,13 @@ impl Handler {
         request: &EvictionRequest,
     ) -> Result<Prepared, Refusal> {
         let target = &request.target;
-        let here = Place {
+        let key = BudgetKey {
             node,
             namespace: &target.namespace,
             zone: None,
             owner: None,
         };
-        self.within_budgets(&target.uid, &here)?;
+        self.within_budgets(&target.uid, &key)?;
         let pod = eviction::look::<PodObject>(&self.client, target).await;
         let pod = pod.map_err(|error| unread("the pod", &error))?;
         let pod = pod.ok_or_else(Refusal::gone)?;
@@ -172,7 +172,8 @@ impl Handler {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(Denial::NotReady)) | Err(_) => Err(not_ready()),
             Ok(Err(Denial::OtherRules)) => {
-                let why = "the node's rules have changed: the agent retries when it has the new ones";
+                let why =
+                    "the node's rules have changed: the agent retries when it has the new ones";
                 Err(Refusal::later("other_rules", why))
             }
             Ok(Err(Denial::Objection(objection))) => Err(Refusal::objection(&objection)),
@@ -180,17 +181,17 @@ impl Handler {
     }
 
     /// Whether the budgets allow one more eviction, or contain this one already.
-    fn within_budgets(&self, uid: &str, place: &Place<'_>) -> Result<(), Refusal> {
+    fn within_budgets(&self, uid: &str, key: &BudgetKey<'_>) -> Result<(), Refusal> {
         let Some((ledger, _)) = &self.budgets else {
             return Ok(());
         };
         let verdict = ledger.read(|ledger| {
-            if ledger.is_unsettled(place.node, uid) {
+            if ledger.is_unsettled(key.node, uid) {
                 let why = "the outcome of another eviction on the node is not known yet";
                 return Err(Refusal::later("unsettled", why));
             }
-            match ledger.spent(place, clock::now()) {
-                Some(spent) if !ledger.knows(uid) => Err(Refusal::spent(&spent)),
+            match ledger.spent(key, clock::now()) {
+                Some(spent) if !ledger.contains(uid) => Err(Refusal::spent(&spent)),
                 _ => Ok(()),
             }
         });
@@ -198,9 +199,10 @@ impl Handler {
     }
 
     fn is_ours(&self, uid: &str) -> bool {
-        let knows = |ledger: &SharedLedger| ledger.read(|ledger| ledger.knows(uid)) == Some(true);
+        let contains =
+            |ledger: &SharedLedger| ledger.read(|ledger| ledger.contains(uid)) == Some(true);
         let budgets = self.budgets.as_ref();
-        budgets.is_some_and(|(ledger, _)| knows(ledger))
+        budgets.is_some_and(|(ledger, _)| contains(ledger))
     }
 
     /// Records the reservation. An eviction that is not on record is never posted.
@@ -242,12 +244,12 @@ const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
         | Answer::Budget { .. }
         | Answer::ManyBudgets { .. }
         | Answer::Refused { .. }
-        | Answer::Away { .. } => Some(returned(granted)),
+        | Answer::Away { .. } => Some(release(granted)),
         Answer::Wait { .. } | Answer::Unknown { .. } => None,
     }
 }
 
-const fn returned(granted: Granted) -> Settlement {
+const fn release(granted: Granted) -> Settlement {
     match granted {
         Granted::New => Settlement::Known(Settled::Returned),
         Granted::Again => Settlement::RefusedAgain,

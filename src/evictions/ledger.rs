@@ -17,9 +17,9 @@ use crate::ordered;
 
 /// An allowed eviction must be carried out within this time. If a later poll finds the pod running, it was not
 /// evicted.
-pub const RESERVED: Duration = Duration::from_secs(30);
+pub const RESERVATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// A pod that never finishes terminating counts for at most this long, or for its budget's window if that is longer.
-pub const MAX_ENDING: Duration = Duration::from_mins(10);
+pub const MAX_TERMINATING: Duration = Duration::from_mins(10);
 /// Poll intervals for pods with a reservation, and for terminating pods.
 const POLL_RESERVED: Duration = Duration::from_secs(2);
 const POLL_ENDING: Duration = Duration::from_secs(10);
@@ -49,8 +49,8 @@ pub struct Victim {
 
 impl Victim {
     /// The attributes that its eviction counts for.
-    pub fn place(&self) -> Place<'_> {
-        Place {
+    pub fn budget_key(&self) -> BudgetKey<'_> {
+        BudgetKey {
             node: &self.node,
             namespace: &self.namespace,
             zone: self.zone.as_deref(),
@@ -61,7 +61,7 @@ impl Victim {
 
 /// The attributes that an eviction counts for. An unknown zone or owner counts for no budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct BudgetKey<'a> {
     /// Node of the pod.
     pub node: &'a str,
     /// Namespace of the pod.
@@ -72,8 +72,8 @@ pub struct Place<'a> {
     pub owner: Option<&'a str>,
 }
 
-impl Place<'_> {
-    fn shares(&self, scope: Scope, other: &Place<'_>) -> bool {
+impl BudgetKey<'_> {
+    fn shares(&self, scope: Scope, other: &BudgetKey<'_>) -> bool {
         let same_namespace = self.namespace == other.namespace;
         match scope {
             Scope::Fleet => true,
@@ -105,7 +105,7 @@ struct Entry {
     /// When it was last reserved, or when the pod was first seen terminating.
     since: BootTime,
     /// When the last poll of the pod started.
-    looked: BootTime,
+    last_polled: BootTime,
 }
 
 impl Entry {
@@ -114,8 +114,8 @@ impl Entry {
         let age = now.since(self.since);
         let left = |of: Duration| of.checked_sub(age).filter(|left| !left.is_zero());
         match self.stage {
-            Stage::Reserved => Some(RESERVED.saturating_sub(age)),
-            Stage::Ending => left(window.max(MAX_ENDING))
+            Stage::Reserved => Some(RESERVATION_TIMEOUT.saturating_sub(age)),
+            Stage::Ending => left(window.max(MAX_TERMINATING))
                 .map(|at_most| left(window).unwrap_or_else(|| POLL_ENDING.min(at_most))),
             Stage::Ended => left(window),
         }
@@ -144,11 +144,11 @@ pub struct Spent {
 
 /// Observed state of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum PodState {
     /// Running, without a deletion timestamp.
     Running,
     /// It has a deletion timestamp.
-    Ending,
+    Terminating,
     /// It does not exist any more.
     Gone,
 }
@@ -168,7 +168,7 @@ pub struct Ledger {
     budgets: Budgets,
     entries: BTreeMap<String, Entry>,
     /// Until then, every budget is treated as spent.
-    shut: BootTime,
+    closed_until: BootTime,
 }
 
 impl Ledger {
@@ -187,17 +187,17 @@ impl Ledger {
                 stage,
                 reserved: since,
                 since,
-                looked: BootTime::default(),
+                last_polled: BootTime::default(),
             };
             (entry.victim.uid.clone(), entry)
         };
         let ledger = Self {
             budgets,
             entries: record.evictions.into_iter().map(entry).collect(),
-            shut: BootTime::default(),
+            closed_until: BootTime::default(),
         };
         if record.shut {
-            ledger.shut(now)
+            ledger.close(now)
         } else {
             ledger
         }
@@ -205,9 +205,9 @@ impl Ledger {
 
     /// For an unknown history: treats every budget as spent for the longest window.
     #[must_use]
-    pub fn shut(self, now: BootTime) -> Self {
+    pub fn close(self, now: BootTime) -> Self {
         Self {
-            shut: now + self.budgets.longest().max(RESERVED),
+            closed_until: now + self.budgets.longest().max(RESERVATION_TIMEOUT),
             ..self
         }
     }
@@ -220,30 +220,30 @@ impl Ledger {
         };
         Record {
             epoch,
-            shut: !self.shut.since(now).is_zero(),
+            shut: !self.closed_until.since(now).is_zero(),
             evictions: self.entries.values().map(recorded).collect(),
         }
     }
 
     /// Whether the pod's eviction is in the ledger.
-    pub fn knows(&self, uid: &str) -> bool {
+    pub fn contains(&self, uid: &str) -> bool {
         self.entries.contains_key(uid)
     }
 
     /// The broadest budget that does not allow one more.
-    pub fn spent(&self, place: &Place<'_>, now: BootTime) -> Option<Spent> {
-        let shut = self.shut.since(now);
-        if !shut.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
-            return Some(self.full(shut.max(POLL_ENDING)));
+    pub fn spent(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
+        let closed_for = self.closed_until.since(now);
+        if !closed_for.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
+            return Some(self.full(closed_for.max(POLL_ENDING)));
         }
-        let of = |scope| self.spent_of(scope, place, now);
+        let of = |scope| self.spent_in(scope, key, now);
         Scope::ALL.into_iter().find_map(of)
     }
 
-    fn spent_of(&self, scope: Scope, place: &Place<'_>, now: BootTime) -> Option<Spent> {
+    fn spent_in(&self, scope: Scope, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
         let budget = self.budgets.of(scope);
         let sharing = self.entries.values();
-        let sharing = sharing.filter(|entry| place.shares(scope, &entry.victim.place()));
+        let sharing = sharing.filter(|entry| key.shares(scope, &entry.victim.budget_key()));
         let counting = sharing.filter_map(|entry| entry.counts(budget.window, now));
         let mut left: Vec<Duration> = counting.collect();
         let too_many = left.len().checked_sub(budget.evictions.into())?;
@@ -267,25 +267,25 @@ impl Ledger {
     }
 
     /// Reserves an eviction if all budgets allow it. A repeated request renews the reservation for another
-    /// [`RESERVED`].
+    /// [`RESERVATION_TIMEOUT`].
     ///
     /// # Errors
     /// The budget that is spent.
-    pub fn ask(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Spent> {
-        if let Some(known) = self.entries.get_mut(&victim.uid) {
-            if known.stage == Stage::Reserved {
-                known.since = now;
+    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Spent> {
+        if let Some(entry) = self.entries.get_mut(&victim.uid) {
+            if entry.stage == Stage::Reserved {
+                entry.since = now;
             }
             return Ok(Granted::Again);
         }
-        if let Some(spent) = self.spent(&victim.place(), now) {
+        if let Some(spent) = self.spent(&victim.budget_key(), now) {
             return Err(spent);
         }
         let entry = Entry {
             stage: Stage::Reserved,
             reserved: now,
             since: now,
-            looked: now,
+            last_polled: now,
             victim,
         };
         self.entries.insert(entry.victim.uid.clone(), entry);
@@ -293,50 +293,50 @@ impl Ledger {
     }
 
     /// At most `max` pods to poll now, least recently polled first.
-    pub fn due(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
+    pub fn due_for_poll(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
         let is_due = |entry: &&mut Entry| {
             let pause = match entry.stage {
                 Stage::Reserved => POLL_RESERVED,
                 Stage::Ending => POLL_ENDING,
                 Stage::Ended => return false,
             };
-            now.since(entry.looked) >= pause
+            now.since(entry.last_polled) >= pause
         };
         let mut due: Vec<&mut Entry> = self.entries.values_mut().filter(is_due).collect();
-        ordered::sort_by(&mut due, |a, b| a.looked.cmp(&b.looked));
+        ordered::sort_by(&mut due, |a, b| a.last_polled.cmp(&b.last_polled));
         let take = |entry: &mut Entry| {
-            entry.looked = now;
+            entry.last_polled = now;
             entry.victim.clone()
         };
         due.into_iter().take(max).map(take).collect()
     }
 
-    /// Applies the result of a poll that started at `begun`.
-    pub fn look(
+    /// Applies the result of a poll that started at `started`.
+    pub fn observe(
         &mut self,
         uid: &str,
-        seen: Seen,
-        begun: BootTime,
+        seen: PodState,
+        started: BootTime,
         now: BootTime,
     ) -> Option<Settled> {
         let entry = self.entries.get_mut(uid)?;
         match (entry.stage, seen) {
-            (Stage::Reserved, Seen::Running) => {
-                if begun.since(entry.since) < RESERVED {
+            (Stage::Reserved, PodState::Running) => {
+                if started.since(entry.since) < RESERVATION_TIMEOUT {
                     return None;
                 }
                 self.entries.remove(uid);
                 Some(Settled::Returned)
             }
-            (Stage::Reserved, Seen::Ending | Seen::Gone) => {
+            (Stage::Reserved, PodState::Terminating | PodState::Gone) => {
                 entry.since = now;
                 entry.stage = Stage::Ending;
-                if seen == Seen::Gone {
+                if seen == PodState::Gone {
                     entry.stage = Stage::Ended;
                 }
                 Some(Settled::Confirmed)
             }
-            (Stage::Ending, Seen::Gone) => {
+            (Stage::Ending, PodState::Gone) => {
                 entry.stage = Stage::Ended;
                 None
             }
@@ -383,7 +383,7 @@ impl Ledger {
     }
 
     /// Removes entries that count for no budget any more.
-    pub fn forget(&mut self, now: BootTime) {
+    pub fn prune(&mut self, now: BootTime) {
         let longest = self.budgets.longest();
         self.entries
             .retain(|_, entry| entry.counts(longest, now).is_some());

@@ -60,12 +60,12 @@ impl EvictionMetrics {
         registry.register_with_unit("eviction_answer", help, Unit::Seconds, seconds);
         let help = "Allowed evictions by outcome: confirmed, or returned to the budgets";
         registry.register("eviction_settled", help, self.settled.clone());
-        let help =
-            "Evictions that count against the budgets, by stage: reserved, ending or ended; leader only";
+        let help = "Evictions that count against the budgets, by stage: reserved, ending or ended; leader only";
         registry.register("evictions", help, self.stages.clone());
         let help = "Evictions that count against the fleet's budget; leader only";
         registry.register("eviction_fleet_used", help, self.fleet.clone());
-        let help = "Failed reads or writes of the eviction record: no eviction is allowed meanwhile";
+        let help =
+            "Failed reads or writes of the eviction record: no eviction is allowed meanwhile";
         registry.register("eviction_record_errors", help, self.unrecorded.clone());
     }
 

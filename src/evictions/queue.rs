@@ -16,13 +16,13 @@ use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
 /// Limit of requests in progress at a time; others wait.
-const MAX_AT_ONCE: usize = 64;
+const MAX_CONCURRENT: usize = 64;
 
 /// Rate limit per node. An agent never has more pods to evict in that time.
 const WINDOW: Duration = Duration::from_secs(10);
 const MAX_IN_WINDOW: u32 = 64;
 /// A request is not repeated after this time.
-const REMEMBERED: Duration = Duration::from_mins(10);
+const HISTORY: Duration = Duration::from_mins(10);
 
 /// A request with the channel for its answer; `None` is sent if this replica does not lead.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ type Reply = oneshot::Sender<Option<Answer>>;
 
 /// The last request of a node.
 #[derive(Debug)]
-struct Last {
+struct LastRequest {
     key: Key,
     state: State,
     /// Start of the rate limit window, and the number of requests in it.
@@ -53,7 +53,7 @@ enum State {
     Done(Answer),
 }
 
-impl Last {
+impl LastRequest {
     const fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
@@ -96,9 +96,9 @@ enum Step {
 
 /// The last request of each node.
 #[derive(Debug, Default)]
-struct Lasts(HashMap<Arc<str>, Last>);
+struct LastRequests(HashMap<Arc<str>, LastRequest>);
 
-impl Lasts {
+impl LastRequests {
     fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply, now: BootTime) -> Step {
         let mut window = (now, 0);
         if let Some(last) = self.0.get_mut(node) {
@@ -116,7 +116,7 @@ impl Lasts {
             let why = "the node's agent requests too many evictions";
             return Step::Refuse(reply, Refusal::later("too_many", why));
         }
-        let last = Last {
+        let last = LastRequest {
             key: key.clone(),
             state: State::Running(vec![reply]),
             window: (window.0, window.1 + 1),
@@ -128,7 +128,7 @@ impl Lasts {
 
     /// Removes nodes without recent requests.
     fn forget_old(&mut self, now: BootTime) {
-        let is_recent = |last: &Last| now.since(last.window.0) < REMEMBERED;
+        let is_recent = |last: &LastRequest| now.since(last.window.0) < HISTORY;
         self.0
             .retain(|_, last| is_recent(last) || last.is_running());
     }
@@ -139,7 +139,7 @@ impl Lasts {
     }
 
     /// Stores the answer, and returns the channels waiting for it.
-    fn done(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
+    fn finish(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
         let Some(last) = self.0.get_mut(node) else {
             return Vec::new();
         };
@@ -154,7 +154,7 @@ impl Lasts {
 pub struct Queue {
     handler: Arc<Handler>,
     pending: mpsc::Receiver<Pending>,
-    lasts: Lasts,
+    last_requests: LastRequests,
     /// Accepted but not started, at most one per node.
     waiting: VecDeque<(Arc<str>, EvictionRequest, BootTime)>,
     running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
@@ -166,7 +166,7 @@ impl Queue {
         Self {
             handler: Arc::new(handler),
             pending,
-            lasts: Lasts::default(),
+            last_requests: LastRequests::default(),
             waiting: VecDeque::new(),
             running: FuturesUnordered::new(),
         }
@@ -181,9 +181,9 @@ impl Queue {
                     Some(pending) => self.take(pending),
                     None => return,
                 },
-                Some((node, answer)) = self.running.next() => self.done(&node, &answer),
+                Some((node, answer)) = self.running.next() => self.finish(&node, &answer),
             }
-            self.begin();
+            self.start_waiting();
         }
     }
 
@@ -194,12 +194,12 @@ impl Queue {
             reply,
         } = pending;
         if !self.handler.leads() {
-            self.lasts.forget_answered();
+            self.last_requests.forget_answered();
             reply.send(None).ok();
             return;
         }
         let now = clock::now();
-        match self.lasts.take(&node, &request.key, reply, now) {
+        match self.last_requests.take(&node, &request.key, reply, now) {
             Step::Run => self
                 .waiting
                 .push_back((node, request, now + ANSWER_TIMEOUT)),
@@ -213,14 +213,14 @@ impl Queue {
     }
 
     /// Starts waiting requests up to the limit. Those that waited too long are dropped: their agent has timed out.
-    fn begin(&mut self) {
-        while self.running.len() < MAX_AT_ONCE
+    fn start_waiting(&mut self) {
+        while self.running.len() < MAX_CONCURRENT
             && let Some((node, request, deadline)) = self.waiting.pop_front()
         {
             if clock::now() >= deadline {
                 let late = Refusal::late();
                 self.handler.metrics.answered(late.label, ANSWER_TIMEOUT);
-                self.done(&node, &late.answer);
+                self.finish(&node, &late.answer);
                 continue;
             }
             let handler = Arc::clone(&self.handler);
@@ -232,8 +232,8 @@ impl Queue {
         }
     }
 
-    fn done(&mut self, node: &str, answer: &Answer) {
-        for reply in self.lasts.done(node, answer) {
+    fn finish(&mut self, node: &str, answer: &Answer) {
+        for reply in self.last_requests.finish(node, answer) {
             // The connection may be gone.
             reply.send(Some(answer.clone())).ok();
         }
@@ -251,34 +251,37 @@ mod tests {
         }
     }
 
-    fn take(lasts: &mut Lasts, key: &Key) -> (Step, oneshot::Receiver<Option<Answer>>) {
-        take_at(lasts, key, 0)
+    fn take(
+        last_requests: &mut LastRequests,
+        key: &Key,
+    ) -> (Step, oneshot::Receiver<Option<Answer>>) {
+        take_at(last_requests, key, 0)
     }
 
     fn take_at(
-        lasts: &mut Lasts,
+        last_requests: &mut LastRequests,
         key: &Key,
         second: u64,
     ) -> (Step, oneshot::Receiver<Option<Answer>>) {
         let (reply, answer) = oneshot::channel();
         let now = BootTime::default() + Duration::from_secs(100 + second);
-        (lasts.take(&Arc::from("n"), key, reply, now), answer)
+        (last_requests.take(&Arc::from("n"), key, reply, now), answer)
     }
 
     #[test]
     fn a_repeated_request_gets_the_same_answer_and_runs_once() {
-        let mut lasts = Lasts::default();
-        let (first, _answer) = take(&mut lasts, &key("b", 1));
+        let mut last_requests = LastRequests::default();
+        let (first, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(matches!(first, Step::Run), "{first:?}");
-        let (again, _answer) = take(&mut lasts, &key("b", 1));
+        let (again, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(matches!(again, Step::Join), "{again:?}");
-        let (other, _answer) = take(&mut lasts, &key("b", 2));
+        let (other, _answer) = take(&mut last_requests, &key("b", 2));
         assert!(
             matches!(&other, Step::Refuse(_, refusal) if refusal.label == "running"),
             "{other:?}"
         );
-        assert_eq!(lasts.done("n", &Answer::Accepted).len(), 2);
-        let (late, _answer) = take(&mut lasts, &key("b", 1));
+        assert_eq!(last_requests.done("n", &Answer::Accepted).len(), 2);
+        let (late, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(
             matches!(late, Step::Answer(_, Answer::Accepted)),
             "{late:?}"
@@ -287,30 +290,30 @@ mod tests {
 
     #[test]
     fn a_stolen_token_cannot_flood_the_leader() {
-        let mut lasts = Lasts::default();
-        let runs = |lasts: &mut Lasts, sequence, second| {
-            let (step, _answer) = take_at(lasts, &key("b", sequence), second);
+        let mut last_requests = LastRequests::default();
+        let runs = |last_requests: &mut LastRequests, sequence, second| {
+            let (step, _answer) = take_at(last_requests, &key("b", sequence), second);
             let runs = matches!(step, Step::Run);
-            drop(lasts.done("n", &Answer::Gone));
+            drop(last_requests.done("n", &Answer::Gone));
             runs
         };
-        let taken = (0..1000).filter(|sequence| runs(&mut lasts, *sequence, 0));
+        let taken = (0..1000).filter(|sequence| runs(&mut last_requests, *sequence, 0));
         assert_eq!(taken.count(), 64);
-        assert!(!runs(&mut lasts, 2000, 9));
-        assert!(runs(&mut lasts, 2001, 10), "another window");
+        assert!(!runs(&mut last_requests, 2000, 9));
+        assert!(runs(&mut last_requests, 2001, 10), "another window");
     }
 
     #[test]
     fn older_requests_of_a_boot_are_refused_and_a_new_boot_starts_over() {
-        let mut lasts = Lasts::default();
-        drop(take(&mut lasts, &key("b", 7)));
-        drop(lasts.done("n", &Answer::Gone));
-        let (old, _answer) = take(&mut lasts, &key("b", 6));
+        let mut last_requests = LastRequests::default();
+        drop(take(&mut last_requests, &key("b", 7)));
+        drop(last_requests.done("n", &Answer::Gone));
+        let (old, _answer) = take(&mut last_requests, &key("b", 6));
         assert!(
             matches!(&old, Step::Refuse(_, refusal) if refusal.label == "outdated"),
             "{old:?}"
         );
-        let (booted, _answer) = take(&mut lasts, &key("a", 1));
+        let (booted, _answer) = take(&mut last_requests, &key("a", 1));
         assert!(matches!(booted, Step::Run), "{booted:?}");
     }
 }

@@ -53,7 +53,7 @@ pub struct FirstSeen(BTreeMap<String, BootTime>);
 
 impl FirstSeen {
     /// Updates from the current record.
-    pub fn take(&mut self, record: &Record, now: BootTime) {
+    pub fn update(&mut self, record: &Record, now: BootTime) {
         let before = std::mem::take(&mut self.0);
         let confirmed = record.evictions.iter().filter(|it| it.confirmed);
         let since = |uid: &String| before.get(uid).copied().unwrap_or(now);

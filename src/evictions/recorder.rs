@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{Granted, Ledger, Seen, Settled, Spent, Victim};
+use super::ledger::{Granted, Ledger, PodState, Settled, Spent, Victim};
 use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
 use crate::cluster::client::{CallError, call, describe, found, stored};
@@ -33,18 +33,18 @@ const FIELD: &str = "evictions.json";
 /// Interval of periodic work.
 const TICK: Duration = Duration::from_secs(1);
 /// Limit of concurrent pod polls.
-const MAX_LOOKS: usize = 64;
+const MAX_CONCURRENT_POLLS: usize = 64;
 /// Limit of reservations per write.
-const MAX_AT_ONCE: usize = 256;
+const MAX_BATCH: usize = 256;
 /// Attempts after a write conflict. Other clients rarely write this object.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Why no eviction can be allowed.
 #[derive(Debug, Error)]
 pub enum RecordError {
     /// The record can't be read or written.
     #[error("failed to read or write the ConfigMap {0}: {words}", words = .1.words())]
-    Keep(String, CallError),
+    Access(String, CallError),
     /// Another replica leads.
     #[error("another replica leads after term {0}")]
     Deposed(u64),
@@ -116,26 +116,26 @@ pub struct Location {
 }
 
 /// UID of a polled pod, when the poll started, and its result.
-type Look = (String, BootTime, Result<Seen, CallError>);
+type PollResult = (String, BootTime, Result<PodState, CallError>);
 
 /// Keeps the ledger and its record in step.
 pub struct Recorder {
     client: Client,
     records: Api<ConfigMap>,
     location: Location,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     ledger: SharedLedger,
     changes: mpsc::Receiver<Change>,
     metrics: EvictionMetrics,
     first_seen: FirstSeen,
-    looks: FuturesUnordered<BoxFuture<'static, Look>>,
+    polls: FuturesUnordered<BoxFuture<'static, PollResult>>,
     /// Term in which the ledger was opened.
     epoch: Option<u64>,
     /// The record as last written, and its version. `None`: it does not exist.
     written: Record,
     version: Option<String>,
     /// The last error, so that it is logged once.
-    wrong: String,
+    last_error: String,
 }
 
 impl Recorder {
@@ -143,7 +143,7 @@ impl Recorder {
     pub fn new(
         client: Client,
         location: Location,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         ledger: SharedLedger,
         changes: mpsc::Receiver<Change>,
         metrics: EvictionMetrics,
@@ -152,16 +152,16 @@ impl Recorder {
             records: Api::namespaced(client.clone(), &location.namespace),
             client,
             location,
-            standing,
+            leadership,
             ledger,
             changes,
             metrics,
             first_seen: FirstSeen::default(),
-            looks: FuturesUnordered::new(),
+            polls: FuturesUnordered::new(),
             epoch: None,
             written: Record::default(),
             version: None,
-            wrong: String::new(),
+            last_error: String::new(),
         }
     }
 
@@ -171,20 +171,20 @@ impl Recorder {
         let mut followed = followed.boxed();
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut standing = self.standing.clone();
+        let mut leadership = self.leadership.clone();
         loop {
             tokio::select! {
                 change = self.changes.recv() => match change {
-                    Some(change) => self.take(change).await,
+                    Some(change) => self.apply(change).await,
                     None => return,
                 },
                 Some(record) = followed.next() => self.follow(record.ok().flatten().as_ref()),
-                Some(look) = self.looks.next() => self.looked(look),
-                changed = standing.changed() => match changed {
-                    Ok(()) => self.turn().await,
+                Some(result) = self.polls.next() => self.polled(result),
+                changed = leadership.changed() => match changed {
+                    Ok(()) => self.reconcile().await,
                     Err(_) => return,
                 },
-                _ = tick.tick() => self.turn().await,
+                _ = tick.tick() => self.reconcile().await,
             }
         }
     }
@@ -192,12 +192,12 @@ impl Recorder {
     /// Follows the record as a standby.
     fn follow(&mut self, map: Option<&ConfigMap>) {
         if let Some(Ok(record)) = map.map(read) {
-            self.first_seen.take(&record, clock::now());
+            self.first_seen.update(&record, clock::now());
         }
     }
 
     /// Opens or closes the ledger with leadership, and does periodic work.
-    async fn turn(&mut self) {
+    async fn reconcile(&mut self) {
         let epoch = self.term();
         if self.epoch != epoch {
             self.close();
@@ -210,35 +210,35 @@ impl Recorder {
         } else {
             self.settle(epoch).await
         };
-        self.note(outcome);
+        self.log_outcome(outcome);
         let now = clock::now();
         let ledger = self.ledger.lock();
         self.metrics.counts(ledger.as_ref(), now);
     }
 
     fn term(&self) -> Option<u64> {
-        let term = self.standing.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::now());
         term.map(|term| term.epoch)
     }
 
     fn close(&mut self) {
         self.epoch = None;
         *self.ledger.lock() = None;
-        self.looks.clear();
+        self.polls.clear();
         self.metrics.counts(None, clock::now());
     }
 
-    fn note(&mut self, outcome: Result<(), RecordError>) {
+    fn log_outcome(&mut self, outcome: Result<(), RecordError>) {
         let why = outcome
             .err()
             .map_or_else(String::new, |error| describe(&error));
         if !why.is_empty() {
             self.metrics.unrecorded();
         }
-        if why != self.wrong && !why.is_empty() {
+        if why != self.last_error && !why.is_empty() {
             tracing::error!(why, "no pod is evicted");
         }
-        self.wrong = why;
+        self.last_error = why;
     }
 
     /// Starts a term from the previous leader's record.
@@ -246,15 +246,15 @@ impl Recorder {
         let record = self.read(epoch).await?;
         let now = clock::now();
         let ledger = if let Ok(record) = record {
-            self.first_seen.take(&record, now);
+            self.first_seen.update(&record, now);
             Ledger::resume(self.location.budgets, record, &self.first_seen, now)
         } else {
             let nothing = Record::default();
-            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).shut(now)
+            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).close(now)
         };
         // Conditional on the version just read: if the previous leader has written since, that is read first.
         let stored = self.store(&ledger.record(epoch, now)).await;
-        stored.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
+        stored.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
         let counting = self.written.evictions.len();
         tracing::info!(
             epoch,
@@ -269,18 +269,18 @@ impl Recorder {
     /// Polls pods, and records what was settled since.
     async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
         let now = clock::now();
-        let free = MAX_LOOKS.saturating_sub(self.looks.len());
+        let free = MAX_CONCURRENT_POLLS.saturating_sub(self.polls.len());
         let due = self.ledger.change(|ledger| {
-            ledger.forget(now);
-            ledger.due(now, free)
+            ledger.prune(now);
+            ledger.due_for_poll(now, free)
         });
         for victim in due.unwrap_or_default() {
             let client = self.client.clone();
-            let look = async move {
-                let seen = look(&client, &victim).await;
-                (victim.uid, now, seen)
+            let poll = async move {
+                let state = poll(&client, &victim).await;
+                (victim.uid, now, state)
             };
-            self.looks.push(look.boxed());
+            self.polls.push(poll.boxed());
         }
         match self.ledger.read(|ledger| ledger.record(epoch, now)) {
             Some(record) if record != self.written => self.write(epoch, &record).await,
@@ -288,24 +288,24 @@ impl Recorder {
         }
     }
 
-    fn looked(&mut self, (uid, begun, seen): Look) {
+    fn polled(&mut self, (uid, started, state): PollResult) {
         // A failed poll is repeated.
-        let Ok(seen) = seen else {
+        let Ok(state) = state else {
             return;
         };
         let now = clock::now();
         let settled = self
             .ledger
-            .change(|ledger| ledger.look(&uid, seen, begun, now));
+            .change(|ledger| ledger.observe(&uid, state, started, now));
         if let Some(settled) = settled.flatten() {
             self.metrics.settled(settled);
         }
     }
 
     /// Applies this change and all others that are queued, with one write.
-    async fn take(&mut self, change: Change) {
+    async fn apply(&mut self, change: Change) {
         let mut changes = vec![change];
-        while changes.len() < MAX_AT_ONCE
+        while changes.len() < MAX_BATCH
             && let Ok(more) = self.changes.try_recv()
         {
             changes.push(more);
@@ -351,7 +351,7 @@ impl Recorder {
         let reserved: Vec<String> = reservations.iter().map(|(it, _)| it.uid.clone()).collect();
         let (replies, answers): (Vec<_>, Vec<_>) = reservations
             .into_iter()
-            .map(|(victim, reply)| (reply, ledger.ask(victim, now)))
+            .map(|(victim, reply)| (reply, ledger.reserve(victim, now)))
             .unzip();
         let record = ledger.record(epoch, now);
         let outcome = if record == self.written {
@@ -360,7 +360,7 @@ impl Recorder {
             self.write(epoch, &record).await
         };
         let recorded = outcome.is_ok();
-        self.note(outcome);
+        self.log_outcome(outcome);
         if !recorded {
             return;
         }
@@ -378,7 +378,7 @@ impl Recorder {
     /// lost.
     async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, RecordError> {
         let map = found(call(self.records.get(&self.location.name)).await);
-        let map = map.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
+        let map = map.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
         self.version = map
             .as_ref()
             .and_then(|map| map.metadata.resource_version.clone());
@@ -396,7 +396,7 @@ impl Recorder {
 
     /// Writes the record in our term, unless another replica leads.
     async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), RecordError> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             match self.store(record).await {
                 Ok(()) => return Ok(()),
                 // Another client changed, created or deleted it. The ledger is authoritative while we lead.
@@ -406,7 +406,7 @@ impl Recorder {
                         return Err(RecordError::Deposed(epoch));
                     }
                 }
-                Err(error) => return Err(RecordError::Keep(self.location.name.clone(), error)),
+                Err(error) => return Err(RecordError::Access(self.location.name.clone(), error)),
             }
         }
         Err(RecordError::Contested(self.location.name.clone()))
@@ -447,7 +447,7 @@ async fn put(
 }
 
 /// State of a pod.
-async fn look(client: &Client, victim: &Victim) -> Result<Seen, CallError> {
+async fn poll(client: &Client, victim: &Victim) -> Result<PodState, CallError> {
     let target = Target {
         namespace: victim.namespace.clone(),
         name: victim.name.clone(),
@@ -455,9 +455,9 @@ async fn look(client: &Client, victim: &Victim) -> Result<Seen, CallError> {
     };
     let pod = eviction::look::<PodObject>(client, &target).await?;
     Ok(match pod {
-        None => Seen::Gone,
-        Some(pod) if pod.metadata.deletion_timestamp.is_some() => Seen::Ending,
-        Some(_) => Seen::Running,
+        None => PodState::Gone,
+        Some(pod) if pod.metadata.deletion_timestamp.is_some() => PodState::Terminating,
+        Some(_) => PodState::Running,
     })
 }
 

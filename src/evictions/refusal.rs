@@ -35,10 +35,7 @@ impl Refusal {
 
     /// The checks took too long, and the agent has timed out.
     pub fn late() -> Self {
-        Self::later(
-            "late",
-            "the eviction could not be checked in time",
-        )
+        Self::later("late", "the eviction could not be checked in time")
     }
 
     /// The pod is gone, or another one has its name.

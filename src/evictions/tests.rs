@@ -20,7 +20,7 @@ use crate::cluster::election::Term;
 use crate::crd::eviction::{Delay, Key, Target};
 
 /// Enough for a very slow machine.
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 /// The budgets' window, longer than any test.
 const WINDOW: Duration = Duration::from_hours(1);
 
@@ -37,7 +37,7 @@ struct ApiServer {
     /// The pods whose eviction was posted.
     posted: Vec<String>,
     /// Whether all pods are terminating.
-    ends: bool,
+    terminates: bool,
     is_stopped: bool,
     /// Whether an emergency stop is created when an eviction is recorded.
     stops_when_recorded: bool,
@@ -78,7 +78,7 @@ impl ApiServer {
     }
 
     fn pod(&self, name: &str) -> Value {
-        let deleted = self.ends.then_some("2026-01-01T00:00:00Z");
+        let deleted = self.terminates.then_some("2026-01-01T00:00:00Z");
         json!({"metadata": {
             "name": name, "namespace": "shop", "uid": name, "resourceVersion": "1", "deletionTimestamp": deleted,
         }})
@@ -153,7 +153,7 @@ impl Leader {
                 hash: "h".to_owned(),
             };
             let Reply::Answer(answer) = self.evictions.evict(Arc::from(node), request).await else {
-                panic!("it leads");
+                panic!("not leading");
             };
             let why = answer.why().unwrap_or_default();
             if !why.contains("has not read") && !why.contains("in time") {
@@ -203,11 +203,11 @@ fn client(api_server: &Arc<Mutex<ApiServer>>) -> Client {
 
 async fn wait_until(mut condition: impl AsyncFnMut() -> bool) {
     let wait = async {
-        while !holds().await {
+        while !condition().await {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(SOON, wait).await.unwrap();
+    timeout(TIMEOUT, wait).await.unwrap();
 }
 
 fn is_unsettled(answer: &Answer) -> bool {
@@ -219,7 +219,7 @@ fn is_spent(answer: &Answer) -> bool {
 }
 
 /// An eviction with an unclear answer counts, until the pod is seen terminating and afterwards.
-async fn counts(answer: Posted) {
+async fn assert_counts(answer: Posted) {
     let leader = Leader::start(ApiServer {
         answer,
         ..ApiServer::default()
@@ -237,14 +237,14 @@ async fn counts(answer: Posted) {
         "{answer:?}: {unclear:?}"
     );
     assert!(leader.is_recorded("first", false), "{answer:?}");
-    let beside = leader.ask("node-a", "second").await;
-    assert!(is_unsettled(&beside), "{answer:?}: {beside:?}");
-    let elsewhere = leader.ask("node-b", "third").await;
-    assert!(is_spent(&elsewhere), "{answer:?}: {elsewhere:?}");
+    let same_node = leader.ask("node-a", "second").await;
+    assert!(is_unsettled(&same_node), "{answer:?}: {same_node:?}");
+    let other_node = leader.ask("node-b", "third").await;
+    assert!(is_spent(&other_node), "{answer:?}: {other_node:?}");
 
-    leader.api_server().ends = true;
-    until(async || is_spent(&leader.ask("node-a", "second").await)).await;
-    until(async || leader.is_recorded("first", true)).await;
+    leader.api_server().terminates = true;
+    wait_until(async || is_spent(&leader.ask("node-a", "second").await)).await;
+    wait_until(async || leader.is_recorded("first", true)).await;
     assert_eq!(leader.api_server().posted, ["first"], "{answer:?}");
 }
 
@@ -257,7 +257,7 @@ async fn an_eviction_with_an_unclear_answer_counts_until_a_poll_settles_it() {
         Some((503, "the server is overloaded")),
         Some((504, "gateway timeout")),
     ];
-    join_all(answers.map(counts)).await;
+    join_all(answers.map(assert_counts)).await;
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use super::front_proxy::Trust;
 use super::status::Refusal;
 
 /// Longer tokens are ignored.
-const LONGEST_TOKEN: usize = 16 << 10;
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 /// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Authenticator {
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
     ) -> Result<User, Refusal> {
-        let passed_on = {
+        let forwarded_user = {
             let trust = self.trust.borrow();
             if trust.is_none() && !certificates.is_empty() {
                 return Err(Refusal::unknown("which front proxies to trust"));
@@ -89,7 +89,7 @@ impl Authenticator {
             let trust = trust.as_ref().filter(is_proxy);
             trust.and_then(|trust| trust.user(headers))
         };
-        match (passed_on, bearer(headers)) {
+        match (forwarded_user, bearer(headers)) {
             (Some(user), _) => Ok(user),
             (None, Some(token)) => {
                 let review = review(&self.client, token, None);
@@ -135,8 +135,9 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     let token = token.trim();
-    let fits =
-        scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
+    let fits = scheme.eq_ignore_ascii_case("bearer")
+        && !token.is_empty()
+        && token.len() <= MAX_TOKEN_BYTES;
     fits.then_some(token)
 }
 
@@ -154,8 +155,8 @@ mod tests {
         let (headers, certificate) = (HeaderMap::new(), [CertificateDer::from(vec![0; 8])]);
         let early = authenticator.identify(&headers, &certificate).await;
         assert_eq!(early.unwrap_err().code, 503);
-        let stranger = authenticator.identify(&headers, &[]).await;
-        assert_eq!(stranger.unwrap_err().code, 401);
+        let anonymous = authenticator.identify(&headers, &[]).await;
+        assert_eq!(anonymous.unwrap_err().code, 401);
         trust.send_replace(Some(Trust::default()));
         let late = authenticator.identify(&headers, &certificate).await;
         assert_eq!(late.unwrap_err().code, 401);

@@ -20,9 +20,9 @@ use super::certificates::Pair;
 const AUTHORITY_HOURS: i64 = 24 * 365;
 /// Lifetime of a certificate. It is replaced after two thirds of that.
 const CERTIFICATE_HOURS: i64 = 24 * 30;
-const LASTING_HOURS: i64 = CERTIFICATE_HOURS * 2 / 3;
+const RENEW_AFTER_HOURS: i64 = CERTIFICATE_HOURS * 2 / 3;
 /// How long a new authority is published before it signs, and the tolerated clock skew.
-const KNOWN_HOURS: i64 = 24;
+const PUBLISH_HOURS: i64 = 24;
 const SKEW_HOURS: i64 = 1;
 
 /// Why there is no certificate.
@@ -67,7 +67,7 @@ impl Authority {
     }
 
     /// It was created by a machine whose clock is ahead: clients don't accept it yet.
-    fn is_early(&self, now: Timestamp) -> bool {
+    fn is_from_future(&self, now: Timestamp) -> bool {
         now < later(self.made, -SKEW_HOURS)
     }
 }
@@ -117,9 +117,9 @@ pub struct Certified {
     /// The authority that signed it, in PEM.
     pub signer: String,
     /// When it should be replaced.
-    pub replace: Timestamp,
+    pub renew_at: Timestamp,
     /// When it expires.
-    pub ends: Timestamp,
+    pub expires: Timestamp,
 }
 
 impl Authorities {
@@ -136,7 +136,7 @@ impl Authorities {
     /// If a new authority is due: all valid ones and a new one.
     pub fn renewed(&self, now: Timestamp) -> Result<Option<Self>, CertificateError> {
         let fresh = |authority: &Authority| {
-            !authority.is_early(now) && now < later(authority.made, AUTHORITY_HOURS * 2 / 3)
+            !authority.is_from_future(now) && now < later(authority.made, AUTHORITY_HOURS * 2 / 3)
         };
         if self.0.last().is_some_and(fresh) {
             return Ok(None);
@@ -161,9 +161,11 @@ impl Authorities {
         let newest_first = self.0.iter().rev();
         let mut valid = newest_first.filter(|authority| authority.is_valid(now));
         let any = valid.clone().next();
-        let newest = valid.clone().find(|authority| !authority.is_early(now));
+        let newest = valid
+            .clone()
+            .find(|authority| !authority.is_from_future(now));
         valid
-            .find(|authority| now >= later(authority.made, KNOWN_HOURS))
+            .find(|authority| now >= later(authority.made, PUBLISH_HOURS))
             .or(newest)
             .or(any)
     }
@@ -171,8 +173,8 @@ impl Authorities {
     /// Whether a certificate needs no replacement.
     pub fn is_current(&self, certified: &Certified, now: Timestamp) -> bool {
         let signer = self.signer(now).map(|signer| &signer.certificate);
-        let begins = later(certified.replace, -LASTING_HOURS - SKEW_HOURS);
-        signer == Some(&certified.signer) && (begins..certified.replace).contains(&now)
+        let valid_from = later(certified.renew_at, -RENEW_AFTER_HOURS - SKEW_HOURS);
+        signer == Some(&certified.signer) && (valid_from..certified.renew_at).contains(&now)
     }
 
     /// Issues a certificate for servers of these names and for clients.
@@ -196,8 +198,8 @@ impl Authorities {
                 key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             }),
             signer: signer.certificate.clone(),
-            replace: later(now, LASTING_HOURS),
-            ends: later(now, CERTIFICATE_HOURS),
+            renew_at: later(now, RENEW_AFTER_HOURS),
+            expires: later(now, CERTIFICATE_HOURS),
         })
     }
 }

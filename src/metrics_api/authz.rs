@@ -1,4 +1,4 @@
-//! Authorization by cached SubjectAccessReviews.
+//! Authorization by cached `SubjectAccessReviews`.
 //!
 //! Requests passed on by the API server were authorized there already; this is for direct clients.
 
@@ -20,7 +20,7 @@ const MASTERS: &str = "system:masters";
 
 /// The access to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deed<'a> {
+pub struct Access<'a> {
     /// `get`, `list` or `watch`.
     pub verb: &'static str,
     /// One object; `None`: all.
@@ -49,15 +49,16 @@ impl Authorizer {
     ///
     /// # Errors
     /// It is denied, or the API server does not answer.
-    pub async fn allow(&self, user: &User, deed: Deed<'_>) -> Result<(), Refusal> {
+    pub async fn allow(&self, user: &User, access: Access<'_>) -> Result<(), Refusal> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
-        let spec = question(user, deed);
+        let spec = question(user, access);
         let question = serde_json::to_vec(&spec).unwrap_or_default();
         let review = review(&self.client, spec);
         let answer = self.answers.answer(&question, review).await?;
-        answer.map_err(|why| Refusal::forbidden(&user.name, deed.verb, deed.name, why.as_deref()))
+        answer
+            .map_err(|why| Refusal::forbidden(&user.name, access.verb, access.name, why.as_deref()))
     }
 }
 
@@ -80,7 +81,7 @@ async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer
     })
 }
 
-fn question(user: &User, deed: Deed<'_>) -> SubjectAccessReviewSpec {
+fn question(user: &User, access: Access<'_>) -> SubjectAccessReviewSpec {
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: user.uid.clone(),
@@ -90,8 +91,8 @@ fn question(user: &User, deed: Deed<'_>) -> SubjectAccessReviewSpec {
             group: Some(GROUP.to_owned()),
             version: Some(VERSION.to_owned()),
             resource: Some(PLURAL.to_owned()),
-            verb: Some(deed.verb.to_owned()),
-            name: deed.name.map(str::to_owned),
+            verb: Some(access.verb.to_owned()),
+            name: access.name.map(str::to_owned),
             ..ResourceAttributes::default()
         }),
         ..SubjectAccessReviewSpec::default()

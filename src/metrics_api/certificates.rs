@@ -68,13 +68,13 @@ impl Tls {
     ) -> Result<Self, TlsError> {
         let provider = provider();
         let roots = store(roots);
-        let anybody = Arc::new(Anybody(Arc::clone(&provider)));
+        let any_client = Arc::new(AnyClientCertificate(Arc::clone(&provider)));
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(Arc::clone(&roots))
             .with_client_auth_cert(pair.chain.clone(), pair.key.clone_key())?;
         Ok(Self {
-            server: Arc::new(server(pair, &provider, anybody, b"http/1.1")?),
+            server: Arc::new(server(pair, &provider, any_client, b"http/1.1")?),
             reports: Arc::new(server(pair, &provider, Arc::new(NoClientAuth), b"h2")?),
             client: Arc::new(client),
             replicas: WebPkiClientVerifier::builder_with_provider(roots, provider).build()?,
@@ -147,9 +147,9 @@ fn server(
 /// Requests a client certificate, and accepts any whose key the client has. It is verified per request: a handshake
 /// that fails while an authority rotates would break discovery.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyClientCertificate(Arc<CryptoProvider>);
 
-impl ClientCertVerifier for Anybody {
+impl ClientCertVerifier for AnyClientCertificate {
     fn client_auth_mandatory(&self) -> bool {
         false
     }

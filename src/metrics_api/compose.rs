@@ -142,7 +142,7 @@ pub struct Known {
     /// From the Lease.
     pub heartbeat: Option<Heartbeat>,
     /// When the heartbeat was seen, by this replica's clock.
-    pub beaten: Option<Timestamp>,
+    pub heartbeat_at: Option<Timestamp>,
     /// The last report, unless it is stale and the heartbeat is newer.
     pub report: Option<Arc<NodeMetricStatus>>,
     /// When the report was received, by this replica's clock.
@@ -160,7 +160,7 @@ pub struct Known {
 pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Content> {
     let (mut status, heard) = match &known.report {
         Some(report) => (NodeMetricStatus::clone(report), known.reported),
-        None => (by_heartbeat(node, known), known.beaten),
+        None => (by_heartbeat(node, known), known.heartbeat_at),
     };
     status.conditions = vec![healthy(node, known)];
     Ok(Content {

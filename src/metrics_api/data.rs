@@ -14,8 +14,8 @@ use super::store::{Limits, Store};
 /// The shared store.
 pub struct Data {
     store: Mutex<Store>,
-    standing: watch::Receiver<Standing>,
-    moved: watch::Sender<u64>,
+    leadership: watch::Receiver<Standing>,
+    changes: watch::Sender<u64>,
     /// Bytes of response parts that are not sent yet.
     unsent: Arc<AtomicUsize>,
 }
@@ -40,11 +40,11 @@ impl Drop for Part {
 
 impl Data {
     /// An empty store.
-    pub fn new(limits: Limits, standing: watch::Receiver<Standing>) -> Self {
+    pub fn new(limits: Limits, leadership: watch::Receiver<Standing>) -> Self {
         Self {
             store: Mutex::new(Store::new(limits)),
-            standing,
-            moved: watch::Sender::new(0),
+            leadership,
+            changes: watch::Sender::new(0),
             unsent: Arc::default(),
         }
     }
@@ -66,23 +66,23 @@ impl Data {
     pub fn read<T>(&self, read: impl FnOnce(&Store) -> T) -> Option<T> {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         // Checked after the lock is acquired: the process may have been suspended while it waited.
-        let term = self.standing.borrow().term(clock::now())?;
+        let term = self.leadership.borrow().term(clock::now())?;
         (store.term() == Some(term.epoch)).then(|| read(&store))
     }
 
-    /// Changes objects. Watches are notified by [`Self::wake`].
+    /// Changes objects. Watches are notified by [`Self::notify_watches`].
     pub fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         change(&mut self.store.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Notifies watches.
-    pub fn wake(&self) {
-        self.moved
+    pub fn notify_watches(&self) {
+        self.changes
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Changes whenever watches are notified.
-    pub fn moved(&self) -> watch::Receiver<u64> {
-        self.moved.subscribe()
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 }

@@ -13,7 +13,7 @@ use super::table;
 /// Objects encoded at a time: about 70 kB, so that buffers can be reused.
 const CHUNK: usize = 16;
 /// Bytes of an object besides its content, in a watch line or a table row as well.
-const FRAME: usize = 384;
+const OBJECT_OVERHEAD: usize = 384;
 /// The annotation of the bookmark that ends the initial objects of a watch.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
@@ -59,7 +59,7 @@ fn metadata(object: &Object, api_version: &str, text: &mut String) {
 
 impl Writer {
     /// Estimated size of encoded objects in bytes.
-    fn room<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> usize {
+    fn size_hint<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> usize {
         let whole = match self.form {
             Form::Plain => true,
             Form::Metadata => false,
@@ -68,7 +68,7 @@ impl Writer {
         let contents = objects.map(|object| &object.content);
         let sizes = contents.map(|content| {
             let status = if whole { content.status.len() } else { 0 };
-            content.metadata.len() + status + FRAME
+            content.metadata.len() + status + OBJECT_OVERHEAD
         });
         sizes.sum()
     }
@@ -95,7 +95,7 @@ impl Writer {
 
     /// A single object. `columns`: include the column definitions in a Table.
     pub fn object(&self, object: &Object, columns: bool) -> String {
-        let mut text = String::with_capacity(self.room(std::iter::once(object)));
+        let mut text = String::with_capacity(self.size_hint(std::iter::once(object)));
         self.write(object, columns, &mut text);
         text
     }
@@ -111,9 +111,10 @@ impl Writer {
     }
 
     /// Watch events, one per line. `columns`: include the column definitions in the first one of a Table.
-    pub fn lines(&self, told: &[(&str, Object)], mut columns: bool) -> String {
-        let mut text = String::with_capacity(self.room(told.iter().map(|(_, object)| object)));
-        for (kind, object) in told {
+    pub fn lines(&self, events: &[(&str, Object)], mut columns: bool) -> String {
+        let mut text =
+            String::with_capacity(self.size_hint(events.iter().map(|(_, object)| object)));
+        for (kind, object) in events {
             text.extend([r#"{"type":""#, kind, r#"","object":"#]);
             self.write(object, std::mem::take(&mut columns), &mut text);
             text.push_str("}\n");
@@ -152,7 +153,7 @@ impl Writer {
         let chunks = std::iter::from_fn(move || {
             let some = objects.as_slice();
             let some = &some[..some.len().min(CHUNK)];
-            let mut text = String::with_capacity(self.room(some.iter()));
+            let mut text = String::with_capacity(self.size_hint(some.iter()));
             for object in objects.by_ref().take(CHUNK) {
                 text.push_str(comma);
                 self.item(&object, &mut text);

@@ -38,13 +38,13 @@ impl Api {
         node: Arc<str>,
         request: Request<Incoming>,
         certificates: &[CertificateDer<'static>],
-        is_passed_on: bool,
+        is_forwarded: bool,
     ) -> Result<Answer, Refusal> {
         if *request.method() != Method::POST {
             return Err(Refusal::method());
         }
         // The forwarding replica has authenticated it already.
-        if !is_passed_on {
+        if !is_forwarded {
             let agents = reports.agents();
             self.is_agent_of(&node, agents, &request, certificates)
                 .await?;
@@ -57,12 +57,12 @@ impl Api {
         match reports.evictions().evict(Arc::clone(&node), request).await {
             Reply::Answer(answer) => Ok(answered(&answer)),
             // Never forward twice.
-            Reply::NotLeading(_) if is_passed_on => Ok(answered(&leaderless())),
-            Reply::NotLeading(_) => Ok(self.pass_to_leader(&node, body).await),
+            Reply::NotLeading(_) if is_forwarded => Ok(answered(&leaderless())),
+            Reply::NotLeading(_) => Ok(self.forward_to_leader(&node, body).await),
         }
     }
 
-    /// Requires the agents' ServiceAccount, with a token bound to a pod on that node.
+    /// Requires the agents' `ServiceAccount`, with a token bound to a pod on that node.
     async fn is_agent_of(
         &self,
         node: &str,
@@ -84,8 +84,8 @@ impl Api {
 
     /// The leader's answer. If the request may have arrived but was not answered, the state of the pod tells the
     /// outcome.
-    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Answer {
-        let leader = self.standing.borrow().leader();
+    async fn forward_to_leader(&self, node: &str, body: Bytes) -> Answer {
+        let leader = self.leadership.borrow().leader();
         let tls = self.tls.borrow().clone();
         let (Some(leader), Some(tls)) = (leader, tls) else {
             return answered(&leaderless());
@@ -112,7 +112,7 @@ fn not_evicted(status: StatusCode) -> eviction::Answer {
 }
 
 fn leaderless() -> eviction::Answer {
-    wait("the controller has no leader".to_owned())
+    wait("no replica of the controller leads".to_owned())
 }
 
 const fn wait(why: String) -> eviction::Answer {

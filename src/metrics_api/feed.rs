@@ -12,7 +12,7 @@ use crate::engine::time::BootTime;
 
 use super::compose::{Frame, Health, Heartbeat, Known, NodeKnown, RulesKnown, content};
 use super::data::Data;
-use super::reports::warm_up::{Heard, WarmUp};
+use super::reports::warm_up::{Progress, WarmUp};
 use super::reports::{Reports, Told, is_fresh};
 
 /// Applies observations of nodes to the store. Every existing Node has an object, whatever else is known about it.
@@ -69,11 +69,11 @@ fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
 
 impl Entry {
     /// Updates the agent's health and its start time. Returns whether it changed.
-    fn judge(&mut self, now: Timestamp) -> bool {
-        let heard = self.known.heartbeat.is_some() || self.known.report.is_some();
+    fn update_health(&mut self, now: Timestamp) -> bool {
+        let is_known = self.known.heartbeat.is_some() || self.known.report.is_some();
         // An agent that was removed is not unresponsive, and neither is its successor.
-        self.silent &= heard;
-        let health = match (heard, self.silent) {
+        self.silent &= is_known;
+        let health = match (is_known, self.silent) {
             (false, _) => Health::Unknown,
             (true, true) => Health::Silent,
             (true, false) => Health::Reporting,
@@ -88,7 +88,7 @@ impl Entry {
     /// Applies a heartbeat, which replaces a stale report. An agent without a Lease was removed. Returns whether
     /// anything changed. The renewal time of the Lease is only used if it was `listed`; otherwise the heartbeat was
     /// observed just now.
-    fn hear(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
+    fn observe_heartbeat(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
         let fresh = |(at, interval)| is_fresh(at, interval, now.boot);
         let is_stale = !self.reported.is_some_and(fresh);
         let mut is_new = false;
@@ -102,7 +102,7 @@ impl Entry {
             None => None,
         };
         if set(&mut self.known.heartbeat, heartbeat) {
-            self.known.beaten = since;
+            self.known.heartbeat_at = since;
             is_new = true;
         }
         is_new
@@ -162,7 +162,7 @@ impl Feed {
         }
         match node.map(|node| Frame::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),
-            Err(error) => not_written(name, &error),
+            Err(error) => log_encode_error(name, &error),
         }
     }
 
@@ -183,22 +183,24 @@ impl Feed {
     /// An agent's Lease changed. `None`: it has no holder.
     pub fn heartbeat(&mut self, name: &str, heartbeat: Option<Heartbeat>) {
         let (listed, now) = (!self.leases, Now::read());
-        self.change(name, |entry| entry.hear(heartbeat, listed, now));
+        self.change(name, |entry| {
+            entry.observe_heartbeat(heartbeat, listed, now)
+        });
     }
 
     /// An agent reported.
-    pub fn report(&mut self, told: Told) {
+    pub fn report(&mut self, report: Told) {
         let Told {
             node,
             at,
             interval,
             status,
-        } = told;
-        let came = clock::wall() - clock::now().since(at);
+        } = report;
+        let received_at = clock::wall() - clock::now().since(at);
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
             entry.known.report = Some(status);
-            entry.known.reported = Some(came);
+            entry.known.reported = Some(received_at);
             true
         });
     }
@@ -221,7 +223,7 @@ impl Feed {
         };
         let was_there = entry.node.is_some();
         let is_new = change(entry);
-        let is_judged_anew = entry.judge(clock::wall());
+        let health_changed = entry.update_health(clock::wall());
         let Some(node) = &entry.node else {
             entry.forget_report();
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
@@ -233,13 +235,13 @@ impl Feed {
             }
             return;
         };
-        if !is_new && !is_judged_anew {
+        if !is_new && !health_changed {
             return;
         }
         self.changed = true;
         match content(name, node, &entry.known) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
-            Err(error) => not_written(name, &error),
+            Err(error) => log_encode_error(name, &error),
         }
     }
 
@@ -247,7 +249,7 @@ impl Feed {
     pub fn lead(&mut self, epoch: Option<u64>) {
         // In a new term, every agent is considered live until its grace period has passed.
         if std::mem::replace(&mut self.term, epoch) != epoch {
-            self.forget_silences();
+            self.reset_health();
         }
         // A standby warms up too, so that it has all reports when it takes over.
         let is_warm = self.is_warm();
@@ -263,7 +265,7 @@ impl Feed {
         self.changed = true;
     }
 
-    fn forget_silences(&mut self) {
+    fn reset_health(&mut self) {
         let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
         let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
         for name in silent {
@@ -277,15 +279,15 @@ impl Feed {
         }
         let (nodes, leases) = (&self.nodes, self.leases);
         self.warm_up.is_over(clock::now(), || {
-            let there = nodes.values().filter(|entry| entry.node.is_some());
-            let living = there.filter(|entry| entry.known.heartbeat.is_some());
+            let existing = nodes.values().filter(|entry| entry.node.is_some());
+            let live = existing.filter(|entry| entry.known.heartbeat.is_some());
             let (mut all, mut reported) = (0, 0);
-            for entry in living {
+            for entry in live {
                 all += 1;
                 reported += usize::from(entry.reported.is_some());
             }
-            Heard {
-                living: leases.then_some(all),
+            Progress {
+                live: leases.then_some(all),
                 reported,
             }
         })
@@ -294,12 +296,12 @@ impl Feed {
     /// Notifies watches of changes.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.changed) {
-            self.data.wake();
+            self.data.notify_watches();
         }
     }
 }
 
-fn not_written(name: &str, error: &serde_json::Error) {
+fn log_encode_error(name: &str, error: &serde_json::Error) {
     tracing::error!(name, %error, "failed to encode a NodeMetric as JSON");
 }
 

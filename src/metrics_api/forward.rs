@@ -26,7 +26,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Buffer between the leader's response and the client.
 const BUFFER: usize = 64 << 10;
 /// Header of forwarded requests, so that they are never forwarded twice.
-const MARK: &str = "x-plimsoll-forwarded";
+const FORWARDED_HEADER: &str = "x-plimsoll-forwarded";
 
 /// Why there is no answer of the leader.
 #[derive(Debug, Error)]
@@ -60,7 +60,7 @@ impl ForwardError {
 
 /// Whether a request was forwarded.
 pub fn is_forwarded(headers: &HeaderMap) -> bool {
-    headers.contains_key(MARK)
+    headers.contains_key(FORWARDED_HEADER)
 }
 
 /// Sends a GET, or a POST of `body`, to the leader; `limit` bounds the time to the response headers. The body is
@@ -80,7 +80,7 @@ pub async fn pass(
         Some(_) => Request::post(path),
         None => Request::get(path),
     };
-    let mut request = request.header(HOST, name).header(MARK, "1");
+    let mut request = request.header(HOST, name).header(FORWARDED_HEADER, "1");
     if !accept.is_empty() {
         request = request.header(ACCEPT, accept);
     }

@@ -22,62 +22,65 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::certificates::Tls;
-use super::patience::Patience;
-use super::readers::{Reader, Readers};
-use super::reports::Newcomers;
+use super::client_lag::{ClientLag, ClientLags};
+use super::reports::NewConnections;
 use super::server::Api;
-use super::watch::MOST;
+use super::watch::MAX_DURATION;
+use super::write_timeout::WriteTimeout;
 use crate::serve::{self, ServeError};
 
 /// Time limit for the TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the next request's headers. API servers keep connections for 90 s.
-const HEADERS: Duration = Duration::from_secs(100);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(100);
 /// Time limit for a client that reads nothing, such as a stuck watcher.
-const TAKES: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum lifetime of a connection.
-const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
+const MAX_AGE: Duration = MAX_DURATION.saturating_add(Duration::from_mins(5));
 /// Time limit for requests in progress at shutdown.
-const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of connections from unknown clients. A new one replaces the oldest.
-const MOST_STRANGERS: usize = 256;
+const MAX_UNKNOWN: usize = 256;
 /// Minimum time that a connection is kept: in a flood of connections an API server has that long to show its
 /// certificate.
 const MIN_STAY: Duration = Duration::from_millis(250);
 /// Limit of connections from API servers and replicas.
-const MOST_KNOWN: usize = 2048;
+const MAX_KNOWN: usize = 2048;
 const BUFFER: usize = 32 << 10;
 /// Kernel buffer for unread data; half of it is used by the kernel itself.
 const SEND_BUFFER: u32 = 256 << 10;
 /// Memory limit for responses in progress, besides the objects themselves.
 const MAX_PINNED: usize = 64 << 20;
 /// How often that is checked.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Connections of API servers and replicas, oldest first.
-struct Room {
-    inside: Mutex<VecDeque<AbortHandle>>,
-    most: usize,
+struct KnownConnections {
+    connections: Mutex<VecDeque<AbortHandle>>,
+    max: usize,
 }
 
-impl Room {
-    const fn new(most: usize) -> Self {
+impl KnownConnections {
+    const fn new(max: usize) -> Self {
         Self {
-            inside: Mutex::new(VecDeque::new()),
-            most,
+            connections: Mutex::new(VecDeque::new()),
+            max,
         }
     }
 
     /// Adds a connection. If there are too many, the oldest is closed.
     fn enter(&self, one: AbortHandle) {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        inside.retain(|other| !other.is_finished());
-        if inside.len() >= self.most
-            && let Some(oldest) = inside.pop_front()
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|other| !other.is_finished());
+        if connections.len() >= self.max
+            && let Some(oldest) = connections.pop_front()
         {
             oldest.abort();
         }
-        inside.push_back(one);
+        connections.push_back(one);
     }
 }
 
@@ -97,13 +100,13 @@ pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> Tc
 }
 
 /// TLS handshake. `None`: it failed or timed out.
-pub async fn shake_hands(
+pub async fn handshake(
     stream: TcpStream,
     config: Arc<ServerConfig>,
 ) -> Option<TlsStream<TcpStream>> {
     drop(stream.set_nodelay(true));
-    let shaken = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
-    shaken.ok()?.ok()
+    let stream = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await;
+    stream.ok()?.ok()
 }
 
 /// Accepts connections until `stop` is true, and then drains them. Dropping the future closes them all.
@@ -113,23 +116,23 @@ pub async fn listen(
     tls: watch::Receiver<Option<Tls>>,
     stop: watch::Receiver<bool>,
 ) {
-    let rooms = Arc::new(Rooms::default());
+    let all = Arc::new(Connections::default());
     let mut connections = JoinSet::new();
     tokio::select! {
-        () = take(&listener, &api, tls, stop, &rooms, &mut connections) => {}
-        () = bound(&api, &rooms.readers) => {}
+        () = accept_all(&listener, &api, tls, stop, &all, &mut connections) => {}
+        () = limit_memory(&api, &all.lags) => {}
     }
     drop(listener);
     let ended = async { while connections.join_next().await.is_some() {} };
-    drop(timeout(DRAIN, ended).await);
+    drop(timeout(DRAIN_TIMEOUT, ended).await);
 }
 
-async fn take(
+async fn accept_all(
     listener: &TcpListener,
     api: &Arc<Api>,
     tls: watch::Receiver<Option<Tls>>,
     mut stop: watch::Receiver<bool>,
-    rooms: &Arc<Rooms>,
+    all: &Arc<Connections>,
     connections: &mut JoinSet<()>,
 ) {
     loop {
@@ -140,65 +143,65 @@ async fn take(
         let Some(tls) = tls.borrow().clone() else {
             continue;
         };
-        if rooms.strangers.make_room().await {
+        if all.unknown.evict_oldest().await {
             api.observer.cut("too_many_new");
         }
-        let connection = Connection::new(api, rooms, stop.clone());
-        let served = async move { drop(timeout(LIFE, connection.serve(stream, tls)).await) };
-        rooms.strangers.enter(|| connections.spawn(served));
+        let connection = Connection::new(api, all, stop.clone());
+        let served = async move { drop(timeout(MAX_AGE, connection.serve(stream, tls)).await) };
+        all.unknown.enter(|| connections.spawn(served));
     }
 }
 
 /// Enforces the memory limit for responses in progress, forever.
-async fn bound(api: &Api, readers: &Readers) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn limit_memory(api: &Api, lags: &ClientLags) {
+    let mut ticks = interval(CHECK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         let pinned = api.data.pinned();
         api.observer.pinned(pinned);
-        if pinned > MAX_PINNED && readers.cut_slowest(Instant::now()) {
+        if pinned > MAX_PINNED && lags.cut_slowest(Instant::now()) {
             api.observer.cut("pinned");
         }
     }
 }
 
 /// All open connections.
-struct Rooms {
-    strangers: Newcomers,
-    known: Room,
-    readers: Readers,
+struct Connections {
+    unknown: NewConnections,
+    known: KnownConnections,
+    lags: ClientLags,
 }
 
-impl Default for Rooms {
+impl Default for Connections {
     fn default() -> Self {
         Self {
-            strangers: Newcomers::new(MOST_STRANGERS, MIN_STAY),
-            known: Room::new(MOST_KNOWN),
-            readers: Readers::default(),
+            unknown: NewConnections::new(MAX_UNKNOWN, MIN_STAY),
+            known: KnownConnections::new(MAX_KNOWN),
+            lags: ClientLags::default(),
         }
     }
 }
 
 struct Connection {
     api: Arc<Api>,
-    rooms: Arc<Rooms>,
-    reader: Arc<Reader>,
+    all: Arc<Connections>,
+    lag: Arc<ClientLag>,
     stop: watch::Receiver<bool>,
 }
 
 impl Connection {
-    fn new(api: &Arc<Api>, rooms: &Arc<Rooms>, stop: watch::Receiver<bool>) -> Self {
+    fn new(api: &Arc<Api>, all: &Arc<Connections>, stop: watch::Receiver<bool>) -> Self {
         Self {
             api: Arc::clone(api),
-            rooms: Arc::clone(rooms),
-            reader: rooms.readers.enter(),
+            all: Arc::clone(all),
+            lag: all.lags.add(),
             stop,
         }
     }
 
     async fn serve(self, stream: TcpStream, tls: Tls) {
-        let Some(stream) = shake_hands(stream, tls.server).await else {
+        let Some(stream) = handshake(stream, tls.server).await else {
             return;
         };
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -217,22 +220,23 @@ impl Connection {
             let (api, certificates) = (Arc::clone(&api), Arc::clone(&certificates));
             async move { Ok::<_, Infallible>(api.answer(request, &certificates).await) }
         });
-        let stream = Patience::new(stream, TAKES, Arc::clone(&self.reader));
+        let stream = WriteTimeout::new(stream, WRITE_TIMEOUT, Arc::clone(&self.lag));
         let stream = TokioIo::new(stream);
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
-        http.header_read_timeout(HEADERS).max_buf_size(BUFFER);
+        http.header_read_timeout(HEADER_TIMEOUT)
+            .max_buf_size(BUFFER);
         let connection = http.serve_connection(stream, answer);
         tokio::pin!(connection);
         tokio::select! {
             // Clients may disconnect at any time.
             _ = &mut connection => {
-                if self.reader.was_too_slow() {
+                if self.lag.was_too_slow() {
                     self.api.observer.cut("too_slow");
                 }
                 return;
             }
-            () = self.reader.cut() => return,
+            () = self.lag.cut() => return,
             _ = self.stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
         }
         drop(connection.await);
@@ -240,10 +244,10 @@ impl Connection {
 
     /// Moves a connection from the unknown clients to the known ones.
     fn admit(&self, certificates: &[CertificateDer<'static>]) {
-        if self.api.knows(certificates)
-            && let Some(one) = tokio::task::try_id().and_then(|id| self.rooms.strangers.leave(id))
+        if self.api.is_known_client(certificates)
+            && let Some(one) = tokio::task::try_id().and_then(|id| self.all.unknown.leave(id))
         {
-            self.rooms.known.enter(one);
+            self.all.known.enter(one);
         }
     }
 }

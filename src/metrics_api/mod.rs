@@ -6,7 +6,9 @@
 pub mod authn;
 mod authorities;
 mod authz;
+mod certificate_manager;
 mod certificates;
+mod client_lag;
 pub mod compose;
 pub mod data;
 mod discovery;
@@ -16,13 +18,11 @@ mod evict;
 mod feed;
 mod forward;
 pub(crate) mod front_proxy;
-mod keeper;
+mod in_flight;
 mod listener;
 pub mod negotiate;
 mod openapi;
 pub mod options;
-mod patience;
-mod readers;
 mod readiness;
 mod relay;
 pub mod reports;
@@ -31,15 +31,15 @@ mod serving;
 mod status;
 pub mod store;
 pub mod table;
-mod under_way;
 mod watch;
+mod write_timeout;
 
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
 
+pub use certificate_manager::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use feed::Feed;
-pub use keeper::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
 

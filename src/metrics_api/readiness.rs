@@ -16,12 +16,12 @@ use tokio::time::sleep;
 use crate::cluster::client::call;
 
 use super::Observer;
-use super::keeper::API_SERVICE;
+use super::certificate_manager::API_SERVICE;
 
 /// A replica is normally complete within this time after its start.
-const USUAL: Duration = Duration::from_secs(10);
+const STARTUP_GRACE: Duration = Duration::from_secs(10);
 /// How often an incomplete replica checks whether others answer.
-const LOOK: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// State of the readiness probe.
 pub struct Readiness {
@@ -57,15 +57,18 @@ impl Readiness {
 
     /// Becomes ready in any case if no other replica answers.
     pub async fn follow(&self, client: Client) {
-        let mut pause = USUAL;
+        let mut pause = STARTUP_GRACE;
         loop {
             sleep(pause).await;
-            pause = LOOK;
+            pause = CHECK_INTERVAL;
             let Err(lacks) = self.verdict() else {
                 return pending().await;
             };
             if is_missing(&client).await {
-                tracing::warn!(lacks, "ready for discovery only: no other replica serves it");
+                tracing::warn!(
+                    lacks,
+                    "ready for discovery only: no other replica serves it"
+                );
                 self.become_ready();
             }
         }

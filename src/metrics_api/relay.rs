@@ -24,15 +24,15 @@ use super::server::{Answer, Api, JSON, body_of, whole};
 use super::status::Refusal;
 
 /// How often the leader is asked.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Size limit of a batch, because the leader parses it in one go.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BATCH_BYTES: usize = 1 << 20;
 /// Limit of batches in a row.
-const MOST_PASSES: u32 = 16;
+const MAX_BATCHES: u32 = 16;
 /// Enough for all nodes of a cluster of 15,000, with names of maximum length.
-const LONGEST_ANSWER: usize = 8 << 20;
+const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// Time limit for request and response bodies.
-const BODY: Duration = Duration::from_secs(3);
+const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why nothing was relayed.
 #[derive(Debug, Error)]
@@ -47,7 +47,7 @@ enum RelayError {
     #[error("failed to read the list of missing reports")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The answer took too long.
-    #[error("no answer within {} s", BODY.as_secs())]
+    #[error("no answer within {} s", BODY_TIMEOUT.as_secs())]
     TimedOut,
     /// The answer can't be parsed.
     #[error("failed to parse the list of missing reports")]
@@ -61,7 +61,7 @@ pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answe
         return Err(Refusal::new(405, "MethodNotAllowed", message));
     }
     let broken = || Refusal::bad_request("the request is too long or incomplete");
-    let body = body_of(request, MOST_BYTES, BODY).await;
+    let body = body_of(request, MAX_BATCH_BYTES, BODY_TIMEOUT).await;
     let missed = reports.take_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
     let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
@@ -71,7 +71,7 @@ pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answe
 /// Relays reports to the leader.
 pub struct Relay {
     /// Leadership.
-    pub standing: watch::Receiver<Standing>,
+    pub leadership: watch::Receiver<Standing>,
     /// TLS configuration for calls to replicas.
     pub tls: watch::Receiver<Option<Tls>>,
     /// The name in our certificate.
@@ -84,7 +84,7 @@ impl Relay {
     /// Of the replica that serves this API.
     pub fn of(api: &Api) -> Self {
         Self {
-            standing: api.standing.clone(),
+            leadership: api.leadership.clone(),
             tls: api.tls.clone(),
             server_name: api.server_name.clone(),
             reports: api.reports.clone(),
@@ -96,22 +96,22 @@ impl Relay {
         let Some(reports) = &self.reports else {
             return pending().await;
         };
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut helps = false;
+        let mut ticks = interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_relaying = false;
         loop {
-            looks.tick().await;
-            let standing = *self.standing.borrow();
-            let leader = standing
+            ticks.tick().await;
+            let leadership = *self.leadership.borrow();
+            let leader = leadership
                 .leader()
-                .filter(|_| standing.term(clock::now()).is_none());
+                .filter(|_| leadership.term(clock::now()).is_none());
             let Some(leader) = leader.filter(|_| reports.hears()) else {
                 continue;
             };
-            match self.pass_on(leader, reports).await {
-                Ok(0) => helps = false,
+            match self.relay(leader, reports).await {
+                Ok(0) => is_relaying = false,
                 Ok(count) => {
-                    if !std::mem::replace(&mut helps, true) {
+                    if !std::mem::replace(&mut is_relaying, true) {
                         tracing::info!(%leader, count, "the leader is missing reports of agents that reach this replica: relaying them");
                     }
                 }
@@ -123,20 +123,20 @@ impl Relay {
     }
 
     /// Relays one batch, and returns its size.
-    async fn pass_on(&self, leader: SocketAddr, reports: &Reports) -> Result<usize, RelayError> {
-        let (mut body, mut passed) = (b"[]".to_vec(), 0);
-        for _ in 0..MOST_PASSES {
-            let missed = self.ask(leader, body).await?;
-            let (next, count) = reports.relay(&missed, MOST_BYTES);
+    async fn relay(&self, leader: SocketAddr, reports: &Reports) -> Result<usize, RelayError> {
+        let (mut body, mut relayed) = (b"[]".to_vec(), 0);
+        for _ in 0..MAX_BATCHES {
+            let missed = self.missing(leader, body).await?;
+            let (next, count) = reports.relay(&missed, MAX_BATCH_BYTES);
             if count == 0 {
                 break;
             }
-            (body, passed) = (next, passed + count);
+            (body, relayed) = (next, relayed + count);
         }
-        Ok(passed)
+        Ok(relayed)
     }
 
-    async fn ask(&self, leader: SocketAddr, body: Vec<u8>) -> Result<Vec<Missed>, RelayError> {
+    async fn missing(&self, leader: SocketAddr, body: Vec<u8>) -> Result<Vec<Missed>, RelayError> {
         let tls = self.tls.borrow().clone();
         let Some(Tls { client, .. }) = tls else {
             return Ok(Vec::new());
@@ -147,8 +147,8 @@ impl Relay {
         if answer.status() != StatusCode::OK {
             return Err(RelayError::Refused(answer.status()));
         }
-        let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect();
-        let body = timeout(BODY, body)
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect();
+        let body = timeout(BODY_TIMEOUT, body)
             .await
             .map_err(|_| RelayError::TimedOut)?;
         let body = body.map_err(RelayError::Body)?;

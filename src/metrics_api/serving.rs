@@ -21,19 +21,19 @@ use crate::serve::ServeError;
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
+use super::certificate_manager::CertificateManager;
 use super::certificates::Tls;
 use super::data::Data;
 use super::documents::Documents;
 use super::feed::Feed;
 use super::front_proxy;
-use super::keeper::Keeper;
+use super::in_flight::{InFlight, MAX_PER_USER};
 use super::listener;
 use super::readiness::Readiness;
 use super::relay::Relay;
 use super::reports;
-use super::server::{Api, MOST_WAITING};
+use super::server::{Api, MAX_WAITING};
 use super::store::Limits;
-use super::under_way::{MAX_OF_A_USER, UnderWay};
 use super::{Observer, Options};
 
 /// Why the API did not start.
@@ -86,23 +86,30 @@ pub fn start(
     requests: Arc<dyn requests::Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
     let listener = options.listen.map(bind).transpose()?;
-    let data = Arc::new(Data::new(Limits::default(), standing.clone()));
-    let (tls, kept) = watch::channel(None);
-    let (reports, taking) = match options.reports {
+    let data = Arc::new(Data::new(Limits::default(), leadership.clone()));
+    let (tls, current_tls) = watch::channel(None);
+    let (reports, listening) = match options.reports {
         Some(options) => {
-            let (requests, standing) = (Arc::clone(&requests), standing.clone());
-            let started = reports::start(&server, requests, options, rules, standing, kept.clone());
+            let (requests, leadership) = (Arc::clone(&requests), leadership.clone());
+            let started = reports::start(
+                &server,
+                requests,
+                options,
+                rules,
+                leadership,
+                current_tls.clone(),
+            );
             or_never(Some(started?))
         }
         None => or_never(None),
     };
     let feed = Feed::new(Arc::clone(&data), reports.clone());
     let (stop, stopped) = watch::channel(false);
-    let (tell, ended) = oneshot::channel();
+    let (ended_sender, ended) = oneshot::channel();
     let serving = async move {
         // Both belong to this thread's runtime.
         let listener = listener.map(TcpListener::from_std).transpose()?;
@@ -115,31 +122,37 @@ pub fn start(
             documents: Documents::default(),
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client.clone()),
-            standing: standing.clone(),
-            tls: kept.clone(),
+            leadership: leadership.clone(),
+            tls: current_tls.clone(),
             server_name: options.place.server_name(),
             stop: stopped.clone(),
-            room: Semaphore::new(MOST_WAITING),
-            under_way: Arc::new(UnderWay::new(MAX_OF_A_USER)),
+            waiting: Semaphore::new(MAX_WAITING),
+            in_flight: Arc::new(InFlight::new(MAX_PER_USER)),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             reports,
         };
         let relay = Relay::of(&api);
-        let told = Arc::clone(&observer);
-        let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
+        let manager_observer = Arc::clone(&observer);
+        let certificate_manager = CertificateManager::new(
+            client.clone(),
+            options.place,
+            leadership,
+            tls,
+            manager_observer,
+        );
         tokio::select! {
-            () = serve_api(listener, Arc::new(api), kept, stopped) => {}
+            () = serve_api(listener, Arc::new(api), current_tls, stopped) => {}
             () = only(has_api, readiness.follow(client.clone())) => {}
             () = only(has_api, front_proxy::follow(client, trust, observer)) => {}
-            () = keeper.keep() => {}
-            () = taking => {}
+            () = certificate_manager.run() => {}
+            () = listening => {}
             () = only(has_api, relay.run()) => {}
         }
         Ok(())
     };
     let thread = thread::Builder::new().name("metrics-api".to_owned());
-    thread.spawn(move || drop(tell.send(block_on(serving))))?;
+    thread.spawn(move || drop(ended_sender.send(block_on(serving))))?;
     Ok((feed, Serving { stop, ended }))
 }
 
@@ -174,7 +187,7 @@ fn or_never<T>(
     started: Option<(T, BoxFuture<'static, ()>)>,
 ) -> (Option<T>, BoxFuture<'static, ()>) {
     match started {
-        Some((part, goes_on)) => (Some(part), goes_on),
+        Some((part, future)) => (Some(part), future),
         None => (None, pending().boxed()),
     }
 }

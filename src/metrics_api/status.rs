@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::crd::node_metric::{GROUP, PLURAL};
 
+use super::in_flight::MAX_PER_USER;
 use super::store::{Unavailable, Version};
-use super::under_way::MAX_OF_A_USER;
 
 /// Why there is no data without a leader.
 const NOT_LEADING: &str = "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is \
@@ -51,7 +51,7 @@ impl Refusal {
     }
 
     /// The user has reached the limit of lists and watches.
-    pub fn too_many_under_way(user: &str) -> Self {
+    pub fn too_many_in_flight(user: &str) -> Self {
         let message = format!(
             "User {user:?} has {MAX_OF_A_USER} lists and watches of {PLURAL} in progress: close some, or wait"
         );

@@ -28,7 +28,7 @@ use tokio::time::sleep;
 use self::exposition::Format;
 
 /// Limit of connections. A new one replaces the oldest, so that idle connections can't lock out probes.
-const MOST_CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 
 /// Delay after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
@@ -117,8 +117,8 @@ pub fn listen_by(
         socket.listen(BACKLOG)
     };
     let opened = open(address).or_else(|error| {
-        let instead = without_ipv6(address, &error).ok_or(error)?;
-        open(instead)
+        let fallback = without_ipv6(address, &error).ok_or(error)?;
+        open(fallback)
     });
     opened.map_err(|source| ServeError::Listen { address, source })
 }
@@ -172,13 +172,13 @@ pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
         let stream = accept(&listener).await;
         let connection = tokio::spawn(serve_one(stream, Arc::clone(&source)));
         connections.push_back(connection.abort_handle());
-        make_room(&mut connections).await;
+        evict_oldest(&mut connections).await;
     }
 }
 
-async fn make_room(connections: &mut VecDeque<AbortHandle>) {
+async fn evict_oldest(connections: &mut VecDeque<AbortHandle>) {
     connections.retain(|connection| !connection.is_finished());
-    if connections.len() <= MOST_CONNECTIONS {
+    if connections.len() <= MAX_CONNECTIONS {
         return;
     }
     if let Some(oldest) = connections.pop_front() {
@@ -207,7 +207,10 @@ const fn is_loopback(peer: IpAddr) -> bool {
 
 fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is allowed\n".to_owned());
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "only GET is allowed\n".to_owned(),
+        );
     }
     match request.uri().path() {
         "/livez" => verdict(source.livez()),

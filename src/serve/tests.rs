@@ -9,11 +9,11 @@ use tokio::time::timeout;
 use super::*;
 
 /// Enough for a very slow machine.
-const LONG: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-struct Well;
+struct Healthy;
 
-impl Source for Well {
+impl Source for Healthy {
     fn livez(&self) -> Result<(), String> {
         Ok(())
     }
@@ -30,12 +30,12 @@ impl Source for Well {
 /// Reads until the connection is closed.
 async fn read(stream: &mut TcpStream) -> String {
     let mut text = String::new();
-    let read = timeout(LONG, stream.read_to_string(&mut text)).await;
+    let read = timeout(TIMEOUT, stream.read_to_string(&mut text)).await;
     read.expect("the connection was not closed").unwrap();
     text
 }
 
-async fn ask(stream: &mut TcpStream) -> String {
+async fn get_livez(stream: &mut TcpStream) -> String {
     let request = b"GET /livez HTTP/1.1\r\nhost: it\r\n\r\n";
     stream.write_all(request).await.unwrap();
     read(stream).await
@@ -97,31 +97,31 @@ async fn idle_connections_do_not_lock_out_probes() {
     let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let connect = async || TcpStream::connect(address).await.unwrap();
-    let serving = tokio::spawn(serve(listener, Arc::new(Well)));
+    let serving = tokio::spawn(serve(listener, Arc::new(Healthy)));
     let mut idle = Vec::new();
-    for _ in 0..3 * MOST_CONNECTIONS {
+    for _ in 0..3 * MAX_CONNECTIONS {
         idle.push(connect().await);
     }
-    let answer = ask(&mut connect().await).await;
+    let answer = get_livez(&mut connect().await).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(read(&mut idle[0]).await, "", "it was closed");
     // A late connection still works.
-    let answer = ask(idle.last_mut().unwrap()).await;
+    let answer = get_livez(idle.last_mut().unwrap()).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     serving.abort();
 }
 
 #[tokio::test]
 async fn a_listener_pauses_between_attempts_without_file_descriptors() {
-    let mut tries = 0;
+    let mut attempts = 0;
     let out_of_descriptors = || {
-        tries += 1;
+        attempts += 1;
         let failed = io::Error::from(Errno::EMFILE);
         ready(Err::<(TcpStream, SocketAddr), _>(failed))
     };
     let waited = timeout(ACCEPT_RETRY * 4, accepted(out_of_descriptors)).await;
     assert!(waited.is_err());
-    assert!((1..=5).contains(&tries), "{tries}");
+    assert!((1..=5).contains(&attempts), "{attempts}");
 }
 
 #[tokio::test]
@@ -136,14 +136,14 @@ async fn a_listener_recovers_when_file_descriptors_are_available() {
             Ok(("connection", peer))
         })
     };
-    assert_eq!(timeout(LONG, accepted(accept)).await, Ok("connection"));
+    assert_eq!(timeout(TIMEOUT, accepted(accept)).await, Ok("connection"));
 }
 
 /// Whether a client can connect to this local address.
 async fn gets_in(listener: &TcpListener, client: IpAddr) -> bool {
     let port = listener.local_addr().unwrap().port();
     let connected = TcpStream::connect((client, port)).await;
-    connected.is_ok() && timeout(LONG, listener.accept()).await.is_ok()
+    connected.is_ok() && timeout(TIMEOUT, listener.accept()).await.is_ok()
 }
 
 #[tokio::test]
@@ -159,13 +159,13 @@ async fn the_unspecified_address_accepts_both_families() {
 
 #[test]
 fn without_ipv6_the_unspecified_address_is_ipv4() {
-    let instead = |address: &str, errno: Errno| {
-        let instead = without_ipv6(address.parse().unwrap(), &errno.into());
-        instead.map(|address| address.to_string())
+    let fallback = |address: &str, errno: Errno| {
+        let fallback = without_ipv6(address.parse().unwrap(), &errno.into());
+        fallback.map(|address| address.to_string())
     };
     let all = Some("0.0.0.0:8080".to_owned());
-    assert_eq!(instead("[::]:8080", Errno::EAFNOSUPPORT), all);
-    assert_eq!(instead("[::]:8080", Errno::EADDRNOTAVAIL), all);
-    assert_eq!(instead("[::]:8080", Errno::EADDRINUSE), None);
-    assert_eq!(instead("[::1]:8080", Errno::EAFNOSUPPORT), None);
+    assert_eq!(fallback("[::]:8080", Errno::EAFNOSUPPORT), all);
+    assert_eq!(fallback("[::]:8080", Errno::EADDRNOTAVAIL), all);
+    assert_eq!(fallback("[::]:8080", Errno::EADDRINUSE), None);
+    assert_eq!(fallback("[::1]:8080", Errno::EAFNOSUPPORT), None);
 }

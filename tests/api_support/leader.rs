@@ -28,7 +28,7 @@ const SERVICE: &str = "plimsoll-report";
 const NAMESPACE: &str = "default";
 /// API group served to the aggregation layer.
 const GROUP_VERSION: &str = "/apis/metrics.plimsoll.dev/v1alpha1";
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A received request.
 #[derive(Clone, Debug)]
@@ -226,7 +226,7 @@ impl Leader {
         let service = services.find(|object| object["kind"] == "APIService");
         service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
         plane.apply(&objects);
-        plane.until("the API server passes requests on", SOON, |plane| {
+        plane.until("the API server passes requests on", TIMEOUT, |plane| {
             // An API server that found no server retries when something changes.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";

@@ -468,7 +468,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// GETs a path of its HTTP server: code and body.
+    /// Gets a path from its HTTP server: code and body.
     pub fn http(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -284,7 +284,7 @@ pub fn arguments<'a>(namespace: &'a str, service: &'a str, credentials: &'a Path
     ]
 }
 
-/// An EndpointSlice with these ready replicas, all at one address.
+/// An `EndpointSlice` with these ready replicas, all at one address.
 pub fn slice(
     namespace: &str,
     service: &str,

@@ -32,7 +32,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::ControlPlane;
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 pub const ACCOUNT: &str = "plimsoll-agent";
 
 /// Body type of requests.
@@ -47,7 +47,7 @@ pub struct Answer {
 
 /// TLS configuration of agents, with the published authorities.
 pub fn trust(plane: &ControlPlane) -> Arc<ClientConfig> {
-    plane.until("the authorities are told", SOON, |plane| {
+    plane.until("the authorities are told", TIMEOUT, |plane| {
         plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].is_string()
     });
     let bundle = plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].clone();

@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::*;
 
-fn begun() -> Timestamp {
+fn start() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().unwrap()
 }
 
 /// Whether a client with this bundle accepts the server's certificate.
-fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
+fn accepts(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
@@ -41,7 +41,7 @@ fn a_client_with_a_day_old_bundle_trusts_every_certificate_for_years() {
     let mut bundles = Vec::new();
     let mut made = 0;
     for hour in (0..3 * AUTHORITY_HOURS).step_by(6) {
-        let now = later(begun(), hour);
+        let now = later(start(), hour);
         if let Some(renewed) = authorities.renewed(now).unwrap() {
             made += 1;
             assert!(renewed.0.len() <= 2, "expired ones are removed");
@@ -58,7 +58,7 @@ fn a_client_with_a_day_old_bundle_trusts_every_certificate_for_years() {
         bundles.push(authorities.bundle(now));
         let a_day_ago = &bundles[bundles.len().saturating_sub(4)];
         assert!(
-            believes(a_day_ago, certified.as_ref().unwrap(), now),
+            accepts(a_day_ago, certified.as_ref().unwrap(), now),
             "after {hour} h"
         );
     }
@@ -67,45 +67,45 @@ fn a_client_with_a_day_old_bundle_trusts_every_certificate_for_years() {
 
 #[test]
 fn a_certificate_is_valid_only_for_its_names_and_authority() {
-    let authorities = Authorities::default().renewed(begun()).unwrap().unwrap();
-    let others = Authorities::default().renewed(begun()).unwrap().unwrap();
-    let certified = authorities.certify(&names(), begun()).unwrap();
-    assert!(believes(&authorities.bundle(begun()), &certified, begun()));
-    assert!(!believes(&others.bundle(begun()), &certified, begun()));
+    let authorities = Authorities::default().renewed(start()).unwrap().unwrap();
+    let others = Authorities::default().renewed(start()).unwrap().unwrap();
+    let certified = authorities.certify(&names(), start()).unwrap();
+    assert!(accepts(&authorities.bundle(start()), &certified, start()));
+    assert!(!accepts(&others.bundle(start()), &certified, start()));
     let other = authorities
-        .certify(&["other.plimsoll.svc".to_owned()], begun())
+        .certify(&["other.plimsoll.svc".to_owned()], start())
         .unwrap();
-    assert!(!believes(&authorities.bundle(begun()), &other, begun()));
-    let late = later(begun(), CERTIFICATE_HOURS + 1);
-    assert!(!believes(&authorities.bundle(late), &certified, late));
+    assert!(!accepts(&authorities.bundle(start()), &other, start()));
+    let late = later(start(), CERTIFICATE_HOURS + 1);
+    assert!(!accepts(&authorities.bundle(late), &certified, late));
     assert!(matches!(
-        Authorities::default().certify(&names(), begun()),
+        Authorities::default().certify(&names(), start()),
         Err(CertificateError::None)
     ));
 }
 
 #[test]
 fn authorities_and_certificates_from_the_future_are_replaced() {
-    let ahead = later(begun(), 3);
+    let ahead = later(start(), 3);
     let made_ahead = Authorities::default().renewed(ahead).unwrap().unwrap();
     let early = made_ahead.certify(&names(), ahead).unwrap();
     assert!(made_ahead.is_current(&early, ahead));
     assert!(
-        made_ahead.certify(&names(), begun()).is_ok(),
+        made_ahead.certify(&names(), start()).is_ok(),
         "a replica whose clock is behind still serves"
     );
-    let mended = made_ahead.renewed(begun()).unwrap().expect("a new one");
-    assert!(!mended.is_current(&early, begun()));
-    let certified = mended.certify(&names(), begun()).unwrap();
-    assert!(believes(&mended.bundle(begun()), &certified, begun()));
-    assert!(mended.is_current(&certified, begun()));
-    assert!(mended.renewed(begun()).unwrap().is_none());
+    let repaired = made_ahead.renewed(start()).unwrap().expect("a new one");
+    assert!(!repaired.is_current(&early, start()));
+    let certified = repaired.certify(&names(), start()).unwrap();
+    assert!(accepts(&repaired.bundle(start()), &certified, start()));
+    assert!(repaired.is_current(&certified, start()));
+    assert!(repaired.renewed(start()).unwrap().is_none());
     assert!(
-        mended.renewed(ahead).unwrap().is_none(),
+        repaired.renewed(ahead).unwrap().is_none(),
         "replicas do not replace each other's authorities"
     );
 
-    let good = Authorities::default().renewed(begun()).unwrap().unwrap();
+    let good = Authorities::default().renewed(start()).unwrap().unwrap();
     let early = good.certify(&names(), ahead).unwrap();
-    assert!(!good.is_current(&early, begun()), "the certificate only");
+    assert!(!good.is_current(&early, start()), "the certificate only");
 }

@@ -18,18 +18,18 @@ use super::*;
 struct Replica {
     feed: Feed,
     data: Arc<Data>,
-    standing: watch::Sender<Standing>,
+    leadership: watch::Sender<Standing>,
 }
 
 impl Replica {
     fn new() -> Self {
-        let (standing, seen) = watch::channel(Standing::default());
+        let (leadership, seen) = watch::channel(Standing::default());
         let data = Arc::new(Data::new(Limits::default(), seen));
         let feed = Feed::new(Arc::clone(&data), None);
         let mut replica = Self {
             feed,
             data,
-            standing,
+            leadership,
         };
         replica.lead(1);
         replica
@@ -43,13 +43,13 @@ impl Replica {
     }
 
     /// The agent of `n1` renews its Lease with this summary.
-    fn beats(&mut self, summary: &str) {
+    fn renew_lease(&mut self, summary: &str) {
         self.feed.heartbeat("n1", Some(heartbeat(summary)));
     }
 
     fn lead(&mut self, epoch: u64) {
         let until = clock::now() + std::time::Duration::from_hours(1);
-        self.standing
+        self.leadership
             .send_replace(Standing::new(Some(Term { epoch, until }), None));
         self.feed.lead(Some(epoch));
     }
@@ -104,7 +104,7 @@ fn heartbeat(text: &str) -> Heartbeat {
 fn a_node_has_an_object_from_creation_to_deletion() {
     let mut replica = Replica::new();
     // What arrives before the Node is kept for it.
-    replica.beats("seq=1 cpu=50.0 mem=25.0");
+    replica.renew_lease("seq=1 cpu=50.0 mem=25.0");
     assert!(replica.get("n1").is_null());
     replica.feed.node("n1", Some(node(8)));
     let usage = &replica.get("n1")["status"]["usage"];
@@ -125,7 +125,7 @@ fn deleted_nodes_leave_no_entries() {
     replica.feed.report(report(3, Duration::from_hours(1)));
     replica.feed.node("n1", None);
     // Late updates leave no entry behind, in any order.
-    replica.beats("seq=1");
+    replica.renew_lease("seq=1");
     replica.feed.silent("n1", true);
     replica.feed.heartbeat("n1", None);
     replica.feed.watermark("n1", None);
@@ -152,7 +152,7 @@ fn a_replaced_node_does_not_inherit_the_report() {
 fn unknown_values_are_absent_and_not_zero() {
     let mut replica = Replica::new();
     replica.feed.node("n1", Some(node(0)));
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     let status = &replica.get("n1")["status"];
     assert!(status["usage"].is_null(), "{status}");
     assert_eq!(status["capacity"], json!({"memory": "16777216Ki"}));
@@ -167,14 +167,14 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
         condition(&replica)["lastTransitionTime"],
         "2026-01-01T00:00:00Z"
     );
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
     );
     let since = condition(&replica)["lastTransitionTime"].clone();
     assert_ne!(since, "2026-01-01T00:00:00Z");
-    replica.beats("seq=2 cpu=60.0");
+    replica.renew_lease("seq=2 cpu=60.0");
     assert_eq!(condition(&replica)["lastTransitionTime"], since);
     replica.feed.silent("n1", true);
     assert_eq!(
@@ -185,7 +185,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
     // An agent that released its Lease is removed, not unresponsive; the next one is live.
     replica.feed.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
@@ -195,7 +195,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
 #[test]
 fn every_agent_is_considered_live_in_a_new_term() {
     let mut replica = Replica::of_a_node();
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     replica.feed.silent("n1", true);
     replica.lead(2);
     assert_eq!(
@@ -267,12 +267,12 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
 
 #[test]
 fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
-    let begun = clock::wall();
+    let started = clock::wall();
     for off in [
         -SignedDuration::from_hours(1),
         SignedDuration::from_hours(1),
     ] {
-        let said = begun + off;
+        let said = started + off;
         let beat = |sequence: u32| {
             let time = Some(Time(said));
             let summary = Summary::parse(&format!("seq={sequence} cpu=50.0"));
@@ -281,19 +281,19 @@ fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
         let mut replica = Replica::of_a_node();
         replica.feed.heartbeat("n1", beat(1));
         // Nobody saw it arrive: it is as old as it says, but not from the future.
-        assert_eq!(replica.reported().min(begun), said.min(begun));
+        assert_eq!(replica.reported().min(started), said.min(started));
         assert!(replica.reported() <= clock::wall());
         replica.feed.heartbeat("n1", beat(2));
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall()).contains(&replica.reported()));
         let mut report = report(3, Duration::from_hours(1));
         Arc::make_mut(&mut report.status).timestamp = Some(Time(said));
         replica.feed.report(report);
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall()).contains(&replica.reported()));
         // What arrives after all Leases are listed is dated now.
         let mut replica = Replica::of_a_node();
         replica.feed.leases_known();
         replica.feed.heartbeat("n1", beat(1));
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall()).contains(&replica.reported()));
     }
 }
 

@@ -20,21 +20,21 @@ use crate::metrics_api::certificates::Pair;
 use crate::metrics_api::data::Data;
 use crate::metrics_api::documents::Documents;
 use crate::metrics_api::front_proxy::Trust;
+use crate::metrics_api::in_flight::InFlight;
 use crate::metrics_api::readiness::Readiness;
 use crate::metrics_api::store::{Content, Limits};
-use crate::metrics_api::under_way::UnderWay;
 
 use super::*;
 
 const NODES: usize = 5000;
 /// Size of a node's status with a full report.
 const STATUS: usize = 3500;
-const LONG: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Records calls of the observer.
 #[derive(Default)]
 struct Observed {
-    most_pinned: AtomicUsize,
+    max_pinned: AtomicUsize,
     slowest_cut: AtomicUsize,
     new_cut: AtomicUsize,
 }
@@ -48,7 +48,7 @@ impl Observer for Observed {
         Ok(())
     }
     fn pinned(&self, bytes: usize) {
-        self.most_pinned.fetch_max(bytes, Ordering::Relaxed);
+        self.max_pinned.fetch_max(bytes, Ordering::Relaxed);
     }
     fn cut(&self, reason: &'static str) {
         match reason {
@@ -67,7 +67,7 @@ struct Leader {
     address: SocketAddr,
     serving: JoinHandle<()>,
     stop: watch::Sender<bool>,
-    _standing: watch::Sender<Standing>,
+    _leadership: watch::Sender<Standing>,
     _trust: watch::Sender<Option<Trust>>,
     _tls: watch::Sender<Option<Tls>>,
 }
@@ -97,26 +97,26 @@ async fn serve(
     certificates: Arc<[CertificateDer<'static>]>,
     stop: watch::Receiver<bool>,
 ) {
-    let rooms = Arc::new(Rooms::default());
+    let all = Arc::new(Connections::default());
     let mut connections = JoinSet::new();
     let take = async {
         loop {
             let stream = accept(&listener, &mut connections).await;
-            let connection = Connection::new(&api, &rooms, stop.clone());
+            let connection = Connection::new(&api, &all, stop.clone());
             connections.spawn(connection.answer(stream, Arc::clone(&certificates)));
         }
     };
     tokio::select! {
         () = take => {}
-        () = bound(&api, &rooms.readers) => {}
+        () = limit_memory(&api, &all.lags) => {}
     }
 }
 
 impl Leader {
     /// With 5000 nodes, and this limit of lists and watches per user.
-    fn start(of_a_user: usize) -> Self {
+    fn start(per_user: usize) -> Self {
         let until = clock::now() + Duration::from_hours(1);
-        let (standing, elected) =
+        let (leadership, elected) =
             watch::channel(Standing::new(Some(Term { epoch: 1, until }), None));
         let data = Arc::new(Data::new(Limits::default(), elected.clone()));
         data.change(|store| store.lead(1));
@@ -132,12 +132,12 @@ impl Leader {
             documents: Documents::default(),
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client),
-            standing: elected,
+            leadership: elected,
             tls: kept,
             server_name: String::new(),
             stop: stopped.clone(),
-            room: Semaphore::new(NODES),
-            under_way: Arc::new(UnderWay::new(of_a_user)),
+            waiting: Semaphore::new(NODES),
+            in_flight: Arc::new(InFlight::new(per_user)),
             readiness: Arc::new(Readiness::new(Arc::clone(&observed) as _)),
             observer: Arc::clone(&observed) as _,
             reports: None,
@@ -152,7 +152,7 @@ impl Leader {
             address,
             serving,
             stop,
-            _standing: standing,
+            _leadership: leadership,
             _trust: trust,
             _tls: tls,
         };
@@ -173,7 +173,7 @@ impl Leader {
                 store.apply(&name, content);
             }
         });
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     /// Sends a request of a user on its own connection.
@@ -194,7 +194,7 @@ impl Leader {
     async fn code(&self, user: &str, query: &str) -> (u16, TcpStream) {
         let mut stream = self.ask(user, query).await;
         let mut line = [0; 12];
-        let read = timeout(LONG, stream.read_exact(&mut line)).await;
+        let read = timeout(TIMEOUT, stream.read_exact(&mut line)).await;
         read.unwrap().unwrap();
         let line = String::from_utf8(line.to_vec()).unwrap();
         (line.rsplit_once(' ').unwrap().1.parse().unwrap(), stream)
@@ -204,7 +204,7 @@ impl Leader {
     async fn listed(&self) -> Vec<Value> {
         let mut stream = self.ask("other", "").await;
         let mut answer = Vec::new();
-        let read = timeout(LONG, stream.read_to_end(&mut answer)).await;
+        let read = timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
         read.unwrap().unwrap();
         let (_, body) = std::str::from_utf8(&answer)
             .unwrap()
@@ -264,13 +264,13 @@ async fn follows(leader: &Leader) -> Arc<AtomicUsize> {
     seen
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
+async fn until(what: &str, condition: impl Fn() -> bool) {
     let waited = async {
-        while !holds() {
-            sleep(LOOK).await;
+        while !condition() {
+            sleep(CHECK_INTERVAL).await;
         }
     };
-    timeout(LONG, waited).await.expect(what);
+    timeout(TIMEOUT, waited).await.expect(what);
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn the_kernel_buffers_little_for_a_client_that_does_not_read() {
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await;
     let (stream, _) = listener.accept().await.unwrap();
     let (part, mut taken) = (vec![0; 1 << 16], 0);
-    while timeout(LOOK, stream.writable()).await.is_ok() {
+    while timeout(CHECK_INTERVAL, stream.writable()).await.is_ok() {
         taken += stream.try_write(&part).unwrap_or(0);
     }
     assert!(taken < 1 << 20, "{taken} bytes");
@@ -304,7 +304,7 @@ async fn fifty_slow_readers_of_5000_nodes_stay_within_the_memory_limit() {
             follower.load(Ordering::Relaxed) == round
         })
         .await;
-        sleep(2 * LOOK).await;
+        sleep(2 * CHECK_INTERVAL).await;
         until("memory is within its limit", || {
             leader.data.pinned() <= MAX_PINNED
         })
@@ -312,7 +312,7 @@ async fn fifty_slow_readers_of_5000_nodes_stay_within_the_memory_limit() {
     }
     let round = NODES * STATUS;
     // Without the limit, fifty different snapshots would take ten times the size of a list.
-    let most = leader.observed.most_pinned.load(Ordering::Relaxed);
+    let most = leader.observed.max_pinned.load(Ordering::Relaxed);
     assert!(most > MAX_PINNED, "{most} bytes: the limit was not reached");
     assert!(most < MAX_PINNED + 2 * round, "{most} bytes were pinned");
     let cut = leader.observed.slowest_cut.load(Ordering::Relaxed);
@@ -347,16 +347,16 @@ async fn every_connection_has_time_for_its_handshake_in_a_flood() {
     let (_tls, kept) = watch::channel(Some(tls()));
     let stop = leader.stop.subscribe();
     let listening = tokio::spawn(listen(listener, Arc::clone(&leader.api), kept, stop));
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut first = TcpStream::connect(address).await.unwrap();
     let mut flood = Vec::new();
-    for _ in 0..2 * MOST_STRANGERS {
+    for _ in 0..2 * MAX_UNKNOWN {
         flood.push(TcpStream::connect(address).await.unwrap());
     }
     // It is the oldest of too many; its own handshake timeout would be 5 s.
     let read = timeout(Duration::from_secs(4), first.read(&mut [0])).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
-    assert!(begun.elapsed() >= MIN_STAY, "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= MIN_STAY, "{:?}", started.elapsed());
     assert!(leader.observed.new_cut.load(Ordering::Relaxed) > 0);
     listening.abort();
     leader.serving.abort();
@@ -376,10 +376,10 @@ async fn lists_and_watches_are_limited_per_user() {
     drop(second_stream);
     let again = async {
         while leader.code("ann", "?watch=1").await.0 != 200 {
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
     };
-    timeout(LONG, again)
+    timeout(TIMEOUT, again)
         .await
         .expect("a slot is free after a watch has ended");
     leader.serving.abort();

@@ -21,11 +21,11 @@ use crate::engine::time::BootTime;
 /// Extra field of a token review with the node that the token is bound to.
 pub const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Cache size. Each agent has two tokens for a moment when the kubelet renews one.
-const MOST_TOKENS: usize = 1 << 15;
+const MAX_TOKENS: usize = 1 << 15;
 /// Maximum time for which a review is cached.
-const REVIEWED: Duration = Duration::from_mins(2);
+const REVIEW_TTL: Duration = Duration::from_mins(2);
 /// Rate limit of reviews, which is also the burst.
-const REVIEWS_A_SECOND: f64 = 50.0;
+const REVIEWS_PER_SECOND: f64 = 50.0;
 
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -62,15 +62,15 @@ impl Identity {
     pub fn new(client: Client, agents: String, metrics: ReportMetrics) -> Self {
         let bounds = |lasts| Bounds {
             lasts,
-            most_kept: MOST_TOKENS,
+            most_kept: MAX_TOKENS,
             ..Bounds::default()
         };
         Self {
             keys: Arc::new(KeyRing::new(client.clone(), metrics.clone())),
             client,
             agents,
-            good: Reviews::new(bounds(REVIEWED)),
-            reviews: Reviews::new(bounds(REVIEWED)),
+            good: Reviews::new(bounds(REVIEW_TTL)),
+            reviews: Reviews::new(bounds(REVIEW_TTL)),
             budget: Mutex::default(),
             metrics,
         }
@@ -94,7 +94,7 @@ impl Identity {
             // A token that does not even claim to be the agents' is not worth a review.
             Err(Unverified::UnknownKey) if token.claims.sub != self.agents => Err(Denied::Account),
             Err(Unverified::UnknownKey) => {
-                lasts = lasts.min(REVIEWED);
+                lasts = lasts.min(REVIEW_TTL);
                 self.review(text).await
             }
         }?;
@@ -139,7 +139,7 @@ struct Budget {
 impl Default for Budget {
     fn default() -> Self {
         Self {
-            left: REVIEWS_A_SECOND,
+            left: REVIEWS_PER_SECOND,
             at: BootTime::default(),
         }
     }
@@ -148,8 +148,8 @@ impl Default for Budget {
 impl Budget {
     /// Takes a token from the bucket, if there is one.
     fn spend(&mut self, now: BootTime) -> bool {
-        let earned = now.since(self.at).as_secs_f64() * REVIEWS_A_SECOND;
-        self.left = (self.left + earned).min(REVIEWS_A_SECOND);
+        let earned = now.since(self.at).as_secs_f64() * REVIEWS_PER_SECOND;
+        self.left = (self.left + earned).min(REVIEWS_PER_SECOND);
         self.at = now;
         let may = self.left >= 1.0;
         if may {

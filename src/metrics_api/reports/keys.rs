@@ -16,9 +16,9 @@ use crate::cluster::clock;
 use crate::engine::time::BootTime;
 
 /// Keys are reloaded after this time, so that withdrawn keys stop being accepted.
-const OLD: Duration = Duration::from_mins(5);
+const MAX_AGE: Duration = Duration::from_mins(5);
 /// Minimum interval between loads, whatever keys the tokens name.
-const PAUSE: Duration = Duration::from_secs(10);
+const MIN_RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The published keys as last loaded.
 pub struct KeyRing {
@@ -58,14 +58,14 @@ impl KeyRing {
             self.read(tried).await;
             return self.known().0.verify(token);
         }
-        if clock::now().since(read) >= OLD {
-            self.read_aside();
+        if clock::now().since(read) >= MAX_AGE {
+            self.reload_in_background();
         }
         verified
     }
 
     /// Reloads the keys in the background: agents with a known key don't depend on the API server.
-    fn read_aside(self: &Arc<Self>) {
+    fn reload_in_background(self: &Arc<Self>) {
         if let Ok(tried) = Arc::clone(&self.tried).try_lock_owned() {
             drop(self.begin(tried));
         }
@@ -80,7 +80,7 @@ impl KeyRing {
 
     /// In a task of its own, so that it continues if the waiting agent disconnects.
     fn begin(self: &Arc<Self>, mut tried: OwnedMutexGuard<Tried>) -> Option<JoinHandle<()>> {
-        if tried.is_some_and(|tried| clock::now().since(tried) < PAUSE) {
+        if tried.is_some_and(|tried| clock::now().since(tried) < MIN_RELOAD_INTERVAL) {
             return None;
         }
         let ring = Arc::clone(self);
@@ -153,11 +153,11 @@ mod tests {
     #[tokio::test]
     async fn old_keys_are_reloaded_once_for_concurrent_tokens() {
         let (ring, _silent) = ring();
-        ring.read_aside();
+        ring.reload_in_background();
         yield_now().await;
         let before = Handle::current().metrics().num_alive_tasks();
         for _ in 0..100 {
-            ring.read_aside();
+            ring.reload_in_background();
         }
         assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
     }

@@ -12,20 +12,20 @@ use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
 
 /// A report is missing if it is this much overdue.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LATE_AFTER: Duration = Duration::from_secs(1);
 /// Tolerance of an agent's start time: the earlier report may have been slower in transit.
-const SLACK: Duration = Duration::from_secs(10);
+const START_TOLERANCE: Duration = Duration::from_secs(10);
 /// A node's clock may run faster than this replica's by one part in this many.
-const DRIFT: u32 = 1000;
+const MAX_DRIFT: u32 = 1000;
 
 /// Order of reports within a boot: start of the agent, then sequence number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Position {
     agent_started_millis: u64,
     sequence: u64,
 }
 
-impl Place {
+impl Position {
     const fn of(report: &Report) -> Self {
         Self {
             agent_started_millis: report.agent_started_millis,
@@ -36,9 +36,9 @@ impl Place {
 
 /// The last report of a node.
 #[derive(Debug)]
-struct Known {
+struct LastReport {
     boot: String,
-    place: Place,
+    position: Position,
     /// The previous boot: its reports are not accepted again.
     boot_before: Option<String>,
     at: BootTime,
@@ -53,7 +53,7 @@ struct Known {
 struct Node {
     /// `status.nodeInfo.bootID`; may be empty.
     boot_id: String,
-    last: Option<Known>,
+    last: Option<LastReport>,
 }
 
 /// A report that was not processed before.
@@ -131,8 +131,8 @@ impl Latest {
         }
     }
 
-    /// Stores a report that arrived at `came`, unless the previous one is younger than `least`.
-    pub fn put(&mut self, report: Report, least: Duration, came: BootTime) -> Outcome {
+    /// Stores a report that arrived at `arrived_at`, unless the previous one is younger than `min_age`.
+    pub fn put(&mut self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
         if !self.is_open() {
             return Outcome::NotOpen;
         }
@@ -143,9 +143,9 @@ impl Latest {
         let Some(node) = self.nodes.get_mut(&name) else {
             return Outcome::UnknownNode;
         };
-        match node.judge(&report, least, came) {
+        match node.check(&report, min_age, arrived_at) {
             Ok(age) => {
-                node.store(report, came);
+                node.store(report, arrived_at);
                 self.changed.insert(name);
                 Outcome::Stored(age)
             }
@@ -156,7 +156,7 @@ impl Latest {
     /// The newest report of each node since the last call.
     pub fn take(&mut self) -> Vec<Told> {
         let changed = std::mem::take(&mut self.changed);
-        let told = changed.into_iter().filter_map(|node| {
+        let received = changed.into_iter().filter_map(|node| {
             let known = self.nodes.get(&node)?.last.as_ref()?;
             Some(Told {
                 at: known.at,
@@ -165,7 +165,7 @@ impl Latest {
                 node,
             })
         });
-        told.collect()
+        received.collect()
     }
 
     /// When the oldest unprocessed report arrived.
@@ -182,9 +182,9 @@ impl Latest {
         let Some(open) = self.open else {
             return Vec::new();
         };
-        let is_late = |known: Option<&Known>| {
+        let is_late = |known: Option<&LastReport>| {
             let due = known.map_or(open + INTERVAL, |known| known.at + known.interval);
-            due + PATIENCE <= now
+            due + LATE_AFTER <= now
         };
         let late = self
             .nodes
@@ -192,7 +192,7 @@ impl Latest {
             .filter(|(_, node)| is_late(node.last.as_ref()));
         let missed = late.map(|(name, node)| Missed {
             node: name.to_string(),
-            last: node.last.as_ref().map(Known::last),
+            last: node.last.as_ref().map(LastReport::last),
         });
         missed.collect()
     }
@@ -213,8 +213,8 @@ impl Latest {
             report: Report {
                 node: missed.node.clone(),
                 boot_id: known.boot.clone(),
-                agent_started_millis: known.place.agent_started_millis,
-                sequence: known.place.sequence,
+                agent_started_millis: known.position.agent_started_millis,
+                sequence: known.position.sequence,
                 uptime_millis: known.uptime.map(millis),
                 interval_seconds: u32::try_from(known.interval.as_secs()).unwrap_or(u32::MAX),
                 status: &*known.status,
@@ -231,11 +231,11 @@ impl Latest {
 
 impl Node {
     /// Age of the previous report, or `Err`: why this one is not stored.
-    fn judge(
+    fn check(
         &self,
         report: &Report,
-        least: Duration,
-        came: BootTime,
+        min_age: Duration,
+        arrived_at: BootTime,
     ) -> Result<Option<Duration>, Outcome> {
         if !self.boot_id.is_empty() && self.boot_id != report.boot_id {
             return Err(Outcome::OtherBoot);
@@ -245,25 +245,25 @@ impl Node {
         };
         // Only while the previous report is fresh: forged reports from the future block the agent's own no longer than
         // that.
-        if known.is_fresh(came) {
-            known.judge(report, came)?;
+        if known.is_fresh(arrived_at) {
+            known.check(report, arrived_at)?;
         }
-        let age = came.since(known.at);
-        if age < least {
+        let age = arrived_at.since(known.at);
+        if age < min_age {
             return Err(Outcome::TooSoon);
         }
         Ok(Some(age))
     }
 
-    fn store(&mut self, report: Report, came: BootTime) {
+    fn store(&mut self, report: Report, arrived_at: BootTime) {
         let last = self.last.take();
-        let is_of_boot = |last: &&Known| last.boot == report.boot_id;
+        let is_of_boot = |last: &&LastReport| last.boot == report.boot_id;
         let same_boot = last.as_ref().filter(is_of_boot);
-        let most = same_boot
-            .filter(|last| last.is_fresh(came))
-            .and_then(|last| last.most_uptime(came));
+        let max_uptime = same_boot
+            .filter(|last| last.is_fresh(arrived_at))
+            .and_then(|last| last.max_uptime_at(arrived_at));
         let said = report.uptime_millis.map(Duration::from_millis);
-        let uptime = said.into_iter().chain(most).min();
+        let uptime = said.into_iter().chain(max_uptime).min();
         let boot_before = last.and_then(|last| {
             if last.boot == report.boot_id {
                 last.boot_before
@@ -271,10 +271,10 @@ impl Node {
                 Some(last.boot)
             }
         });
-        self.last = Some(Known {
-            place: Place::of(&report),
+        self.last = Some(LastReport {
+            position: Position::of(&report),
             boot_before,
-            at: came,
+            at: arrived_at,
             interval: report.interval(),
             uptime,
             boot: report.boot_id,
@@ -283,34 +283,36 @@ impl Node {
     }
 }
 
-impl Known {
+impl LastReport {
     fn is_fresh(&self, now: BootTime) -> bool {
         is_fresh(self.at, self.interval, now)
     }
 
     /// Upper bound of the node's uptime.
-    fn most_uptime(&self, now: BootTime) -> Option<Duration> {
+    fn max_uptime_at(&self, now: BootTime) -> Option<Duration> {
         let passed = now.since(self.at);
-        Some(self.uptime?.saturating_add(passed + passed / DRIFT))
+        Some(self.uptime?.saturating_add(passed + passed / MAX_DRIFT))
     }
 
     /// `Err`: why a report is not stored after this one.
-    fn judge(&self, report: &Report, came: BootTime) -> Result<(), Outcome> {
-        let place = Place::of(report);
-        if self.has(&report.boot_id, place) {
-            let is_this =
-                self.boot == report.boot_id && self.place == place && *self.status == report.status;
-            return Err(if is_this {
+    fn check(&self, report: &Report, arrived_at: BootTime) -> Result<(), Outcome> {
+        let position = Position::of(report);
+        if self.has(&report.boot_id, position) {
+            let is_identical = self.boot == report.boot_id
+                && self.position == position
+                && *self.status == report.status;
+            return Err(if is_identical {
                 Outcome::Replayed
             } else {
                 Outcome::Superseded
             });
         }
-        let most = self
-            .most_uptime(came)
+        let max_uptime = self
+            .max_uptime_at(arrived_at)
             .filter(|_| self.boot == report.boot_id);
-        let started = Duration::from_millis(place.agent_started_millis);
-        if most.is_some_and(|most| started > most.saturating_add(SLACK)) {
+        let started = Duration::from_millis(position.agent_started_millis);
+        if max_uptime.is_some_and(|max_uptime| started > max_uptime.saturating_add(START_TOLERANCE))
+        {
             return Err(Outcome::StartedAhead);
         }
         Ok(())
@@ -319,24 +321,24 @@ impl Known {
     fn last(&self) -> Last {
         Last {
             boot_id: self.boot.clone(),
-            agent_started_millis: self.place.agent_started_millis,
-            sequence: self.place.sequence,
+            agent_started_millis: self.position.agent_started_millis,
+            sequence: self.position.sequence,
         }
     }
 
     /// Whether a replica with `last` has everything known here.
     fn is_within(&self, last: &Last) -> bool {
-        let place = Place {
+        let position = Position {
             agent_started_millis: last.agent_started_millis,
             sequence: last.sequence,
         };
-        last.boot_id == self.boot && self.place <= place
+        last.boot_id == self.boot && self.position <= position
     }
 
     /// Whether this report, or a later one, was received.
-    fn has(&self, boot: &str, place: Place) -> bool {
+    fn has(&self, boot: &str, position: Position) -> bool {
         if self.boot == boot {
-            place <= self.place
+            position <= self.position
         } else {
             self.boot_before.as_deref() == Some(boot)
         }

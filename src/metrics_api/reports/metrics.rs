@@ -65,12 +65,12 @@ impl Default for ReportMetrics {
 impl ReportMetrics {
     /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Reports by result: stored, replayed (received before), relayed (another replica \
-                    passed it on, since its agent does not reach this one), or why they were refused";
+        let help = "Reports by result: stored, replayed (received before), relayed (by another \
+                    replica, because its agent does not reach this one), or why they were refused";
         registry.register("reports", help, self.reports.clone());
         let help = "Time from the headers of a report to its answer";
         registry.register_with_unit("report_answer", help, Unit::Seconds, self.answers.clone());
-        let help = "How old the report of a node was when its next one came";
+        let help = "Age of a node's report when its next one arrived";
         registry.register_with_unit("report_age", help, Unit::Seconds, self.ages.clone());
         let help = "Time from the arrival of a report to the update of its NodeMetric";
         registry.register_with_unit("report_delay", help, Unit::Seconds, self.delays.clone());
@@ -83,16 +83,13 @@ impl ReportMetrics {
             Unit::Seconds,
             self.interval.clone(),
         );
-        let help =
-            "CPU cores used by the report listener: above 0.5, agents are asked to report less often";
+        let help = "CPU cores used by the report listener: above 0.5, agents are asked to report less often";
         registry.register("report_cores", help, self.busy.clone());
-        let help =
-            "Connections for reports: new, or known (after a report with a valid token)";
+        let help = "Connections for reports: new, or known (after a report with a valid token)";
         registry.register("report_connections", help, self.connections.clone());
         let help = "Closed connections for reports: no handshake, too slow, too many new ones, or too many of a node";
         registry.register("report_connections_cut", help, self.cut.clone());
-        let help =
-            "Tokens of reports reviewed by the API server, because their keys are unknown";
+        let help = "Tokens of reports reviewed by the API server, because their keys are unknown";
         registry.register("report_token_reviews", help, self.reviews.clone());
         let help = "Loads of the keys that verify tokens of reports";
         registry.register("report_key_reads", help, self.keys.clone());

@@ -4,14 +4,14 @@
 //! It has its own thread, so that agents never wait for the rest of the controller. Reports are kept per node until
 //! the controller takes them from [`Reports`].
 
-mod desk;
+mod connections;
+mod handler;
 mod identity;
 mod keys;
 mod latest;
 mod listener;
 mod metrics;
 mod pace;
-mod room;
 pub(crate) mod token;
 pub mod warm_up;
 
@@ -34,13 +34,13 @@ use crate::serve;
 
 use super::certificates::Tls;
 use super::serving::StartError;
-use desk::Desk;
+use handler::ReportHandler;
 use identity::Identity;
 
+pub(super) use connections::NewConnections;
 pub use identity::NODE_NAME;
 pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
-pub(super) use room::Newcomers;
 
 /// Settings of the report listener.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub struct Options {
 
 /// Received reports, for the controller to process.
 #[derive(Clone)]
-pub struct Reports(Arc<Desk>);
+pub struct Reports(Arc<ReportHandler>);
 
 impl Reports {
     /// All nodes are known: accepts reports from now on.
@@ -93,10 +93,10 @@ impl Reports {
         self.0.take_relayed(body)
     }
 
-    /// Encodes reports that another replica is missing, up to `most` bytes. Returns the body and the number of
+    /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
     /// reports.
-    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
-        self.0.relay(missed, most)
+    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
+        self.0.relay(missed, max_bytes)
     }
 
     /// User name of the agents' `ServiceAccount`.
@@ -119,11 +119,13 @@ impl Reports {
 impl Reports {
     /// Without any agents.
     pub fn unconnected(client: kube::Client) -> Self {
-        let (_, standing) = watch::channel(Standing::default());
+        let (_, leadership) = watch::channel(Standing::default());
         let metrics = ReportMetrics::default();
         let identity = Identity::new(client, String::new(), metrics.clone());
         let evictions = Evictions::unconnected();
-        Self(Arc::new(Desk::new(identity, standing, metrics, evictions)))
+        Self(Arc::new(ReportHandler::new(
+            identity, leadership, metrics, evictions,
+        )))
     }
 
     /// Stores a report. Returns whether it was accepted.
@@ -142,7 +144,7 @@ pub fn start(
     requests: Arc<dyn Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     tls: watch::Receiver<Option<Tls>>,
 ) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
     allow_connections();
@@ -163,12 +165,12 @@ pub fn start(
     };
     let identity = Identity::new(client.clone(), options.agents, options.metrics.clone());
     let (evictions, evicting) =
-        evictions::start(client, options.evictions, rules, standing.clone());
-    let desk = Desk::new(identity, standing, options.metrics, evictions);
-    let desk = Arc::new(desk);
+        evictions::start(client, options.evictions, rules, leadership.clone());
+    let handler = ReportHandler::new(identity, leadership, options.metrics, evictions);
+    let handler = Arc::new(handler);
     let (stop, stopped) = oneshot::channel::<()>();
     let (end, ended) = oneshot::channel::<()>();
-    let taking = Arc::clone(&desk);
+    let taking = Arc::clone(&handler);
     let take = move || {
         let _end = end;
         runtime.block_on(async move {
@@ -188,7 +190,7 @@ pub fn start(
         let _stop = stop;
         drop(ended.await);
     };
-    Ok((Reports(desk), serving.boxed()))
+    Ok((Reports(handler), serving.boxed()))
 }
 
 /// Thousands of agents are connected: raises the limit of open files to the maximum.
@@ -223,7 +225,7 @@ mod tests {
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server.local_addr().unwrap())}}],
         });
         std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
-        let (_standing, elected) = watch::channel(Standing::default());
+        let (_leadership, elected) = watch::channel(Standing::default());
         let (_tls, kept) = watch::channel(None);
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),

@@ -10,13 +10,13 @@ const TARGET: f64 = 0.5;
 /// Usage from which early reports are refused.
 const OVERLOAD: f64 = 0.9;
 /// Age of the oldest unprocessed report that shows that the rest of the controller lags behind.
-const BEHIND: Duration = Duration::from_secs(5);
+const MAX_BACKLOG: Duration = Duration::from_secs(5);
 /// Minimum time between two reports of a node. Agents send at most one per second, and the network may bring two
 /// closer together.
-const LEAST: Duration = Duration::from_millis(200);
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Shorter samples would show a busy thread that only reads its clock.
-const SHORTEST_LOOK: Duration = Duration::from_secs(1);
+const MIN_SAMPLE: Duration = Duration::from_secs(1);
 
 /// Measures the CPU usage of a thread between two samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +33,7 @@ impl Meter {
             return None;
         };
         let passed = now.since(then);
-        if passed < SHORTEST_LOOK {
+        if passed < MIN_SAMPLE {
             return None;
         }
         self.last = Some((now, used));
@@ -48,7 +48,7 @@ pub struct Load {
     /// Cores used by the listener's thread: 0 to 1.
     pub busy: f64,
     /// Age of the oldest unprocessed report.
-    pub waits: Duration,
+    pub backlog: Duration,
 }
 
 /// Limits for agents.
@@ -57,14 +57,14 @@ pub struct Pace {
     /// Requested report interval: 10 to 60 s.
     pub interval: Duration,
     /// Minimum time between two accepted reports of a node.
-    pub least: Duration,
+    pub min_interval: Duration,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         Self {
             interval: INTERVAL,
-            least: LEAST,
+            min_interval: MIN_INTERVAL,
         }
     }
 }
@@ -75,7 +75,7 @@ impl Pace {
     /// accepted only after two thirds of it.
     #[must_use]
     pub fn at(self, load: Load) -> Self {
-        let behind = load.waits >= BEHIND;
+        let behind = load.backlog >= MAX_BACKLOG;
         let wanted = load.busy / TARGET;
         let factor = if behind { wanted.max(1.5) } else { wanted };
         let interval = self.interval.mul_f64(factor.clamp(0.5, 1.5));
@@ -84,13 +84,17 @@ impl Pace {
         let overload = load.busy >= OVERLOAD || behind;
         Self {
             interval,
-            least: if overload { interval * 2 / 3 } else { LEAST },
+            min_interval: if overload {
+                interval * 2 / 3
+            } else {
+                MIN_INTERVAL
+            },
         }
     }
 
     /// Seconds after which a refused report may be sent again.
     pub fn retry_after(&self) -> u32 {
-        u32::try_from(self.least.as_secs())
+        u32::try_from(self.min_interval.as_secs())
             .unwrap_or(u32::MAX)
             .max(1)
     }
@@ -105,7 +109,7 @@ mod tests {
     fn load(busy: f64) -> Load {
         Load {
             busy,
-            waits: Duration::ZERO,
+            backlog: Duration::ZERO,
         }
     }
 
@@ -156,11 +160,14 @@ mod tests {
 
     #[test]
     fn an_expensive_fleet_reports_less_often() {
-        let Pace { interval, least } = settled(1.0);
+        let Pace {
+            interval,
+            min_interval,
+        } = settled(1.0);
         assert!((20..=22).contains(&interval.as_secs()), "{interval:?}");
-        assert_eq!(least, LEAST);
+        assert_eq!(min_interval, MIN_INTERVAL);
         assert_eq!(settled(100.0).interval, LONGEST_INTERVAL);
-        assert_eq!(settled(100.0).least, LONGEST_INTERVAL * 2 / 3);
+        assert_eq!(settled(100.0).min_interval, LONGEST_INTERVAL * 2 / 3);
     }
 
     #[test]
@@ -174,7 +181,7 @@ mod tests {
     fn a_backlog_lengthens_the_interval() {
         let behind = Load {
             busy: 0.0,
-            waits: BEHIND,
+            backlog: MAX_BACKLOG,
         };
         let pace = Pace::default().at(behind);
         assert_eq!(pace.interval, Duration::from_secs(15));
@@ -184,15 +191,15 @@ mod tests {
     proptest! {
         #[test]
         fn more_load_never_shortens_the_interval(
-            seconds in 10_u64..=60, busy in 0.0_f64..2.0, more in 0.0_f64..1.0, waits in 0_u64..60,
+            seconds in 10_u64..=60, busy in 0.0_f64..2.0, more in 0.0_f64..1.0, backlog in 0_u64..60,
         ) {
             let pace = Pace { interval: Duration::from_secs(seconds), ..Pace::default() };
-            let waits = Duration::from_secs(waits);
-            let (less, more) = (Load { busy, waits }, Load { busy: busy + more, waits });
+            let backlog = Duration::from_secs(backlog);
+            let (less, more) = (Load { busy, backlog }, Load { busy: busy + more, backlog });
             let (less, more) = (pace.at(less), pace.at(more));
-            prop_assert!(less.interval <= more.interval && less.least <= more.least);
+            prop_assert!(less.interval <= more.interval && less.min_interval <= more.min_interval);
             prop_assert!((INTERVAL..=LONGEST_INTERVAL).contains(&more.interval));
-            prop_assert!(more.least < more.interval);
+            prop_assert!(more.min_interval < more.interval);
         }
     }
 }

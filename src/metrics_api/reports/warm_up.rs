@@ -8,23 +8,23 @@ use std::time::Duration;
 use crate::engine::time::BootTime;
 
 /// Maximum duration: agents report every 10 s, and find a new replica within another 10 s.
-pub const MOST: Duration = Duration::from_secs(20);
+pub const MAX_DURATION: Duration = Duration::from_secs(20);
 /// Percentage of live agents that must have reported.
-const ENOUGH_PERCENT: usize = 95;
+const REQUIRED_PERCENT: usize = 95;
 
 /// Progress of the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct Progress {
     /// Agents that hold their Lease. `None`: the Leases are not listed yet.
-    pub living: Option<usize>,
+    pub live: Option<usize>,
     /// Those of them that have reported to this replica.
     pub reported: usize,
 }
 
-impl Heard {
+impl Progress {
     const fn is_enough(self) -> bool {
-        match self.living {
-            Some(living) => self.reported * 100 >= living * ENOUGH_PERCENT,
+        match self.live {
+            Some(live) => self.reported * 100 >= live * REQUIRED_PERCENT,
             None => false,
         }
     }
@@ -33,26 +33,26 @@ impl Heard {
 /// Warm-up of a replica.
 #[derive(Debug, Default)]
 pub struct WarmUp {
-    begun: Option<BootTime>,
-    over: bool,
+    started: Option<BootTime>,
+    done: bool,
 }
 
 impl WarmUp {
     /// No warm-up.
     pub const fn none() -> Self {
         Self {
-            begun: None,
-            over: true,
+            started: None,
+            done: true,
         }
     }
 
     /// Whether it is over. It starts with the first call, and never starts again.
-    pub fn is_over(&mut self, now: BootTime, heard: impl FnOnce() -> Heard) -> bool {
-        if !self.over {
-            let begun = *self.begun.get_or_insert(now);
-            self.over = now.since(begun) >= MOST || heard().is_enough();
+    pub fn is_over(&mut self, now: BootTime, progress: impl FnOnce() -> Progress) -> bool {
+        if !self.done {
+            let started = *self.started.get_or_insert(now);
+            self.done = now.since(started) >= MAX_DURATION || progress().is_enough();
         }
-        self.over
+        self.done
     }
 }
 
@@ -64,9 +64,9 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    fn heard(living: usize, reported: usize) -> impl FnOnce() -> Heard {
-        move || Heard {
-            living: Some(living),
+    fn progress(live: usize, reported: usize) -> impl FnOnce() -> Progress {
+        move || Progress {
+            live: Some(live),
             reported,
         }
     }
@@ -74,25 +74,28 @@ mod tests {
     #[test]
     fn it_is_over_when_95_percent_of_live_agents_have_reported() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(0), heard(100, 0)));
-        assert!(!warm_up.is_over(at(1), heard(100, 94)));
-        assert!(warm_up.is_over(at(2), heard(100, 95)));
-        assert!(warm_up.is_over(at(3), heard(100, 0)), "it does not start again");
+        assert!(!warm_up.is_over(at(0), progress(100, 0)));
+        assert!(!warm_up.is_over(at(1), progress(100, 94)));
+        assert!(warm_up.is_over(at(2), progress(100, 95)));
+        assert!(
+            warm_up.is_over(at(3), progress(100, 0)),
+            "it does not start again"
+        );
     }
 
     #[test]
     fn it_is_over_after_20_s_in_any_case() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(50), Heard::default));
-        assert!(!warm_up.is_over(at(69), heard(10, 0)));
-        assert!(warm_up.is_over(at(70), Heard::default));
+        assert!(!warm_up.is_over(at(50), Progress::default));
+        assert!(!warm_up.is_over(at(69), progress(10, 0)));
+        assert!(warm_up.is_over(at(70), Progress::default));
     }
 
     #[test]
     fn without_agents_it_is_over_once_the_leases_are_listed() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(0), Heard::default));
-        assert!(warm_up.is_over(at(0), heard(0, 0)));
-        assert!(WarmUp::none().is_over(at(0), Heard::default));
+        assert!(!warm_up.is_over(at(0), Progress::default));
+        assert!(warm_up.is_over(at(0), progress(0, 0)));
+        assert!(WarmUp::none().is_over(at(0), Progress::default));
     }
 }

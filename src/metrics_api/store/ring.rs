@@ -37,7 +37,7 @@ impl Event {
         } else {
             content.frame()
         };
-        BESIDE + content.load() + frame
+        EVENT_OVERHEAD + content.load() + frame
     }
 
     /// Size of the content that it replaced.
@@ -49,7 +49,7 @@ impl Event {
 }
 
 /// Approximate size of an event besides the content of its object.
-const BESIDE: usize = 200;
+const EVENT_OVERHEAD: usize = 200;
 
 /// Limits of the ring.
 #[derive(Clone, Copy, Debug)]

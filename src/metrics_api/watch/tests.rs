@@ -13,14 +13,14 @@ use super::*;
 /// A replica that may lead.
 struct Replica {
     data: Arc<Data>,
-    standing: channel::Sender<Standing>,
+    leadership: channel::Sender<Standing>,
 }
 
 impl Replica {
     fn leading(limits: Limits) -> Self {
-        let (standing, seen) = channel::channel(Standing::default());
+        let (leadership, seen) = channel::channel(Standing::default());
         let data = Arc::new(Data::new(limits, seen));
-        let replica = Self { data, standing };
+        let replica = Self { data, leadership };
         replica.lead(1, Duration::from_hours(1));
         replica
     }
@@ -28,9 +28,10 @@ impl Replica {
     fn lead(&self, epoch: u64, lasts: Duration) {
         let until = clock::now() + lasts;
         let term = Term { epoch, until };
-        self.standing.send_replace(Standing::new(Some(term), None));
+        self.leadership
+            .send_replace(Standing::new(Some(term), None));
         self.data.change(|store| store.lead(epoch));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn apply(&self, name: &str, pool: &str, value: u32) {
@@ -41,12 +42,12 @@ impl Replica {
             cells: vec![Cell::Text(name.to_owned()), Cell::Number(value.into())],
         };
         self.data.change(|store| store.apply(name, content));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn delete(&self, name: &str) {
         self.data.change(|store| store.delete(name));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn watch(&self, query: &str, form: Form) -> BoxStream<'static, Bytes> {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LEAST: Duration = Duration::ZERO;
+const MIN_AGE: Duration = Duration::ZERO;
 
 fn at(seconds: u64) -> BootTime {
     BootTime::default() + Duration::from_secs(seconds)
@@ -43,16 +43,16 @@ fn told(latest: &mut Latest) -> Vec<(String, i64)> {
 fn the_last_report_of_each_node_is_returned_once() {
     let mut latest = latest(&["a", "b"]);
     assert_eq!(
-        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::Stored(None)
     );
     let age = Some(Duration::from_secs(9));
     assert_eq!(
-        latest.put(report("a", "x", 1, 2, 2), LEAST, at(9)),
+        latest.put(report("a", "x", 1, 2, 2), MIN_AGE, at(9)),
         Outcome::Stored(age)
     );
     assert_eq!(
-        latest.put(report("b", "x", 1, 1, 3), LEAST, at(9)),
+        latest.put(report("b", "x", 1, 1, 3), MIN_AGE, at(9)),
         Outcome::Stored(None)
     );
     assert_eq!(latest.waiting_since(), Some(at(9)));
@@ -68,7 +68,7 @@ fn the_last_report_of_each_node_is_returned_once() {
 fn a_restarted_agent_or_machine_is_not_mistaken_for_a_replay() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence| {
-        let outcome = latest.put(report("a", boot, started, sequence, 0), LEAST, at(1));
+        let outcome = latest.put(report("a", boot, started, sequence, 0), MIN_AGE, at(1));
         matches!(outcome, Outcome::Stored(_))
     };
     assert!(put("x", 5, 7));
@@ -86,7 +86,7 @@ fn a_restarted_agent_or_machine_is_not_mistaken_for_a_replay() {
 fn only_an_identical_report_is_a_replay() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence, pods| {
-        latest.put(report("a", boot, started, sequence, pods), LEAST, at(1))
+        latest.put(report("a", boot, started, sequence, pods), MIN_AGE, at(1))
     };
     put("w", 9, 9, 0);
     put("x", 5, 7, 3);
@@ -101,7 +101,7 @@ fn only_an_identical_report_is_a_replay() {
 fn a_report_of_another_boot_than_the_nodes_is_refused() {
     let mut latest = latest(&["a"]);
     let put = |latest: &mut Latest, boot, seconds| {
-        latest.put(report("a", boot, 1, seconds, 0), LEAST, at(seconds))
+        latest.put(report("a", boot, 1, seconds, 0), MIN_AGE, at(seconds))
     };
     latest.node("a", Some("x"));
     assert_eq!(put(&mut latest, "y", 1), Outcome::OtherBoot);
@@ -120,7 +120,7 @@ fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) ->
         uptime_millis: uptime.map(|seconds| seconds.saturating_mul(1000)),
         ..report("a", "x", started.saturating_mul(1000), seconds, 0)
     };
-    latest.put(report, LEAST, at(1000 + seconds))
+    latest.put(report, MIN_AGE, at(1000 + seconds))
 }
 
 fn is_stored(outcome: Outcome) -> bool {
@@ -157,7 +157,7 @@ fn without_uptime_any_agent_start_is_accepted() {
 fn forged_reports_block_an_agent_for_three_intervals_at_most() {
     let mut latest = latest(&["a"]);
     let put = |latest: &mut Latest, started, sequence, seconds| {
-        latest.put(report("a", "x", started, sequence, 0), LEAST, at(seconds))
+        latest.put(report("a", "x", started, sequence, 0), MIN_AGE, at(seconds))
     };
     assert!(is_stored(put(&mut latest, u64::MAX, u64::MAX, 0)));
     assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Superseded);
@@ -170,25 +170,25 @@ fn reports_of_unknown_nodes_are_refused() {
     let mut closed = Latest::default();
     closed.node("a", Some(""));
     assert_eq!(
-        closed.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        closed.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::NotOpen
     );
     let mut latest = latest(&["a"]);
     assert_eq!(
-        latest.put(report("b", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("b", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::UnknownNode
     );
-    latest.put(report("a", "x", 1, 1, 1), LEAST, at(0));
+    latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0));
     latest.node("a", None);
     assert_eq!(told(&mut latest), []);
     assert_eq!(
-        latest.put(report("a", "x", 1, 2, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 2, 1), MIN_AGE, at(0)),
         Outcome::UnknownNode
     );
     // A new machine of the same name starts over.
     latest.node("a", Some(""));
     assert_eq!(
-        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::Stored(None)
     );
 }
@@ -196,19 +196,19 @@ fn reports_of_unknown_nodes_are_refused() {
 #[test]
 fn an_early_report_is_refused_and_does_not_delay_the_next() {
     let mut latest = latest(&["a"]);
-    let least = Duration::from_secs(5);
+    let min_age = Duration::from_secs(5);
     let mut put =
-        |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), least, at(seconds));
+        |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), min_age, at(seconds));
     assert_eq!(put(1, 0), Outcome::Stored(None));
     assert_eq!(put(2, 4), Outcome::TooSoon);
     assert_eq!(put(1, 4), Outcome::Replayed);
-    assert_eq!(put(2, 5), Outcome::Stored(Some(least)));
+    assert_eq!(put(2, 5), Outcome::Stored(Some(min_age)));
 }
 
 #[test]
 fn a_report_is_fresh_for_three_intervals() {
     let mut latest = latest(&["a", "b"]);
-    latest.put(report("a", "x", 1, 1, 0), LEAST, at(0));
+    latest.put(report("a", "x", 1, 1, 0), MIN_AGE, at(0));
     assert_eq!(latest.reporting(at(29)), 1);
     assert_eq!(latest.reporting(at(30)), 0);
 }
@@ -233,9 +233,9 @@ fn misses(node: &str, last: Option<u64>) -> Missed {
 fn an_overdue_report_is_missing() {
     let mut latest = latest(&["a", "b"]);
     assert_eq!(missed(&latest, 10), []);
-    latest.put(report("b", "x", 7, 1, 1), LEAST, at(9));
+    latest.put(report("b", "x", 7, 1, 1), MIN_AGE, at(9));
     assert_eq!(missed(&latest, 11), [misses("a", None)]);
-    latest.put(report("a", "x", 7, 1, 1), LEAST, at(12));
+    latest.put(report("a", "x", 7, 1, 1), MIN_AGE, at(12));
     assert_eq!(missed(&latest, 19), []);
     assert_eq!(missed(&latest, 20), [misses("b", Some(1))]);
     assert_eq!(missed(&Latest::default(), 20), []);
@@ -244,15 +244,12 @@ fn an_overdue_report_is_missing() {
 #[test]
 fn newer_reports_are_relayed_with_their_age() {
     let mut standby = latest(&["a", "b"]);
-    standby.put(report("a", "x", 7, 3, 5), LEAST, at(100));
+    standby.put(report("a", "x", 7, 3, 5), MIN_AGE, at(100));
     let is_passed_on = |missed: Missed, seconds| standby.relayed(&missed, at(seconds)).is_some();
     assert!(is_passed_on(misses("a", None), 104));
     assert!(is_passed_on(misses("a", Some(2)), 104));
     assert!(!is_passed_on(misses("a", Some(3)), 104), "already received");
-    assert!(
-        !is_passed_on(misses("a", Some(2)), 130),
-        "stale"
-    );
+    assert!(!is_passed_on(misses("a", Some(2)), 130), "stale");
     assert!(!is_passed_on(misses("b", None), 104), "never received");
     assert!(!is_passed_on(misses("c", None), 104));
     let mut rebooted = misses("a", Some(9));
@@ -261,12 +258,12 @@ fn newer_reports_are_relayed_with_their_age() {
 
     let relayed = standby.relayed(&misses("a", Some(2)), at(104)).unwrap();
     let text = serde_json::to_string(&relayed.report).unwrap();
-    let came = at(104).before(Duration::from_millis(relayed.age_millis));
+    let arrived_at = at(104).before(Duration::from_millis(relayed.age_millis));
     let mut leader = latest(&["a"]);
-    leader.put(report("a", "x", 7, 2, 4), LEAST, at(93));
+    leader.put(report("a", "x", 7, 2, 4), MIN_AGE, at(93));
     let read = Report::parse(text.as_bytes()).unwrap();
     assert_eq!(
-        leader.put(read, LEAST, came),
+        leader.put(read, MIN_AGE, arrived_at),
         Outcome::Stored(Some(Duration::from_secs(7)))
     );
     assert_eq!(told(&mut leader), [("a".to_owned(), 5)]);
@@ -286,7 +283,7 @@ proptest! {
         let (mut seen, mut newest) = ([None; 3], [None; 3]);
         for ((started, sequence, index), taken) in sent.into_iter().zip(taken) {
             let content = i64::try_from(started * 10 + sequence).unwrap();
-            let outcome = latest.put(report(nodes[index], "x", started, sequence, content), LEAST, at(1));
+            let outcome = latest.put(report(nodes[index], "x", started, sequence, content), MIN_AGE, at(1));
             let is_newer = Some(content) > newest[index];
             prop_assert_eq!(matches!(outcome, Outcome::Stored(_)), is_newer);
             newest[index] = newest[index].max(Some(content));

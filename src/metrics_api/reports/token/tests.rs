@@ -155,7 +155,11 @@ fn a_signature_by_rsa_is_verified() {
 #[test]
 fn a_token_for_another_audience_or_time_is_refused() {
     assert_eq!(checked(&claims(), 1000), Ok(()));
-    assert_eq!(checked(&claims(), 4660), Ok(()), "within the tolerated skew");
+    assert_eq!(
+        checked(&claims(), 4660),
+        Ok(()),
+        "within the tolerated skew"
+    );
     assert_eq!(checked(&claims(), 4661), Err(BadToken::Expired));
     assert_eq!(checked(&claims(), 939), Err(BadToken::NotYet));
     let mut one = claims();

@@ -18,11 +18,11 @@ use thiserror::Error;
 use crate::cluster::mounted::{Stamp, stamp};
 
 use super::super::certificates::{Pair, is_signed, provider, store, unix};
-use super::succession::{Found, Succession};
-use super::{Held, TlsFiles, roots};
+use super::rollover::{Candidate, Rollover};
+use super::{Certificate, TlsFiles, roots};
 
 /// Size limit of a Secret.
-const MOST: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Why the certificate files are unusable. The last valid certificate stays in use.
 #[derive(Debug, Error)]
@@ -78,7 +78,7 @@ pub struct Files {
     names: Vec<String>,
     seen: Option<[Option<Stamp>; 3]>,
     is_good: bool,
-    succession: Succession,
+    rollover: Rollover,
 }
 
 impl Files {
@@ -89,26 +89,26 @@ impl Files {
             names,
             seen: None,
             is_good: false,
-            succession: Succession::default(),
+            rollover: Rollover::default(),
         }
     }
 
-    /// Whether [`Self::look`] would find a change.
+    /// Whether [`Self::refresh`] would find a change.
     pub fn has_changed(&self, now: Timestamp) -> bool {
-        self.seen != Some(self.stamps()) || self.succession.is_due(now)
+        self.seen != Some(self.stamps()) || self.rollover.is_due(now)
     }
 
     /// The certificate to serve with. `None`: there was no valid one yet.
-    pub fn held(&self) -> Option<Held> {
-        self.succession.held()
+    pub fn current(&self) -> Option<Certificate> {
+        self.rollover.current()
     }
 
     /// Reads the files at `now`.
     ///
     /// # Errors
     /// The certificate is unusable. An earlier one stays in use until it expires.
-    pub fn look(&mut self, now: Timestamp) -> Result<(), FilesError> {
-        self.succession.advance(now);
+    pub fn refresh(&mut self, now: Timestamp) -> Result<(), FilesError> {
+        self.rollover.advance(now);
         let stamps = self.stamps();
         // An unusable certificate is read again, because its validity depends on the time.
         if self.seen != Some(stamps) || !self.is_good {
@@ -116,14 +116,15 @@ impl Files {
             self.is_good = false;
             let found = self.read(now)?;
             self.is_good = true;
-            let (path, ends) = (self.paths.certificate.display().to_string(), found.ends);
-            let from = self.succession.offer(found, now).unwrap_or(now);
-            tracing::info!(path, %from, %ends, "loaded a new certificate");
+            let (path, expires) = (self.paths.certificate.display().to_string(), found.expires);
+            let from = self.rollover.offer(found, now).unwrap_or(now);
+            tracing::info!(path, %from, %expires, "loaded a new certificate");
         }
-        match self.held() {
-            Some(held) if held.ends <= now => {
-                Err(FilesError::Ended(self.paths.certificate.clone(), held.ends))
-            }
+        match self.current() {
+            Some(current) if current.expires <= now => Err(FilesError::Ended(
+                self.paths.certificate.clone(),
+                current.expires,
+            )),
             _ => Ok(()),
         }
     }
@@ -141,7 +142,7 @@ impl Files {
         self.each().map(|path| stamp(path).ok())
     }
 
-    fn read(&self, now: Timestamp) -> Result<Found, FilesError> {
+    fn read(&self, now: Timestamp) -> Result<Candidate, FilesError> {
         let [certificate, key, authorities] = self.each();
         let nothing = |path: &Path, what| FilesError::Pem(path.to_owned(), what);
         let chain = certificates(&text(certificate)?);
@@ -153,11 +154,11 @@ impl Files {
         let roots = certificates(&roots)
             .ok_or_else(|| no_authority("it contains no certificate in PEM".to_owned()))?;
         let pair = Pair { chain, key };
-        let ends = self.check(&pair, &roots, now)?;
-        Ok(Found {
+        let expires = self.check(&pair, &roots, now)?;
+        Ok(Candidate {
             pair: Arc::new(pair),
             roots,
-            ends,
+            expires,
         })
     }
 
@@ -250,7 +251,7 @@ fn text(path: &Path) -> Result<Vec<u8>, FilesError> {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(path)?.take(MOST).read_to_end(&mut text)?;
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 

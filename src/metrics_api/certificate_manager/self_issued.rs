@@ -13,12 +13,12 @@ use serde_json::json;
 use crate::cluster::client::{CallError, call, stored};
 
 use super::super::authorities::{Authorities, Certified, REPLICA};
-use super::{BUNDLE, Held, KeepError, roots};
+use super::{BUNDLE, Certificate, ManageError, roots};
 
 const FIELD: &str = "authorities.json";
 
 /// Issues and renews the certificate.
-pub struct Own {
+pub struct SelfIssued {
     client: Client,
     namespace: String,
     secret: String,
@@ -26,7 +26,7 @@ pub struct Own {
     mine: Option<Certified>,
 }
 
-impl Own {
+impl SelfIssued {
     /// For a certificate with these names.
     pub fn new(client: Client, namespace: String, secret: String, names: Vec<String>) -> Self {
         Self {
@@ -42,7 +42,11 @@ impl Own {
     ///
     /// # Errors
     /// The Secret can't be read or written, or the certificate can't be issued.
-    pub async fn look(&mut self, leads: bool, now: Timestamp) -> Result<Held, KeepError> {
+    pub async fn refresh(
+        &mut self,
+        leads: bool,
+        now: Timestamp,
+    ) -> Result<Certificate, ManageError> {
         let authorities = self.authorities(leads, now).await?;
         let is_current = |mine: &Certified| authorities.is_current(mine, now);
         let mine = match self.mine.take().filter(is_current) {
@@ -50,17 +54,17 @@ impl Own {
             None => authorities.certify(&self.names, now)?,
         };
         let mine = self.mine.insert(mine);
-        Ok(Held {
+        Ok(Certificate {
             pair: Arc::clone(&mine.pair),
             roots: roots::read(authorities.bundle(now).as_bytes()),
-            ends: mine.ends,
+            expires: mine.expires,
         })
     }
 
     /// The authorities in the Secret. The first replica creates them; later ones are created by the leader.
-    async fn authorities(&self, leads: bool, now: Timestamp) -> Result<Authorities, KeepError> {
+    async fn authorities(&self, leads: bool, now: Timestamp) -> Result<Authorities, ManageError> {
         let name = &self.secret;
-        let failed = |error| KeepError::Secret(name.clone(), error);
+        let failed = |error| ManageError::Secret(name.clone(), error);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let secret = match call(api.get_opt(name)).await.map_err(failed)? {
             Some(secret) => secret,

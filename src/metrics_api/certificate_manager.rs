@@ -5,9 +5,9 @@
 //! authorities; only the leader removes old ones.
 
 mod files;
-mod own;
+mod rollover;
 mod roots;
-mod succession;
+mod self_issued;
 
 use std::future::pending;
 use std::path::PathBuf;
@@ -35,20 +35,20 @@ use super::Observer;
 use super::authorities::{CertificateError, REPLICA};
 use super::certificates::{Pair, Tls, TlsError};
 use files::{Files, FilesError};
-use own::Own;
 use roots::Roots;
+use self_issued::SelfIssued;
 
 /// Name of our `APIService`.
 pub const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
 /// Key of the CA bundle, in the Secret and the `ConfigMap`.
 const BUNDLE: &str = "ca.crt";
 /// Interval of checks, and after an error.
-const SELDOM: Duration = Duration::from_mins(1);
-const OFTEN: Duration = Duration::from_secs(2);
+const RESYNC_INTERVAL: Duration = Duration::from_mins(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why the certificates are not in the desired state.
 #[derive(Debug, Error)]
-pub enum KeepError {
+pub enum ManageError {
     /// The Secret can't be read or written.
     #[error("failed to read or write the Secret {0}: {words}", words = .1.words())]
     Secret(String, CallError),
@@ -60,7 +60,7 @@ pub enum KeepError {
     Service(CallError),
     /// A certificate can't be issued.
     #[error(transparent)]
-    Certificate(#[from] CertificateError),
+    Issue(#[from] CertificateError),
     /// The certificate files are unusable.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -133,17 +133,17 @@ impl Place {
 
 /// Certificate to serve with.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct Certificate {
     /// The certificate and its key.
     pair: Arc<Pair>,
     /// Authorities of this certificate and of the next one, to be published.
     roots: Vec<CertificateDer<'static>>,
     /// When it expires.
-    ends: Timestamp,
+    expires: Timestamp,
 }
 
 enum Source {
-    Own(Own),
+    SelfIssued(SelfIssued),
     Files(Files),
 }
 
@@ -153,22 +153,31 @@ impl Source {
         match &place.certificate {
             CertificatePlace::Secret(secret) => {
                 let namespace = place.namespace.clone();
-                Self::Own(Own::new(client.clone(), namespace, secret.clone(), names))
+                Self::SelfIssued(SelfIssued::new(
+                    client.clone(),
+                    namespace,
+                    secret.clone(),
+                    names,
+                ))
             }
             CertificatePlace::Files(files) => Self::Files(Files::new(files.clone(), names)),
         }
     }
 
     /// The certificate, and an error. There may be both: an older certificate may still be valid.
-    async fn look(&mut self, leads: bool, now: Timestamp) -> (Option<Held>, Option<KeepError>) {
+    async fn refresh(
+        &mut self,
+        leads: bool,
+        now: Timestamp,
+    ) -> (Option<Certificate>, Option<ManageError>) {
         match self {
-            Self::Own(own) => match own.look(leads, now).await {
-                Ok(held) => (Some(held), None),
+            Self::SelfIssued(issuer) => match issuer.refresh(leads, now).await {
+                Ok(current) => (Some(current), None),
                 Err(error) => (None, Some(error)),
             },
             Self::Files(files) => {
-                let wrong = files.look(now).err().map(KeepError::Files);
-                (files.held(), wrong)
+                let error = files.refresh(now).err().map(ManageError::Files);
+                (files.current(), error)
             }
         }
     }
@@ -176,11 +185,11 @@ impl Source {
     /// Completes when the source has changed.
     async fn changed(&self) {
         match self {
-            Self::Own(_) => pending().await,
+            Self::SelfIssued(_) => pending().await,
             Self::Files(files) => {
-                sleep(OFTEN).await;
+                sleep(RETRY_INTERVAL).await;
                 while !files.has_changed(clock::wall()) {
-                    sleep(OFTEN).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             }
         }
@@ -195,10 +204,10 @@ struct Served {
 }
 
 /// Manages the certificates of this replica.
-pub struct Keeper {
+pub struct CertificateManager {
     client: Client,
     place: Place,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     tls: watch::Sender<Option<Tls>>,
     observer: Arc<dyn Observer>,
     source: Source,
@@ -206,12 +215,12 @@ pub struct Keeper {
     served: Served,
 }
 
-impl Keeper {
+impl CertificateManager {
     /// Starts without a certificate.
     pub fn new(
         client: Client,
         place: Place,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         tls: watch::Sender<Option<Tls>>,
         observer: Arc<dyn Observer>,
     ) -> Self {
@@ -219,7 +228,7 @@ impl Keeper {
             source: Source::of(&client, &place),
             client,
             place,
-            standing,
+            leadership,
             tls,
             observer,
             roots: Roots::default(),
@@ -228,15 +237,15 @@ impl Keeper {
     }
 
     /// Runs forever. Every error is logged once.
-    pub async fn keep(mut self) {
-        let mut wrong = String::new();
+    pub async fn run(mut self) {
+        let mut error_text = String::new();
         loop {
             // Checked by the clock: after a suspension the process may have lost leadership without noticing yet.
-            let term = self.standing.borrow_and_update().term(clock::now());
+            let term = self.leadership.borrow_and_update().term(clock::now());
             let leads = term.is_some();
-            let error = self.look(leads, clock::wall()).await.err();
+            let error = self.refresh(leads, clock::wall()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
-            if why != wrong && !why.is_empty() {
+            if why != error_text && !why.is_empty() {
                 tracing::error!(why, "failed to reconcile the certificates");
             }
             self.observer.certified(match self.served.pair {
@@ -245,12 +254,12 @@ impl Keeper {
             });
             // Files are polled by [`Source::changed`].
             let pause = match error {
-                None | Some(KeepError::Files(_)) => SELDOM,
-                Some(_) => OFTEN,
+                None | Some(ManageError::Files(_)) => RESYNC_INTERVAL,
+                Some(_) => RETRY_INTERVAL,
             };
-            wrong = why;
+            error_text = why;
             tokio::select! {
-                elected = self.standing.wait_for(|standing| standing.leads() != leads) => {
+                elected = self.leadership.wait_for(|leadership| leadership.leads() != leads) => {
                     if elected.is_err() {
                         return;
                     }
@@ -261,31 +270,36 @@ impl Keeper {
         }
     }
 
-    async fn look(&mut self, leads: bool, now: Timestamp) -> Result<(), KeepError> {
-        let (held, wrong) = self.source.look(leads, now).await;
-        let ends = held.as_ref().map(|held| held.ends);
-        let outcome = match held {
-            Some(held) => self.serve(held, leads, now).await,
+    async fn refresh(&mut self, leads: bool, now: Timestamp) -> Result<(), ManageError> {
+        let (current, error) = self.source.refresh(leads, now).await;
+        let expires = current.as_ref().map(|current| current.expires);
+        let outcome = match current {
+            Some(current) => self.serve(current, leads, now).await,
             None => Ok(()),
         };
-        let outcome = wrong.map_or(Ok(()), Err).and(outcome);
-        self.observer.kept(ends, outcome.is_ok());
+        let outcome = error.map_or(Ok(()), Err).and(outcome);
+        self.observer.kept(expires, outcome.is_ok());
         outcome
     }
 
     /// Serves with this certificate, and publishes its authorities.
-    async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
+    async fn serve(
+        &mut self,
+        current: Certificate,
+        leads: bool,
+        now: Timestamp,
+    ) -> Result<(), ManageError> {
         let (service, bundle) = tokio::join!(self.service(), self.bundle());
         let published = match (&service, &bundle) {
             (Ok(Some(service)), _) => known_to_servers(service),
             (Ok(None), Ok(bundle)) => known_to_agents(bundle.as_ref()),
             _ => Vec::new(),
         };
-        self.roots.see(&held.roots, &published, now);
+        self.roots.update(&current.roots, &published, now);
         let roots = self.roots.known(now);
-        self.serve_with(&held.pair, roots.clone())?;
+        self.serve_with(&current.pair, roots.clone())?;
         let is_unknown = |root| !published.contains(root);
-        if !leads && (published.is_empty() || !held.roots.iter().any(is_unknown)) {
+        if !leads && (published.is_empty() || !current.roots.iter().any(is_unknown)) {
             return Ok(());
         }
         let pem = roots::pem(&roots);
@@ -324,23 +338,23 @@ impl Keeper {
     }
 
     /// Our `APIService`. `None`: the aggregated API is disabled.
-    async fn service(&self) -> Result<Option<APIService>, KeepError> {
+    async fn service(&self) -> Result<Option<APIService>, ManageError> {
         if !self.place.api {
             return Ok(None);
         }
         let api: Api<APIService> = Api::all(self.client.clone());
         let service = call(api.get(API_SERVICE)).await;
-        service.map(Some).map_err(KeepError::Service)
+        service.map(Some).map_err(ManageError::Service)
     }
 
     /// The agents' CA bundle. `None`: it does not exist, or reports are disabled.
-    async fn bundle(&self) -> Result<Option<ConfigMap>, KeepError> {
+    async fn bundle(&self) -> Result<Option<ConfigMap>, ManageError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(None);
         };
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let bundle = call(api.get_opt(name)).await;
-        bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
+        bundle.map_err(|error| ManageError::Bundle(name.clone(), error))
     }
 
     /// Publishes the bundle to agents, in a `ConfigMap` that their pods mount. Conditional on the version read, so
@@ -349,7 +363,7 @@ impl Keeper {
         &self,
         known: Option<&ConfigMap>,
         pem: &str,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), ManageError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(());
         };
@@ -366,7 +380,7 @@ impl Keeper {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let params = PatchParams::apply(REPLICA).force();
         let patched = call(api.patch(name, &params, &ours)).await.map(drop);
-        patched.map_err(|error| KeepError::Bundle(name.clone(), error))
+        patched.map_err(|error| ManageError::Bundle(name.clone(), error))
     }
 
     /// Publishes the bundle in the `APIService`, unless that skips TLS verification.
@@ -374,7 +388,7 @@ impl Keeper {
         &self,
         service: &APIService,
         bundle: &str,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), ManageError> {
         let spec = service.spec.as_ref();
         let is_published = spec
             .and_then(|spec| spec.ca_bundle.as_ref())
@@ -391,7 +405,7 @@ impl Keeper {
         call(api.patch(API_SERVICE, &PatchParams::default(), &patch))
             .await
             .map(drop)
-            .map_err(KeepError::Service)
+            .map_err(ManageError::Service)
     }
 }
 

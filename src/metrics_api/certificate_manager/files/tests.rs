@@ -122,15 +122,15 @@ impl Mounted {
     }
 
     /// The error at this second, or empty.
-    fn look(&mut self, second: i64) -> String {
-        let outcome = self.files.look(at(second));
+    fn refresh(&mut self, second: i64) -> String {
+        let outcome = self.files.refresh(at(second));
         let folder = self.folder.path().display().to_string();
         let why = outcome.map_or_else(|error| describe(&error), |()| String::new());
         why.replace(&folder, "")
     }
 
     fn served(&self) -> Vec<CertificateDer<'static>> {
-        self.files.held().unwrap().pair.chain.clone()
+        self.files.current().unwrap().pair.chain.clone()
     }
 }
 
@@ -145,25 +145,25 @@ fn a_new_certificate_is_served_after_both_authorities_are_published() {
     let mut mounted = Mounted::new();
     mounted.publish(&first, Some(&old.pem));
     assert!(mounted.files.has_changed(at(10)));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     assert!(!mounted.files.has_changed(at(11)), "nothing has changed");
-    let held = mounted.files.held().unwrap();
+    let current = mounted.files.current().unwrap();
     assert_eq!(
-        (held.ends, held.roots),
+        (current.expires, current.roots),
         (at(1_000_000), chain(&old.pem)),
         "it expires with the certificate"
     );
     mounted.publish(&second, Some(&new.pem));
     assert!(mounted.files.has_changed(at(20)));
-    assert_eq!(mounted.look(20), "");
+    assert_eq!(mounted.refresh(20), "");
     assert_eq!(mounted.served(), chain(&first.0));
     let both = [chain(&old.pem), chain(&new.pem)].concat();
-    assert_eq!(mounted.files.held().unwrap().roots, both);
+    assert_eq!(mounted.files.current().unwrap().roots, both);
     assert!(!mounted.files.has_changed(at(319)));
     assert!(mounted.files.has_changed(at(320)), "it is due");
-    assert_eq!(mounted.look(320), "");
+    assert_eq!(mounted.refresh(320), "");
     assert_eq!(mounted.served(), chain(&second.0));
-    assert_eq!(mounted.files.held().unwrap().ends, at(2_000_000));
+    assert_eq!(mounted.files.current().unwrap().expires, at(2_000_000));
 }
 
 /// Certificate and key, `ca.crt` (`None`: no file), and the error at second 20.
@@ -251,20 +251,23 @@ fn an_unusable_certificate_is_explained_and_the_last_good_one_served() {
     let good = ours.good(0, 1_000_000);
     let mut mounted = Mounted::new();
     assert_eq!(
-        mounted.look(10),
+        mounted.refresh(10),
         "failed to read /tls.crt: No such file or directory (os error 2)"
     );
     mounted.publish(&good, Some(&ours.pem));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     for (pair, authorities, says) in [wrong_files(&ours, &good), wrong_certificates(&ours)].concat()
     {
         mounted.publish(&pair, authorities.as_deref());
-        assert_eq!(mounted.look(20), says);
-        assert!(!mounted.files.has_changed(at(20)), "it is not read again immediately");
-        assert_eq!(mounted.look(30), says, "the error is repeated");
-        mounted.look(100_000);
+        assert_eq!(mounted.refresh(20), says);
+        assert!(
+            !mounted.files.has_changed(at(20)),
+            "it is not read again immediately"
+        );
+        assert_eq!(mounted.refresh(30), says, "the error is repeated");
+        mounted.refresh(100_000);
         mounted.publish(&good, Some(&ours.pem));
-        assert_eq!(mounted.look(100_001), "", "it is valid again");
+        assert_eq!(mounted.refresh(100_001), "", "it is valid again");
         assert_eq!(mounted.served(), chain(&good.0), "{says}");
     }
 }
@@ -274,18 +277,21 @@ fn a_certificate_is_used_within_its_validity_only() {
     let ours = Authority::new();
     let mut mounted = Mounted::new();
     mounted.publish(&ours.good(100, 200), Some(&ours.pem));
-    assert!(mounted.look(50).contains("it is not valid before"));
-    assert!(mounted.files.held().is_none());
-    assert_eq!(mounted.look(100), "");
-    assert_eq!(mounted.look(199), "");
+    assert!(mounted.refresh(50).contains("it is not valid before"));
+    assert!(mounted.files.current().is_none());
+    assert_eq!(mounted.refresh(100), "");
+    assert_eq!(mounted.refresh(199), "");
     let ended = "failed to use the certificate in /tls.crt: it expired at 1970-01-01T00:03:20Z and was not renewed";
-    assert_eq!(mounted.look(200), ended);
-    assert!(mounted.files.held().is_some(), "an expired certificate is better than none");
+    assert_eq!(mounted.refresh(200), ended);
+    assert!(
+        mounted.files.current().is_some(),
+        "an expired certificate is better than none"
+    );
     // With nothing valid left, the next one is served immediately.
     let next = ours.good(0, 9000);
     mounted.publish(&next, Some(&ours.pem));
-    mounted.look(210);
-    assert_eq!(mounted.look(210), "");
+    mounted.refresh(210);
+    assert_eq!(mounted.refresh(210), "");
     assert_eq!(mounted.served(), chain(&next.0));
 }
 
@@ -297,12 +303,12 @@ fn a_certificate_may_come_with_an_intermediate_authority() {
     let mut mounted = Mounted::new();
     let whole = format!("{certificate}{}", between.pem);
     mounted.publish(&(whole, key.clone()), Some(&root.pem));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     assert_eq!(mounted.served().len(), 2);
     mounted.publish(&(certificate, key), Some(&root.pem));
     assert!(
         mounted
-            .look(10)
+            .refresh(10)
             .ends_with("no authority in /ca.crt has signed it")
     );
 }

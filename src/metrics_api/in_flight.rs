@@ -4,23 +4,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Limit per user.
-pub const MAX_OF_A_USER: usize = 100;
+pub const MAX_PER_USER: usize = 100;
 
 /// Counts per user.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InFlight {
     users: Mutex<HashMap<String, usize>>,
     max: usize,
 }
 
 /// A slot; released on drop.
 #[derive(Debug)]
-pub struct Turn {
-    all: Arc<UnderWay>,
+pub struct InFlightSlot {
+    all: Arc<InFlight>,
     user: String,
 }
 
-impl UnderWay {
+impl InFlight {
     /// With this limit per user.
     pub fn new(max: usize) -> Self {
         Self {
@@ -34,12 +34,12 @@ impl UnderWay {
     }
 
     /// Takes a slot for this user. `None`: the limit is reached.
-    pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
+    pub fn begin(self: &Arc<Self>, user: &str) -> Option<InFlightSlot> {
         let mut users = self.users();
         let count = users.get(user).copied().unwrap_or(0);
         (count < self.max).then(|| {
             users.insert(user.to_owned(), count + 1);
-            Turn {
+            InFlightSlot {
                 all: Arc::clone(self),
                 user: user.to_owned(),
             }
@@ -47,7 +47,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for Turn {
+impl Drop for InFlightSlot {
     fn drop(&mut self) {
         let mut users = self.all.users();
         if let Some(count) = users.get_mut(&self.user) {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_limit_applies_per_user() {
-        let all = Arc::new(UnderWay::new(2));
+        let all = Arc::new(InFlight::new(2));
         let first = all.begin("ann").unwrap();
         let second = all.begin("ann").unwrap();
         assert!(all.begin("ann").is_none());

@@ -27,7 +27,7 @@ use crate::engine::time::BootTime;
 use crate::evictions::{Evictions, Reply};
 
 /// Time limit for reading a body.
-const BODY: Duration = Duration::from_secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A response.
 pub type Answer = Response<Full<Bytes>>;
@@ -36,10 +36,10 @@ pub type Answer = Response<Full<Bytes>>;
 type Refused = (&'static str, Refusal);
 
 /// Receives reports.
-pub struct Desk {
+pub struct ReportHandler {
     /// Authenticates agents.
     pub identity: Identity,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     latest: Mutex<Latest>,
     pace: Mutex<Pace>,
     arrived: Notify,
@@ -57,17 +57,17 @@ pub struct Answered {
     pub node: Option<Arc<str>>,
 }
 
-impl Desk {
+impl ReportHandler {
     /// Refuses reports until [`Self::open`] is called.
     pub fn new(
         identity: Identity,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         metrics: ReportMetrics,
         evictions: Evictions,
     ) -> Self {
         Self {
             identity,
-            standing,
+            leadership,
             latest: Mutex::default(),
             pace: Mutex::default(),
             arrived: Notify::new(),
@@ -107,14 +107,14 @@ impl Desk {
     /// Updates the pace from the CPU usage of the listener.
     pub fn measure(&self, busy: f64) {
         let now = clock::now();
-        let (waits, nodes) = {
+        let (backlog, nodes) = {
             let latest = self.latest();
             let since = latest.waiting_since();
-            let waits = since.map_or(Duration::ZERO, |since| now.since(since));
-            (waits, latest.reporting(now))
+            let backlog = since.map_or(Duration::ZERO, |since| now.since(since));
+            (backlog, latest.reporting(now))
         };
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        *pace = pace.at(Load { busy, waits });
+        *pace = pace.at(Load { busy, backlog });
         self.metrics.goes(nodes, busy, *pace);
     }
 
@@ -127,18 +127,18 @@ impl Desk {
                 refused(&refusal)
             });
         }
-        let begun = clock::now();
-        let taken = self.take_in(request).await;
+        let started = clock::now();
+        let taken = self.receive(request).await;
         let (result, answered) = match taken {
             Ok((result, node)) => (result, self.acknowledged(node)),
             Err((result, refusal)) => (result, refused(&refusal)),
         };
-        self.metrics.answered(result, clock::now().since(begun));
+        self.metrics.answered(result, clock::now().since(started));
         answered
     }
 
     /// Checks are ordered by cost: the body is only read after authentication.
-    async fn take_in(
+    async fn receive(
         &self,
         request: Request<Incoming>,
     ) -> Result<(&'static str, Arc<str>), Refused> {
@@ -190,8 +190,7 @@ impl Desk {
                 Err(("unknown_node", Refusal::new(404, "NotFound", message)))
             }
             Outcome::TooSoon => {
-                let message =
-                    "the controller is overloaded: this report came before the requested interval had passed";
+                let message = "the controller is overloaded: this report came before the requested interval had passed";
                 let refusal = Refusal::new(429, "TooManyRequests", message);
                 Err(("too_soon", refusal.after(self.pace().retry_after())))
             }
@@ -214,12 +213,12 @@ impl Desk {
 
     /// Stores a report.
     pub fn put(&self, report: Report) -> Outcome {
-        let least = self.pace().least;
-        self.keep(report, least, clock::now())
+        let min_age = self.pace().min_interval;
+        self.store(report, min_age, clock::now())
     }
 
-    fn keep(&self, report: Report, least: Duration, came: BootTime) -> Outcome {
-        let outcome = self.latest().put(report, least, came);
+    fn store(&self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
+        let outcome = self.latest().put(report, min_age, arrived_at);
         if let Outcome::Stored(age) = outcome {
             self.arrived.notify_one();
             if let Some(age) = age {
@@ -239,7 +238,7 @@ impl Desk {
         for relayed in all {
             let age = Duration::from_millis(relayed.age_millis);
             let result = match Report::parse(relayed.report.get().as_bytes()) {
-                Ok(report) => match self.keep(report, Duration::ZERO, now.before(age)) {
+                Ok(report) => match self.store(report, Duration::ZERO, now.before(age)) {
                     Outcome::Stored(_) => "relayed",
                     _ => continue,
                 },
@@ -250,9 +249,9 @@ impl Desk {
         Ok(self.latest().missed(now))
     }
 
-    /// Encodes reports that another replica is missing, up to `most` bytes. Returns the body and the number of
+    /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
     /// reports.
-    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
+    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
         let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
         for missed in missed {
             // Lock for one report at a time, so that agents can report meanwhile.
@@ -261,7 +260,7 @@ impl Desk {
                 .relayed(missed, now)
                 .map(|relayed| serde_json::to_vec(&relayed));
             let Some(Ok(text)) = text else { continue };
-            if body.len() + text.len() + 2 > most {
+            if body.len() + text.len() + 2 > max_bytes {
                 break;
             }
             if count > 0 {
@@ -284,19 +283,19 @@ impl Desk {
             let message = "a report needs a bearer token of the agents' ServiceAccount";
             ("no_token", Refusal::new(401, "Unauthorized", message))
         })?;
-        self.identity.node(token).await.map_err(denied)
+        self.identity.node(token).await.map_err(refuse_token)
     }
 
     fn acknowledged(&self, node: Arc<str>) -> Answered {
-        let term = self.standing.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::now());
         let seconds = self.pace().interval.as_secs();
-        let said = Acknowledgement {
+        let acknowledgement = Acknowledgement {
             epoch: term.map(|term| term.epoch),
             leading: term.is_some(),
             next_interval_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
         };
         Answered {
-            answer: json(StatusCode::OK, body(&said)),
+            answer: json(StatusCode::OK, body(&acknowledgement)),
             node: Some(node),
         }
     }
@@ -314,7 +313,7 @@ fn not_open() -> Refused {
     )
 }
 
-fn denied(why: Denied) -> Refused {
+fn refuse_token(why: Denied) -> Refused {
     let (result, code, reason) = match why {
         Denied::Bad(BadToken::Malformed) => ("token_malformed", 401, "Unauthorized"),
         Denied::Bad(BadToken::Audience) => ("token_audience", 401, "Unauthorized"),
@@ -359,15 +358,21 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
         return Err(too_large());
     }
     let body = Limited::new(body, max).collect();
-    let Ok(body) = timeout(BODY, body).await else {
-        let message = format!("the request body was not received within {} s", BODY.as_secs());
+    let Ok(body) = timeout(BODY_TIMEOUT, body).await else {
+        let message = format!(
+            "the request body was not received within {} s",
+            BODY_TIMEOUT.as_secs()
+        );
         return Err(("too_slow", Refusal::new(408, "Timeout", message)));
     };
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
             too_large()
         } else {
-            ("broken_off", Refusal::bad_request("the request is incomplete"))
+            (
+                "broken_off",
+                Refusal::bad_request("the request is incomplete"),
+            )
         }
     })?;
     Ok(body.to_bytes())

@@ -7,9 +7,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 /// How long an authority is trusted after we stopped using it: another replica may still serve with it.
-const KEPT: SignedDuration = SignedDuration::from_hours(1);
+const RETENTION: SignedDuration = SignedDuration::from_hours(1);
 /// Limit of authorities in a bundle.
-const MOST: usize = 64;
+const MAX_COUNT: usize = 64;
 
 /// Authorities, each with the time when we last used it, or first saw it published.
 #[derive(Debug, Default)]
@@ -17,49 +17,49 @@ pub struct Roots(Vec<(CertificateDer<'static>, Timestamp)>);
 
 impl Roots {
     /// Updates from the authorities that we use and those that are published.
-    pub fn see(
+    pub fn update(
         &mut self,
         ours: &[CertificateDer<'static>],
-        told: &[CertificateDer<'static>],
+        published: &[CertificateDer<'static>],
         now: Timestamp,
     ) {
-        for root in told {
+        for root in published {
             self.entry(root, now);
         }
         for root in ours {
             *self.entry(root, now) = now;
         }
         self.0
-            .retain(|(root, seen)| is_kept(*seen, now) || told.contains(root));
+            .retain(|(root, seen)| is_retained(*seen, now) || published.contains(root));
     }
 
     fn entry(&mut self, root: &CertificateDer<'static>, now: Timestamp) -> &mut Timestamp {
         let known = self.0.iter().position(|(other, _)| other == root);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             self.0.push((root.clone(), now));
             self.0.len() - 1
         });
-        &mut self.0[place].1
+        &mut self.0[index].1
     }
 
     /// The trusted authorities at `now`, in the same order on every replica.
     pub fn known(&self, now: Timestamp) -> Vec<CertificateDer<'static>> {
-        let kept = self.0.iter().filter(|(_, seen)| is_kept(*seen, now));
-        let mut known: Vec<_> = kept.map(|(root, _)| root.clone()).collect();
+        let retained = self.0.iter().filter(|(_, seen)| is_retained(*seen, now));
+        let mut known: Vec<_> = retained.map(|(root, _)| root.clone()).collect();
         known.sort_by(|one, other| one.as_ref().cmp(other.as_ref()));
         known
     }
 }
 
-fn is_kept(seen: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(seen) < KEPT
+fn is_retained(seen: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(seen) < RETENTION
 }
 
 /// The certificates in a PEM. Invalid ones are skipped.
 pub fn read(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem)
         .filter_map(Result::ok)
-        .take(MOST)
+        .take(MAX_COUNT)
         .collect()
 }
 
@@ -99,23 +99,22 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_authority_is_trusted_for_an_hour_only()
-     {
+    fn a_retired_authority_is_trusted_for_an_hour_only() {
         let (old, new) = (authority(), authority());
         let both = sorted(vec![old.clone(), new.clone()]);
         let mut roots = Roots::default();
-        roots.see(std::slice::from_ref(&old), &[], at(0));
+        roots.update(std::slice::from_ref(&old), &[], at(0));
         for minute in [1, 30, 59] {
-            roots.see(std::slice::from_ref(&new), &both, at(minute));
+            roots.update(std::slice::from_ref(&new), &both, at(minute));
             assert_eq!(roots.known(at(minute)), both, "minute {minute}");
         }
-        roots.see(std::slice::from_ref(&new), &both, at(60));
+        roots.update(std::slice::from_ref(&new), &both, at(60));
         assert_eq!(roots.known(at(60)), std::slice::from_ref(&new));
         // A leader may be slow to remove it: that does not make it new again.
-        roots.see(std::slice::from_ref(&new), &both, at(61));
+        roots.update(std::slice::from_ref(&new), &both, at(61));
         assert_eq!(roots.known(at(61)), std::slice::from_ref(&new));
-        roots.see(&[], std::slice::from_ref(&new), at(62));
-        roots.see(&[], &both, at(63));
+        roots.update(&[], std::slice::from_ref(&new), at(62));
+        roots.update(&[], &both, at(63));
         assert_eq!(roots.known(at(63)), both, "it was removed in between");
     }
 
@@ -123,7 +122,7 @@ mod tests {
     fn a_new_replica_trusts_published_authorities_for_an_hour() {
         let (old, new) = (authority(), authority());
         let mut roots = Roots::default();
-        roots.see(
+        roots.update(
             std::slice::from_ref(&new),
             std::slice::from_ref(&old),
             at(0),

@@ -13,25 +13,25 @@ const MIN_BEHIND: Duration = Duration::from_millis(200);
 
 /// Lag of the client of one connection.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct ClientLag {
     /// Since when data waits to be sent.
     behind: Mutex<Option<Instant>>,
     too_slow: AtomicBool,
     cut: Notify,
 }
 
-impl Reader {
+impl ClientLag {
     fn behind(&self) -> MutexGuard<'_, Option<Instant>> {
         self.behind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// There is unsent data.
-    pub fn falls_behind(&self, now: Instant) {
+    pub fn set_behind(&self, now: Instant) {
         self.behind().get_or_insert(now);
     }
 
     /// Everything was sent.
-    pub fn catches_up(&self) {
+    pub fn set_caught_up(&self) {
         *self.behind() = None;
     }
 
@@ -41,7 +41,7 @@ impl Reader {
     }
 
     /// Marks the client as slower than the minimum rate.
-    pub fn is_too_slow(&self) {
+    pub fn mark_too_slow(&self) {
         self.too_slow.store(true, Ordering::Relaxed);
     }
 
@@ -58,28 +58,28 @@ impl Reader {
 
 /// All connected clients.
 #[derive(Debug, Default)]
-pub struct Readers(Mutex<Vec<Weak<Reader>>>);
+pub struct ClientLags(Mutex<Vec<Weak<ClientLag>>>);
 
-impl Readers {
+impl ClientLags {
     /// Adds a client.
-    pub fn enter(&self) -> Arc<Reader> {
-        let reader = Arc::default();
+    pub fn add(&self) -> Arc<ClientLag> {
+        let lag = Arc::default();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&reader));
-        reader
+        all.push(Arc::downgrade(&lag));
+        lag
     }
 
     /// Disconnects the client that has been behind for longest. Returns whether there was one.
     pub fn cut_slowest(&self, now: Instant) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let behind = all.iter().filter_map(|reader| {
-            let reader = reader.upgrade()?;
-            let since = reader.behind_since()?;
-            (now.duration_since(since) >= MIN_BEHIND).then_some((since, reader))
+        let behind = all.iter().filter_map(|lag| {
+            let lag = lag.upgrade()?;
+            let since = lag.behind_since()?;
+            (now.duration_since(since) >= MIN_BEHIND).then_some((since, lag))
         });
         let slowest = behind.min_by_key(|(since, _)| *since);
-        slowest.map(|(_, reader)| reader.cut.notify_one()).is_some()
+        slowest.map(|(_, lag)| lag.cut.notify_one()).is_some()
     }
 }
 
@@ -91,28 +91,28 @@ mod tests {
 
     #[test]
     fn only_the_slowest_reader_is_cut() {
-        let readers = Readers::default();
-        let all = [(); 3].map(|()| readers.enter());
-        let begun = Instant::now();
-        let later = begun + MIN_BEHIND;
-        assert!(!readers.cut_slowest(later));
-        all[0].falls_behind(later);
-        all[1].falls_behind(begun);
-        all[2].falls_behind(begun);
-        all[2].falls_behind(later);
-        all[2].catches_up();
-        assert!(readers.cut_slowest(later));
-        let is_cut = all.each_ref().map(|reader| reader.cut().now_or_never());
+        let lags = ClientLags::default();
+        let all = [(); 3].map(|()| lags.add());
+        let started = Instant::now();
+        let later = started + MIN_BEHIND;
+        assert!(!lags.cut_slowest(later));
+        all[0].set_behind(later);
+        all[1].set_behind(started);
+        all[2].set_behind(started);
+        all[2].set_behind(later);
+        all[2].set_caught_up();
+        assert!(lags.cut_slowest(later));
+        let is_cut = all.each_ref().map(|lag| lag.cut().now_or_never());
         assert_eq!(is_cut, [None, Some(()), None]);
         // The next one has only just fallen behind.
-        all[1].catches_up();
-        assert!(!readers.cut_slowest(later));
-        assert!(readers.cut_slowest(later + MIN_BEHIND));
+        all[1].set_caught_up();
+        assert!(!lags.cut_slowest(later));
+        assert!(lags.cut_slowest(later + MIN_BEHIND));
         assert!(all[0].cut().now_or_never().is_some());
         // Disconnected clients are forgotten.
         drop(all);
-        assert!(!readers.cut_slowest(later + MIN_BEHIND));
-        drop(readers.enter());
-        assert_eq!(readers.0.lock().unwrap().len(), 1);
+        assert!(!lags.cut_slowest(later + MIN_BEHIND));
+        drop(lags.add());
+        assert_eq!(lags.0.lock().unwrap().len(), 1);
     }
 }
