@@ -296,19 +296,19 @@ fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<Str
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, lines) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         lines
             .map_while(Result::ok)
-            .try_for_each(|line| tell.send(line))
+            .try_for_each(|line| sender.send(line))
     });
     (Process(child), lines)
 }
 
-fn line(lines: &mpsc::Receiver<String>, holds: impl Fn(&str) -> bool) -> String {
+fn line(lines: &mpsc::Receiver<String>, condition: impl Fn(&str) -> bool) -> String {
     loop {
         let line = lines.recv_timeout(TIMEOUT).expect("kubectl prints a line");
-        if holds(&line) {
+        if condition(&line) {
             return line;
         }
     }

@@ -66,7 +66,7 @@ impl Observed {
             "{name}: {version} after {before:?}"
         );
         let used = metric.status.usage.node.cpu.clone();
-        let used = used.expect("what was measured stays known").0;
+        let used = used.expect("a measured value stays").0;
         assert_ne!(used, "0m", "{name} was never idle");
         self.used.insert(name, used);
     }
@@ -75,7 +75,7 @@ impl Observed {
 /// A watcher on its own thread, until the test ends.
 fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Observed>> {
     let observed = Arc::new(Mutex::new(Observed::default()));
-    let tell = Arc::clone(&observed);
+    let sink = Arc::clone(&observed);
     let following = async move {
         let client = connect(Some(&kubeconfig)).await.unwrap();
         let mut events = watcher(Api::<NodeMetric>::all(client), config)
@@ -84,7 +84,7 @@ fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Observed>> {
         while let Some(event) = events.next().await {
             // Errors are retried; events must be correct.
             if let Ok(event) = event {
-                tell.lock().unwrap().event(event);
+                sink.lock().unwrap().event(event);
             }
         }
     };
@@ -180,7 +180,7 @@ fn kill_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: imp
     leader.controller.process.0.wait().unwrap();
     leader.controller = start(plane, leader.name, leader.port);
     meanwhile();
-    plane.until("one leads and both know all", TIMEOUT, |_| {
+    plane.until("one leads and both are ready", TIMEOUT, |_| {
         let ready = |replica: &Replica| {
             let answer = replica.controller.http("/readyz");
             answer.is_some_and(|(code, _)| code == 200)

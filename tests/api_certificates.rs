@@ -285,11 +285,11 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, lines) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         lines
             .map_while(Result::ok)
-            .try_for_each(|line| tell.send(line))
+            .try_for_each(|line| sender.send(line))
     });
     (Process(child), lines)
 }
@@ -297,13 +297,13 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
 /// Waits for a line that contains `part`. On a slow machine leadership may change after there were `changes`, which
 /// ends a watch.
 fn expect_line(plane: &ControlPlane, lines: &mpsc::Receiver<String>, part: &str, changes: usize) {
-    let mut heard = String::new();
-    while !heard.contains(part) {
+    let mut last_line = String::new();
+    while !last_line.contains(part) {
         match lines.recv_timeout(TIMEOUT) {
-            Ok(line) => heard = line,
+            Ok(line) => last_line = line,
             Err(error) => {
                 let logs = logs(plane);
-                assert!(changes_in(&logs) > changes, "{error} after {heard}\n{logs}");
+                assert!(changes_in(&logs) > changes, "{error} after {last_line}\n{logs}");
                 return;
             }
         }
@@ -380,7 +380,7 @@ fn certificates_and_authorities_rotate_without_a_failed_request() {
     let first = old.issue(180);
     publish(&replicas, &first, &old);
     plane.until("the API is available", TIMEOUT, is_available);
-    plane.until("both have it", TIMEOUT, |_| replicas.iter().all(is_ready));
+    plane.until("both are ready", TIMEOUT, |_| replicas.iter().all(is_ready));
     plane.until("the authority is published", TIMEOUT, |plane| {
         are_all_known(plane, &[&old.pem])
     });
@@ -389,7 +389,7 @@ fn certificates_and_authorities_rotate_without_a_failed_request() {
     expect_line(&plane, &lines, "node00", changes);
     let traffic = Traffic::default();
     let (failures, last) = thread::scope(|scope| {
-        let flowing = scope.spawn(|| traffic.run(&plane));
+        let traffic_thread = scope.spawn(|| traffic.run(&plane));
         traffic.wait_for(&plane, 5);
         let second = rotates_authority(&plane, &replicas, [&old, &new], &first);
         traffic.wait_for(&plane, 5);
@@ -397,7 +397,7 @@ fn certificates_and_authorities_rotate_without_a_failed_request() {
         publish(&replicas, &second, &new);
         traffic.wait_for(&plane, 10);
         traffic.ends.store(true, Ordering::Relaxed);
-        (flowing.join().unwrap(), second)
+        (traffic_thread.join().unwrap(), second)
     });
     assert_eq!(failures, Vec::<String>::new());
     plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
@@ -422,7 +422,7 @@ fn serve(plane: &ControlPlane, replicas: &[Replica], pair: &Pair) {
 
 fn reports_missing_files(plane: &ControlPlane, replicas: &[Replica]) {
     for replica in replicas {
-        plane.until("it says what it lacks", TIMEOUT, |_| {
+        plane.until("the missing file is reported", TIMEOUT, |_| {
             let (code, text) = replica.controller.http("/readyz").unwrap();
             code == 503 && text.contains("tls.crt: No such file or directory")
         });
@@ -463,7 +463,7 @@ fn keeps_last_valid(
         mounted.publish(&good.certificate, &other.key, &authority.pem);
     }
     for (replica, before) in replicas.iter().zip(before) {
-        plane.until("it says what is wrong", TIMEOUT, |plane| {
+        plane.until("the key mismatch is reported", TIMEOUT, |plane| {
             let log = plane.log_of(&replica.name);
             log.contains("does not match the certificate in")
                 && replica.controller.metric(ERRORS) > before

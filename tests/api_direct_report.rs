@@ -389,8 +389,8 @@ fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controll
         assert_eq!(answer.body["kind"], "Status", "{result}");
         let message = answer.body["message"].as_str().unwrap();
         let by_the_clock = ["token_expired", "token_not_yet"].contains(&result);
-        let tells_so = message.contains("the clock of the controller");
-        assert_eq!(tells_so, by_the_clock, "{message}");
+        let names_the_cause = message.contains("the clock of the controller");
+        assert_eq!(names_the_cause, by_the_clock, "{message}");
         assert_eq!(
             answer.headers.contains_key("www-authenticate"),
             code == 401,
@@ -536,15 +536,15 @@ fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
         .unwrap_or(usize::MAX)
         .saturating_sub(1000)
         .min(10_000);
-    let silent = thread::spawn(move || idle_connections(ports[1], count));
+    let idle = thread::spawn(move || idle_connections(ports[1], count));
     // A connected agent can report all the time, and a new connection is accepted.
     let mut sequence = 2;
-    while !silent.is_finished() {
+    while !idle.is_finished() {
         until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
         sequence += 1;
         thread::park_timeout(Duration::from_millis(100));
     }
-    let idle_connections = silent.join().unwrap();
+    let idle_connections = idle.join().unwrap();
     connects(&plane, &trust, ports[1]);
     until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
     let grown = controller.resident_kb().saturating_sub(before);

@@ -62,7 +62,7 @@ pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answe
     }
     let broken = || Refusal::bad_request("the request is too long or incomplete");
     let body = body_of(request, MAX_BATCH_BYTES, BODY_TIMEOUT).await;
-    let missed = reports.take_relayed(&body.ok_or_else(broken)?);
+    let missed = reports.store_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
     let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
     Ok(whole(StatusCode::OK, JSON, answer.into()))
@@ -105,7 +105,7 @@ impl Relay {
             let leader = leadership
                 .leader()
                 .filter(|_| leadership.term(clock::now()).is_none());
-            let Some(leader) = leader.filter(|_| reports.hears()) else {
+            let Some(leader) = leader.filter(|_| reports.has_reporting_nodes()) else {
                 continue;
             };
             match self.relay(leader, reports).await {

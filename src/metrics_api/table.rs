@@ -95,11 +95,11 @@ pub fn columns() -> Value {
         .collect()
 }
 
-/// The row of an object. `created` is that of the Node, `heard` when the figures were received.
+/// The row of an object. `created` is that of the Node, `received_at` when the figures were received.
 pub fn row(
     name: &str,
     created: Option<&Time>,
-    heard: Option<Timestamp>,
+    received_at: Option<Timestamp>,
     status: &NodeMetricStatus,
 ) -> Vec<Cell> {
     let used = &status.usage.node;
@@ -118,7 +118,7 @@ pub fn row(
             .map_or(Cell::Unknown, |rules| Cell::Number(rules.breached)),
         Cell::Text(health(status)),
         created.map_or(Cell::Unknown, |time| Cell::Since(time.0)),
-        heard.map_or(Cell::Unknown, Cell::Since),
+        received_at.map_or(Cell::Unknown, Cell::Since),
         Cell::text(status.window.clone()),
         Cell::text(agent.map(|agent| agent.version.clone())),
     ]
@@ -264,15 +264,15 @@ mod tests {
         .unwrap();
         let now = "2026-01-01T01:00:30Z".parse().unwrap();
         let created = Time("2026-01-01T00:00:00Z".parse().unwrap());
-        let heard = "2026-01-01T01:00:00Z".parse().unwrap();
-        let printed = |created, heard, status| {
-            row("n1", created, heard, status)
+        let received_at = "2026-01-01T01:00:00Z".parse().unwrap();
+        let printed = |created, received_at, status| {
+            row("n1", created, received_at, status)
                 .iter()
                 .map(|cell| cell.value(now))
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            printed(Some(&created), Some(heard), &status),
+            printed(Some(&created), Some(received_at), &status),
             json!([
                 "n1",
                 "1200m",

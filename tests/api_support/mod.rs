@@ -360,17 +360,17 @@ impl ControlPlane {
     }
 
     /// Waits until the condition holds, with a deadline.
-    pub fn until(&self, what: &str, most: Duration, holds: impl Fn(&Self) -> bool) -> Duration {
-        let begun = now();
-        while !holds(self) {
+    pub fn until(&self, what: &str, timeout: Duration, condition: impl Fn(&Self) -> bool) -> Duration {
+        let started = now();
+        while !condition(self) {
             assert!(
-                begun.elapsed() < most,
-                "not within {most:?}: {what}\n{}",
+                started.elapsed() < timeout,
+                "not within {timeout:?}: {what}\n{}",
                 self.logs()
             );
             std::thread::park_timeout(Duration::from_millis(150));
         }
-        begun.elapsed()
+        started.elapsed()
     }
 
     fn logs(&self) -> String {
@@ -449,8 +449,8 @@ impl ControlPlane {
         let mut stdin = promtool.stdin.take().unwrap();
         stdin.write_all(metrics.as_bytes()).unwrap();
         drop(stdin);
-        let said = promtool.wait_with_output().unwrap();
-        assert!(said.status.success(), "{said:?}");
+        let output = promtool.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
         assert!(metrics.lines().count() > 20, "{metrics}");
     }
 

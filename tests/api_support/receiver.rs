@@ -95,7 +95,7 @@ type Judge = Box<dyn Fn(&Seen) -> Act + Send>;
 #[derive(Default)]
 struct Counts {
     connections: AtomicUsize,
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     most_under_way: AtomicUsize,
 }
 
@@ -127,13 +127,13 @@ impl Receiver {
             tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
             evicting: Arc::default(),
         };
-        let (tell, told) = mpsc::channel();
+        let (sender, told) = mpsc::channel();
         let serving = receiver.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build();
-            runtime.unwrap().block_on(serving.serve(&tell));
+            runtime.unwrap().block_on(serving.serve(&sender));
         });
         Self {
             address: told.recv().unwrap(),
@@ -141,9 +141,9 @@ impl Receiver {
         }
     }
 
-    async fn serve(self, tell: &mpsc::Sender<SocketAddr>) {
+    async fn serve(self, sender: &mpsc::Sender<SocketAddr>) {
         let listener = TcpListener::bind(self.address).await.unwrap();
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             self.counts.connections.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Receiver {
             .to_str()
             .unwrap()
             .to_owned();
-        let under_way = UnderWay::begin(&self.counts);
+        let in_flight = InFlight::begin(&self.counts);
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let seen = Seen {
             at: now(),
@@ -193,7 +193,7 @@ impl Receiver {
             std::future::pending::<()>().await;
             unreachable!();
         };
-        drop(under_way);
+        drop(in_flight);
         let mut answer = Response::builder().status(code);
         if let Some(wait) = wait {
             answer = answer.header("retry-after", wait.to_string());
@@ -237,19 +237,19 @@ impl Receiver {
 }
 
 /// A report without an answer yet; ends with its stream.
-struct UnderWay<'a>(&'a Counts);
+struct InFlight<'a>(&'a Counts);
 
-impl<'a> UnderWay<'a> {
+impl<'a> InFlight<'a> {
     fn begin(counts: &'a Counts) -> Self {
-        let now = counts.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         counts.most_under_way.fetch_max(now, Ordering::Relaxed);
         Self(counts)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

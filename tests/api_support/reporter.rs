@@ -47,7 +47,7 @@ pub struct Answer {
 
 /// TLS configuration of agents, with the published authorities.
 pub fn trust(plane: &ControlPlane) -> Arc<ClientConfig> {
-    plane.until("the authorities are told", TIMEOUT, |plane| {
+    plane.until("the authorities are published", TIMEOUT, |plane| {
         plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].is_string()
     });
     let bundle = plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].clone();

@@ -115,7 +115,7 @@ impl ReportHandler {
         };
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         *pace = pace.at(Load { busy, backlog });
-        self.metrics.goes(nodes, busy, *pace);
+        self.metrics.set_load(nodes, busy, *pace);
     }
 
     /// Handles one request.
@@ -232,7 +232,7 @@ impl ReportHandler {
     ///
     /// # Errors
     /// The body can't be parsed.
-    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
         let all: Vec<Relayed<&RawValue>> = serde_json::from_slice(body)?;
         let now = clock::now();
         for relayed in all {
@@ -274,7 +274,7 @@ impl ReportHandler {
     }
 
     /// Whether any node currently reports here.
-    pub fn hears(&self) -> bool {
+    pub fn has_reporting_nodes(&self) -> bool {
         self.latest().reporting(clock::now()) > 0
     }
 

@@ -143,11 +143,11 @@ mod tests {
 
     /// An API server that accepts connections but never answers.
     fn ring() -> (Arc<KeyRing>, TcpListener) {
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", silent.local_addr().unwrap());
+        let unresponsive = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", unresponsive.local_addr().unwrap());
         let client = Client::try_from(Config::new(url.parse().unwrap())).unwrap();
         let ring = KeyRing::new(client, ReportMetrics::default());
-        (Arc::new(ring), silent)
+        (Arc::new(ring), unresponsive)
     }
 
     #[tokio::test]

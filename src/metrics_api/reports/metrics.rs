@@ -139,7 +139,7 @@ impl ReportMetrics {
     }
 
     /// Current load and pace.
-    pub(super) fn goes(&self, nodes: usize, busy: f64, pace: Pace) {
+    pub(super) fn set_load(&self, nodes: usize, busy: f64, pace: Pace) {
         self.nodes.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         self.busy.set(busy);
         self.interval.set(pace.interval.as_secs_f64());

@@ -81,16 +81,16 @@ impl Reports {
     }
 
     /// Whether any node currently reports here.
-    pub fn hears(&self) -> bool {
-        self.0.hears()
+    pub fn has_reporting_nodes(&self) -> bool {
+        self.0.has_reporting_nodes()
     }
 
     /// Stores relayed reports, and returns which nodes' reports are still missing.
     ///
     /// # Errors
     /// The body can't be parsed.
-    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
-        self.0.take_relayed(body)
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+        self.0.store_relayed(body)
     }
 
     /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
