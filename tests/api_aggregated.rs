@@ -397,6 +397,11 @@ fn follows_raw(plane: &ControlPlane) {
     }
 }
 
+fn is_ready(controller: &Controller) -> bool {
+    let answer = controller.http("/readyz");
+    answer.is_some_and(|(code, _)| code == 200)
+}
+
 #[test]
 fn a_failover_is_a_pause_and_versions_never_go_back() {
     let ports = [free_port(), free_port()];
@@ -435,11 +440,7 @@ fn a_failover_is_a_pause_and_versions_never_go_back() {
     };
     // An API server serves a new CRD a moment after it lists it: a standby that is not ready takes over late.
     plane.until("a replica leads and both are ready", TIMEOUT, |_| {
-        let ready = |controller: &Controller| {
-            let answer = controller.http("/readyz");
-            answer.is_some_and(|(code, _)| code == 200)
-        };
-        controllers.iter().any(Controller::leads) && controllers.iter().all(ready)
+        controllers.iter().any(Controller::leads) && controllers.iter().all(is_ready)
     });
     // Both replicas must answer, the standby by forwarding: each request picks a replica at random.
     plane.until("both replicas answer", TIMEOUT, |_| {

@@ -84,7 +84,9 @@ impl Replica {
         let mut body = Box::pin(answer.into_body());
         let mut received = Vec::new();
         while !received.ends_with(b"\n") {
-            let frame = timeout(TIMEOUT, body.frame()).await.expect("the watch starts");
+            let frame = timeout(TIMEOUT, body.frame())
+                .await
+                .expect("the watch starts");
             received.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
         }
         let event: Value = serde_json::from_slice(&received).unwrap();
@@ -159,7 +161,9 @@ async fn forwarded_watches_end_when_the_leader_is_suspended() {
     leader.signal(Signal::SIGCONT);
     // From its first answer on it forwards to the new leader.
     assert!(leader.version().await >= after);
-    plane.until("it lost leadership", TIMEOUT, |_| !leader.controller.leads());
+    plane.until("it lost leadership", TIMEOUT, |_| {
+        !leader.controller.leads()
+    });
     assert!(standby.controller.leads());
 }
 

@@ -303,7 +303,10 @@ fn expect_line(plane: &ControlPlane, lines: &mpsc::Receiver<String>, part: &str,
             Ok(line) => last_line = line,
             Err(error) => {
                 let logs = logs(plane);
-                assert!(changes_in(&logs) > changes, "{error} after {last_line}\n{logs}");
+                assert!(
+                    changes_in(&logs) > changes,
+                    "{error} after {last_line}\n{logs}"
+                );
                 return;
             }
         }

@@ -280,7 +280,7 @@ mod tests {
             matches!(&other, Step::Refuse(_, refusal) if refusal.label == "running"),
             "{other:?}"
         );
-        assert_eq!(last_requests.done("n", &Answer::Accepted).len(), 2);
+        assert_eq!(last_requests.finish("n", &Answer::Accepted).len(), 2);
         let (late, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(
             matches!(late, Step::Answer(_, Answer::Accepted)),
@@ -294,7 +294,7 @@ mod tests {
         let runs = |last_requests: &mut LastRequests, sequence, second| {
             let (step, _answer) = take_at(last_requests, &key("b", sequence), second);
             let runs = matches!(step, Step::Run);
-            drop(last_requests.done("n", &Answer::Gone));
+            drop(last_requests.finish("n", &Answer::Gone));
             runs
         };
         let taken = (0..1000).filter(|sequence| runs(&mut last_requests, *sequence, 0));
@@ -307,7 +307,7 @@ mod tests {
     fn older_requests_of_a_boot_are_refused_and_a_new_boot_starts_over() {
         let mut last_requests = LastRequests::default();
         drop(take(&mut last_requests, &key("b", 7)));
-        drop(last_requests.done("n", &Answer::Gone));
+        drop(last_requests.finish("n", &Answer::Gone));
         let (old, _answer) = take(&mut last_requests, &key("b", 6));
         assert!(
             matches!(&old, Step::Refuse(_, refusal) if refusal.label == "outdated"),

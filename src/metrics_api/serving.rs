@@ -91,18 +91,12 @@ pub fn start(
 ) -> Result<(Feed, Serving), StartError> {
     let listener = options.listen.map(bind).transpose()?;
     let data = Arc::new(Data::new(Limits::default(), leadership.clone()));
-    let (tls, current_tls) = watch::channel(None);
+    let (tls_sender, tls) = watch::channel(None);
     let (reports, listening) = match options.reports {
         Some(options) => {
             let (requests, leadership) = (Arc::clone(&requests), leadership.clone());
-            let started = reports::start(
-                &server,
-                requests,
-                options,
-                rules,
-                leadership,
-                current_tls.clone(),
-            );
+            let started =
+                reports::start(&server, requests, options, rules, leadership, tls.clone());
             or_never(Some(started?))
         }
         None => or_never(None),
@@ -123,7 +117,7 @@ pub fn start(
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client.clone()),
             leadership: leadership.clone(),
-            tls: current_tls.clone(),
+            tls: tls.clone(),
             server_name: options.place.server_name(),
             stop: stopped.clone(),
             waiting: Semaphore::new(MAX_WAITING),
@@ -133,19 +127,14 @@ pub fn start(
             reports,
         };
         let relay = Relay::of(&api);
-        let manager_observer = Arc::clone(&observer);
-        let certificate_manager = CertificateManager::new(
-            client.clone(),
-            options.place,
-            leadership,
-            tls,
-            manager_observer,
-        );
+        let sink = Arc::clone(&observer);
+        let manager =
+            CertificateManager::new(client.clone(), options.place, leadership, tls_sender, sink);
         tokio::select! {
-            () = serve_api(listener, Arc::new(api), current_tls, stopped) => {}
+            () = serve_api(listener, Arc::new(api), tls, stopped) => {}
             () = only(has_api, readiness.follow(client.clone())) => {}
             () = only(has_api, front_proxy::follow(client, trust, observer)) => {}
-            () = certificate_manager.run() => {}
+            () = manager.run() => {}
             () = listening => {}
             () = only(has_api, relay.run()) => {}
         }

@@ -53,7 +53,7 @@ impl Refusal {
     /// The user has reached the limit of lists and watches.
     pub fn too_many_in_flight(user: &str) -> Self {
         let message = format!(
-            "User {user:?} has {MAX_OF_A_USER} lists and watches of {PLURAL} in progress: close some, or wait"
+            "User {user:?} has {MAX_PER_USER} lists and watches of {PLURAL} in progress: close some, or wait"
         );
         Self::new(429, "TooManyRequests", message).after(5)
     }

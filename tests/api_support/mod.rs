@@ -360,7 +360,12 @@ impl ControlPlane {
     }
 
     /// Waits until the condition holds, with a deadline.
-    pub fn until(&self, what: &str, timeout: Duration, condition: impl Fn(&Self) -> bool) -> Duration {
+    pub fn until(
+        &self,
+        what: &str,
+        timeout: Duration,
+        condition: impl Fn(&Self) -> bool,
+    ) -> Duration {
         let started = now();
         while !condition(self) {
             assert!(

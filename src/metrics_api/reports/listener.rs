@@ -84,9 +84,8 @@ async fn accept_all(
         if all.new.evict_oldest().await {
             handler.metrics.cut("too_many_new");
         }
-        let (handler, all) = (Arc::clone(handler), Arc::clone(all));
-        all.new
-            .enter(|| connections.spawn(serve(stream, tls, handler, all)));
+        let serving = serve(stream, tls, Arc::clone(handler), Arc::clone(all));
+        all.new.enter(|| connections.spawn(serving));
     }
 }
 
